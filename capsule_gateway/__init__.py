@@ -1,8 +1,8 @@
-"""What the wheel installs: this one package, with the service in folders of it.
+"""The only package in the wheel; it contains the service.
 
-The service's code imports `gateway` and `workers`. Other distributions may have packages of these names, so the wheel
-puts them in here instead of beside it, and a process of the service adds this folder to its own path. In a source
-tree the two stand beside this package and are on the path already. docs/decisions.md gives the reasons.
+The service's code imports `gateway` and `workers`. Other distributions may have packages with these names, so the wheel
+installs them inside this package, and a process of the service adds this folder to its own path. In a source tree, the
+two are beside this package and already on the path. docs/architecture.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def create_app() -> ASGIApp:
-    """For any ASGI server that has a process of its own: `uvicorn --factory capsule_gateway:create_app`."""
+    """Creates the application for any ASGI server: `uvicorn --factory capsule_gateway:create_app`."""
     _add_to_path()
     from gateway.app import create_app as build
 
@@ -34,7 +34,7 @@ def create_app() -> ASGIApp:
 
 
 def _add_to_path() -> None:
-    """At its front, so that packages of the same names elsewhere are not imported instead."""
+    """Adds this folder at the front of the path, so that it takes precedence over packages with the same names."""
     here = Path(__file__).parent
     if (here / "gateway").is_dir() and str(here) not in sys.path:
         sys.path.insert(0, str(here))

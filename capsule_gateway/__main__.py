@@ -1,4 +1,4 @@
-"""`python -m capsule_gateway`, the same as `capsule`."""
+"""Runs `capsule`, as `python -m capsule_gateway`."""
 
 from capsule_gateway import main
 

@@ -21,7 +21,7 @@ from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, S
 from gateway import log
 from gateway.accounts import app_routes, key_routes, limit_routes, operator_routes
 from gateway.accounts import routes as account_routes
-from gateway.accounts.pacing import RequestMeter, leave
+from gateway.accounts.pacing import RequestMeter, leave_lane
 from gateway.deploys import action_routes, engine_routes, environment_routes
 from gateway.deploys import routes as deploy_routes
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
@@ -42,7 +42,7 @@ from gateway.validation import explain
 
 logger = structlog.get_logger()
 
-API_BODY_BYTES = 1_048_576  # the inference path, uploads and security scans have limits of their own
+API_BODY_BYTES = 1_048_576  # the inference path, uploads and security scans have their own limits
 
 
 # -- operation -----------------------------------------------------------------------------------------------
@@ -55,17 +55,17 @@ class ProcessStatus(msgspec.Struct, omit_defaults=True):
 
 @get("/health", tags=["Operation"], sync_to_thread=False)
 def health() -> ProcessStatus:
-    """The process answers."""
+    """The process responds."""
     return ProcessStatus("ok")
 
 
 @get("/ready", tags=["Operation"], errors=[BackboneUnavailable])
 async def ready(gateway: Injected) -> ProcessStatus:
-    """Redis takes writes, and the process is not draining. `warning` says why some accounts cannot be served."""
+    """Redis accepts writes, and the process is not draining. `warning` explains why some accounts cannot be served."""
     if gateway.draining:
-        raise BackboneUnavailable("This process is shutting down; send the request to another one.")
+        raise BackboneUnavailable("This process is shutting down; send the request to another process.")
     warning = await gateway.redis_health.check()
-    if not gateway.registry.live:
+    if not gateway.registry.cache.is_current:
         raise BackboneUnavailable
     return ProcessStatus("ready", warning)
 
@@ -104,7 +104,7 @@ def render_error(request: Request[Any, Any, State], error: Exception) -> Respons
     if isinstance(error, HTTPException) and error.status_code == 404:
         return Response(NOT_FOUND, status_code=404, headers={k.decode(): v.decode() for k, v in NOT_FOUND_HEADERS})
     request_id = request.scope["state"].get("request_id", "")
-    answer = service_error(error, request)
+    answer = map_error(error, request)
     if answer is None:
         logger.error("request.crashed", request_id=request_id, exc_info=error)
         answer = ServiceError()
@@ -117,24 +117,24 @@ def render_error(request: Request[Any, Any, State], error: Exception) -> Respons
     )
 
 
-def service_error(error: Exception, request: Request[Any, Any, State]) -> ServiceError | None:
-    """Maps the errors that Litestar raises for a request. Returns None for a bug."""
+def map_error(error: Exception, request: Request[Any, Any, State]) -> ServiceError | None:
+    """Maps an error of a request to the error for its caller. Returns None for a bug."""
     match error:
         case ServiceError():
             return error
         case RecursionError():
             return RequestMalformed("The body is nested too deeply.")
         case HTTPException(status_code=405):
-            return MethodNotAllowed(*request.app.state.allowed_methods.of(request.scope["path"]))
+            return MethodNotAllowed(*request.app.state.allowed_methods.find(request.scope["path"]))
         case HTTPException(status_code=400 | 413):
-            return RequestMalformed(name_fields(error))
+            return RequestMalformed(describe_fields(error))
         case HTTPException(status_code=401):
             return Unauthorized()
     return None
 
 
-def name_fields(error: HTTPException) -> str:
-    """Names each wrong field with its fault. Of the values, which may be secret, only a wrong choice is repeated."""
+def describe_fields(error: HTTPException) -> str:
+    """Describes each invalid field. Of the values, which may be secret, only invalid choices are repeated."""
     extra = error.extra if isinstance(error.extra, list) else []
     faults = [
         f"{'body' if e.get('key', 'data') == 'data' else e['key']}: {explain(str(e.get('message')))}"
@@ -145,9 +145,9 @@ def name_fields(error: HTTPException) -> str:
 
 
 class AllowedMethods:
-    """The methods of every address, which Litestar does not report for a 405.
+    """The methods of every address, because Litestar does not report them for a 405.
 
-    A tree of path segments, built once. As in Litestar's routing, a fixed segment wins over a parameter.
+    They are in a tree of path segments. As in Litestar's routing, a fixed segment takes precedence over a parameter.
     """
 
     PARAMETER, METHODS = "{}", "/"  # "/" cannot be a segment
@@ -161,8 +161,8 @@ class AllowedMethods:
                     node = node.setdefault(self.PARAMETER if segment.startswith("{") else segment, {})
                 node[self.METHODS] = sorted(route.methods)
 
-    def of(self, path: str) -> list[str]:
-        """Returns an empty list for an unknown address."""
+    def find(self, path: str) -> list[str]:
+        """Returns the methods of an address, or an empty list if there is no such address."""
         node = self._root
         for segment in split(path):
             found = node.get(segment) or node.get(self.PARAMETER)
@@ -181,7 +181,7 @@ def split(path: str) -> list[str]:
 
 
 class Front:
-    """Sends the inference path to its bare handler and the rest to Litestar, and adds `X-Request-Id` to answers."""
+    """Routes the inference path to its bare ASGI handler and the rest to Litestar. Adds `X-Request-Id` to responses."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -213,16 +213,16 @@ class Front:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 timed.answered = True
-                leave(scope["state"])
+                leave_lane(scope["state"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
         if path == "/mcp":
             return await RequestMeter(self._agents(scope, receive, send_with_id), scope["state"])
-        # Litestar would ask for a credential first.
-        if scope.get("method") == "OPTIONS" and (methods := self._methods.of(path)):
+        # Litestar would require a credential first.
+        if scope.get("method") == "OPTIONS" and (methods := self._methods.find(path)):
             return await answer_options(methods, send_with_id)
-        # A coroutine, although Litestar's type says no more than that it can be awaited.
+        # A coroutine, although Litestar's type is only Awaitable.
         await RequestMeter(self.litestar(scope, receive, send_with_id), scope["state"])
 
 
@@ -233,12 +233,12 @@ async def answer_options(methods: list[str], send: Send) -> None:
 
 
 def create_app(settings: Settings | None = None) -> Front:
-    """Builds the application from the given settings, or from the environment's. Bad settings end the process."""
+    """Builds the application with the given settings, or those of the environment. Exits if these are invalid."""
     if settings is None:
         try:
             settings = load()
         except BadSettings as error:
-            sys.exit(f"The settings are wrong:\n{error}")
+            sys.exit(f"The settings are invalid:\n{error}")
     log.configure(settings)
     tracing.start("capsule-gateway")
     gateway = Gateway(settings)

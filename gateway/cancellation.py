@@ -1,4 +1,4 @@
-"""Cancellation that asyncio or a library would lose, and work that must not be cut short by it."""
+"""Preserves cancellations that a library would lose, and protects work that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ T = TypeVar("T")
 
 
 def end_if_canceled() -> None:
-    """For loops that run as long as their task. redis-py sends with `asyncio.wait_for`, which in Python 3.11 loses a
-    cancellation that comes in the moment in which it ends: the loop would go on, and its process would not stop."""
+    """Raises CancelledError if the current task was canceled. Loops that run as long as their task call it.
+
+    redis-py sends with `asyncio.wait_for`, which in Python 3.11 loses a cancellation at the moment when it returns. The
+    loop would go on, and its process would not stop.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` to its end even if this task is canceled, and raises the cancellation afterwards."""
+    """Runs `work` to its end even if this task is canceled, and raises CancelledError afterwards."""
     task, canceled = asyncio.create_task(work), False
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             canceled = True
-        except Exception:  # it is `result` that raises it
+        except Exception:  # `result` raises it below
             break
     if canceled:
         task.exception()

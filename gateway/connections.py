@@ -1,8 +1,8 @@
-"""How many connections a process takes, and for how long it waits for their clients.
+"""Limits how many client connections a process accepts, and how long it waits for their clients.
 
-Connections are bounded by the descriptors of the process, so that each client's stream still finds one for the
-provider. When all are taken, those that have not sent the rest of a request make room, the longest waiting first. Once
-a second, `sweep_connections` closes idle connections, and aborts those that exceed a time limit.
+The file descriptors of the process limit the connections, so that each client's stream can still open one to the
+provider. At the limit, connections with incomplete requests are evicted, those that have waited longest first. Once a
+second, `sweep_connections` closes idle connections and aborts those that exceed a time limit.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import resource
 from collections.abc import Callable
 from typing import Protocol
 
-SWEEP_SECONDS = 1.0  # between two looks for connections that exceed a limit
-DESCRIPTORS = 65_536  # at most, of one process; more gains nothing on one core
-RESERVED_DESCRIPTORS = 512  # for Redis, key sets, files; a quarter of them all if that is less
+SWEEP_SECONDS = 1.0  # between two checks for connections that exceed a limit
+DESCRIPTORS = 65_536  # at most, per process; more would not help on one core
+RESERVED_DESCRIPTORS = 512  # for Redis, key sets and files; or a quarter of all descriptors, if that is less
 
 
 class Client(Protocol):
-    """What this module asks of a connection (`protocol.py`)."""
+    """The methods of a connection (`protocol.py`) that this module uses."""
 
     def is_waiting_for_request(self) -> bool: ...
-    def precedence(self, now: float) -> tuple[bool, bool, float]: ...
+    def eviction_key(self, now: float) -> tuple[bool, bool, float]: ...
     def is_overdue(self, now: float) -> bool: ...
     def is_idle(self, now: float) -> bool: ...
     def end(self, reason: str) -> None: ...
@@ -31,44 +31,44 @@ class Client(Protocol):
 
 
 CONNECTIONS: set[Client] = set()
-ENDED: collections.Counter[str] = collections.Counter()  # since the last count, by reason
+ENDED: collections.Counter[str] = collections.Counter()  # since the last sweep, by reason
 
 
-class Room:
-    """How many connections this process takes."""
+class ConnectionLimit:
+    """The number of connections that this process accepts."""
 
     def __init__(self) -> None:
-        self.most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._none_until = 0.0  # on the loop's clock: before that, no connection can make room
+        self.maximum = max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._no_victims_until = 0.0  # on the loop's clock: until then, no connection can be evicted
 
-    def make(self, now: float) -> bool:
-        """Whether one more fits, after evicting those that wait longest for a request if need be."""
-        if len(CONNECTIONS) < self.most:
+    def make_room(self, now: float) -> bool:
+        """Returns whether one more connection fits, and if necessary evicts those that wait longest for a request."""
+        if len(CONNECTIONS) < self.maximum:
             return True
-        if now < self._none_until:
+        if now < self._no_victims_until:
             return False
         waiting = [c for c in CONNECTIONS if c.is_waiting_for_request()]
-        # One in a hundred at once, because finding them takes a pass over all.
-        victims = heapq.nsmallest(self.most // 100 + 1, waiting, key=lambda c: c.precedence(now))
+        # One in a hundred at once, because finding them requires a pass over all.
+        victims = heapq.nsmallest(self.maximum // 100 + 1, waiting, key=lambda c: c.eviction_key(now))
         for victim in victims:
             CONNECTIONS.discard(victim)
             victim.end("evicted")
         if not victims:
-            self._none_until = now + 0.1
+            self._no_victims_until = now + 0.1
         return bool(victims)
 
 
-def most_connections(descriptors: int) -> int:
-    """Half of the descriptors beside the reserve, because each stream takes another one to the provider."""
+def max_connections(descriptors: int) -> int:
+    """Returns half of the unreserved descriptors, because each stream uses another one for the provider."""
     usable = DESCRIPTORS if descriptors == resource.RLIM_INFINITY else min(descriptors, DESCRIPTORS)
     return max((usable - min(RESERVED_DESCRIPTORS, usable // 4)) // 2, 1)
 
 
-ROOM = Room()
+CONNECTION_LIMIT = ConnectionLimit()
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit, which is 1,024 on most systems, towards the hard one. Each process calls it."""
+    """Raises the soft limit, which is 1,024 on most systems, to the hard limit. Each process calls it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -76,12 +76,12 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
         except (OSError, ValueError):
-            pass  # macOS allows less than it says; the limit that is in force counts
-    ROOM.most = most_connections(soft)
+            pass  # macOS allows less than it reports; the limit in force applies
+    CONNECTION_LIMIT.maximum = max_connections(soft)
 
 
 async def sweep_connections(count: Callable[[str, int], None] | None = None) -> None:
-    """Runs for the life of the process. `count` receives why connections were ended, and how many."""
+    """Sweeps the connections for the life of the process. Calls `count` with each reason and number of closed ones."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
@@ -90,7 +90,7 @@ async def sweep_connections(count: Callable[[str, int], None] | None = None) -> 
         for number, connection in enumerate(ending):
             if connection.is_overdue(now):
                 connection.end("overdue")
-            elif connection.is_idle(now):  # still: others ran in between
+            elif connection.is_idle(now):  # again, because other tasks ran in between
                 connection.close()
             if number % 50 == 49:
                 await asyncio.sleep(0)  # thousands at once would delay every stream

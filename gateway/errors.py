@@ -1,4 +1,4 @@
-"""The errors that callers see: one class per code, and one way to render them."""
+"""The errors in responses: one class per code, and one way to render them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ServiceError(Exception):
-    """An error for the caller. The message says what to do next, and never holds content or a secret."""
+    """An error for the caller. Its message says what to do next, and never contains a prompt, an answer or a secret."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "INTERNAL"
-    message: str = "Something failed on our side; it is logged under this request id."
-    # `x-should-retry: false` keeps the OpenAI SDKs from retrying what a retry cannot mend.
-    hopeless: ClassVar[bool] = False
+    message: str = (
+        "Something failed on our side. It is logged with this request id; contact the operator if it persists."
+    )
+    # A retry cannot succeed: `x-should-retry: false` keeps the OpenAI SDKs from retrying.
+    permanent: ClassVar[bool] = False
 
     def __init__(
         self, message: str | None = None, *, retry_after: float | None = None, headers: Headers | None = None
     ) -> None:
         super().__init__(message or self.message)
         self.message = message or self.message
-        # Rounded up to whole seconds: a caller that waits as told must not be refused again.
+        # Rounded up to whole seconds, so that a caller who waits this long is not refused again.
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
         self.headers: Headers = headers or []
 
     def event(self) -> dict[str, str]:
-        """The error as an event of a running stream."""
+        """Returns the error as the data of a stream's event."""
         return {"code": self.code, "message": self.message}
 
     def render(self, request_id: str) -> tuple[Headers, bytes]:
@@ -37,25 +39,25 @@ class ServiceError(Exception):
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if self.retry_after is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after))
-        if self.hopeless:
+        if self.permanent:
             headers.append((b"x-should-retry", b"false"))
         return headers + self.headers, body
 
 
 class InferenceDisabled(ServiceError):
     status, code = 503, "INFERENCE_DISABLED"
-    message = "Managed inference is off at this service; ask its operator, or try again later."
-    hopeless = True
+    message = "Managed inference is turned off; ask the operator of this service, or try again later."
+    permanent = True
 
 
 class AppNotFound(ServiceError):
     status, code = 404, "APP_NOT_FOUND"
-    message = "No app of this name is hosted here; check the address the app was built with."
+    message = "There is no app with this name; check the address in the app's build."
 
 
 class OriginNotAllowed(ServiceError):
     status, code = 403, "ORIGIN_NOT_ALLOWED"
-    message = "Only the app's own hostname or its verified custom domain may call this from a browser."
+    message = "In a browser, only pages of the app's own hostname or verified custom domain may call this."
 
 
 class TokenMissing(ServiceError):
@@ -73,23 +75,28 @@ class TokenInvalid(TokenMissing):
 
 class AppBackendUnreachable(ServiceError):
     status, code = 503, "APP_BACKEND_UNREACHABLE"
-    message = "The app's own backend could not be asked about this token; try again shortly."
+    message = "The app's own backend could not be reached to check this token; try again shortly."
+
+
+class TokensLimited(ServiceError):
+    status, code = 429, "TOKENS_LIMITED"
+    message = "Too many tokens of this app were invalid just now; try again after the time in Retry-After."
 
 
 class AppRateLimited(ServiceError):
     status, code = 429, "APP_RATE_LIMITED"
-    message = "The app has used all its requests of this minute; try again after the time in Retry-After."
+    message = "The app has reached its limit of requests per minute; try again after the time in Retry-After."
 
 
 class UserRateLimited(ServiceError):
     status, code = 429, "USER_RATE_LIMITED"
-    message = "You have used all your requests of this minute; try again after the time in Retry-After."
+    message = "You have reached your limit of requests per minute; try again after the time in Retry-After."
 
 
 class SpendCapReached(ServiceError):
     status, code = 402, "SPEND_CAP_REACHED"
     message = (
-        "This request could exceed the account's spending cap for today; ask for fewer tokens, "
+        "This request could exceed the account's spending cap for today; request fewer tokens, "
         "wait for the reset at 00:00 UTC, or choose a larger plan."
     )
 
@@ -97,15 +104,15 @@ class SpendCapReached(ServiceError):
 class AppCapReached(ServiceError):
     status, code = 402, "APP_CAP_REACHED"
     message = (
-        "This request could exceed what the app may spend today; ask for fewer tokens, "
-        "wait for the reset at 00:00 UTC, or ask the app's owner to raise its limit."
+        "This request could exceed the app's spending cap for today; request fewer tokens, "
+        "wait for the reset at 00:00 UTC, or ask the app's owner to raise the cap."
     )
 
 
 class UserCapReached(ServiceError):
     status, code = 402, "USER_CAP_REACHED"
     message = (
-        "This request could exceed what you may spend in this app today; ask for fewer tokens, "
+        "This request could exceed your spending cap in this app for today; request fewer tokens, "
         "or wait for the reset at 00:00 UTC."
     )
 
@@ -116,12 +123,12 @@ class RequestMalformed(ServiceError):
 
 class RequestTooLarge(ServiceError):
     status, code = 413, "REQUEST_TOO_LARGE"
-    message = "A request holds at most 100 KB (102400 bytes); shorten the prompt."
+    message = "The request is larger than 100 KB (102400 bytes); shorten the prompt."
 
 
 class MultimodalUnsupported(ServiceError):
     status, code = 422, "MULTIMODAL_UNSUPPORTED"
-    message = "Only text is accepted: no images, audio, video or files."
+    message = "Only text is supported; remove images, audio, video and files."
 
 
 class ModelNotAllowed(ServiceError):
@@ -140,7 +147,7 @@ class ProviderFailed(ServiceError):
 
 class ProviderTimeout(ServiceError):
     status, code = 504, "PROVIDER_TIMEOUT"
-    message = "The model took too long; try again, or ask for fewer tokens."
+    message = "The model took too long; try again, or request fewer tokens."
 
 
 class ProviderQuotaExhausted(ServiceError):
@@ -148,7 +155,7 @@ class ProviderQuotaExhausted(ServiceError):
     message = "The model has no capacity left for this service right now; try again later."
 
 
-# What fails at the provider. A refusal is none: the provider works, and the caller's request has to change.
+# Faults of the provider. A refusal is not a fault: the provider works, and the caller must change the request.
 PROVIDER_FAULT_CODES = frozenset(
     fault.code for fault in (ProviderUnreachable, ProviderFailed, ProviderTimeout, ProviderQuotaExhausted)
 )
@@ -156,33 +163,30 @@ PROVIDER_FAULT_CODES = frozenset(
 
 class ProviderRefused(ServiceError):
     status, code = 400, "PROVIDER_REFUSED"
-    message = (
-        "The model does not accept this request, and would refuse it again; "
-        "shorten it, or leave out what it does not need."
-    )
+    message = "The model rejects this request, and a retry would fail too; shorten it, or remove optional parameters."
 
 
 class BackboneUnavailable(ServiceError):
     status, code = 503, "BACKBONE_UNAVAILABLE"
-    message = "The service cannot reach its store; nothing was sent or charged. Try again shortly."
+    message = "The service cannot reach its database; nothing was sent or charged. Try again shortly."
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message, retry_after=1)
 
 
 class BackboneRefused(BackboneUnavailable):
-    """Redis answered with an error, so it has changed nothing."""
+    """Redis answered with an error, so nothing has changed."""
 
 
 class NotReplicated(BackboneUnavailable):
-    """A reservation was made, but too few replicas have it. The caller releases it."""
+    """A write that too few replicas confirm, such as a reservation, which its caller then releases."""
 
-    message = "Too few replicas of the service's store answer; nothing was sent or charged. Try again shortly."
+    message = "Too few replicas of the service's database respond; nothing was sent or charged. Try again shortly."
 
 
 class StorageUnavailable(ServiceError):
     status, code = 503, "STORAGE_UNAVAILABLE"
-    message = "The service cannot reach the storage of sources and releases; nothing was deployed. Try again shortly."
+    message = "The service cannot reach its storage for sources and releases; nothing was deployed. Try again shortly."
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message, retry_after=5)
@@ -190,7 +194,7 @@ class StorageUnavailable(ServiceError):
 
 class Unauthorized(ServiceError):
     status, code = 401, "UNAUTHORIZED"
-    message = "Send a valid credential as 'Authorization: Bearer <key>'."
+    message = "Send a valid API key or operator token as 'Authorization: Bearer <key>'."
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message, headers=[(b"www-authenticate", b"Bearer")])
@@ -198,7 +202,7 @@ class Unauthorized(ServiceError):
 
 class CsrfRefused(ServiceError):
     status, code = 403, "CSRF_REFUSED"
-    message = "With a session cookie, only the service's own pages may change something; use the API key instead."
+    message = "With a session cookie, only the service's own pages may change anything; use an API key instead."
 
 
 class LoginsLimited(ServiceError):
@@ -208,12 +212,12 @@ class LoginsLimited(ServiceError):
 
 class ViewersLimited(ServiceError):
     status, code = 429, "VIEWERS_LIMITED"
-    message = "Too many viewers have this page open; close one of them."
+    message = "This page is open too many times; close it elsewhere, then try again."
 
 
 class NotFound(ServiceError):
     status, code = 404, "NOT_FOUND"
-    message = "There is nothing here, or it is not yours."
+    message = "There is nothing at this address, or it belongs to another account."
 
 
 class MethodNotAllowed(ServiceError):
@@ -227,7 +231,7 @@ class MethodNotAllowed(ServiceError):
 class RateLimited(ServiceError):
     status, code = 429, "RATE_LIMITED"
     message = (
-        "An account can request 30 test events and redeliveries per minute; try again after the time in Retry-After."
+        "An account may request 30 test events and redeliveries per minute; try again after the time in Retry-After."
     )
 
 
@@ -248,22 +252,24 @@ class AppLimitReached(ServiceError):
 
 class HookRateLimited(ServiceError):
     status, code = 429, "HOOK_RATE_LIMITED"
-    message = "A hook accepts 6 triggers per minute; try again after the time in Retry-After."
+    message = "A hook accepts 6 requests per minute; try again after the time in Retry-After."
 
 
 class NoDeployYet(ServiceError):
     status, code = 409, "NO_DEPLOY_YET"
-    message = "This app has never been live: publish it once, or connect a repository, and trigger again."
+    message = "This app has never been live; publish it or connect a repository, then trigger the hook again."
 
 
 class TarballGone(ServiceError):
     status, code = 410, "TARBALL_GONE"
-    message = "The stored source has been cleaned up: publish once, or connect a repository, and trigger again."
+    message = (
+        "The stored source has been deleted; publish the app or connect a repository, then trigger the hook again."
+    )
 
 
 class DeployQuotaReached(ServiceError):
     status, code = 429, "DEPLOY_QUOTA_REACHED"
-    message = "The plan's deploys for today are used up; the count resets at 00:00 UTC."
+    message = "The plan's deploys for today are used up; try again after 00:00 UTC, or choose a larger plan."
 
 
 class RegistrationsClosed(ServiceError):

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, as an ASGI application sees both. `protocol.py` reads the request."""
+"""One HTTP request and its response, as an ASGI application sees them. `protocol.py` reads the request."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DISCONNECT = {"type": "http.disconnect"}
 
 
 class Exchange:
-    """One request and its answer. Its methods `receive` and `send` are ASGI's."""
+    """One request and its response. Its methods `receive` and `send` are those of ASGI."""
 
     __slots__ = (
         "bodiless",
         "body",
+        "bytes_left",
         "chunked",
         "complete",
         "connection",
         "expects_continue",
         "fault",
-        "fresh",
         "gone",
+        "has_news",
         "keep_alive",
-        "left",
         "more_body",
         "scope",
         "started",
@@ -37,18 +37,18 @@ class Exchange:
 
     def __init__(self, connection: Any, scope: dict[str, Any], keep_alive: bool, expects_continue: bool) -> None:
         self.connection, self.scope = connection, scope
-        self.body = bytearray()  # what arrived since the application last asked for it
-        self.more_body = True  # some of the body has yet to arrive
-        self.fresh = False  # there is news of the body
+        self.body = bytearray()  # received since the application last called `receive`
+        self.more_body = True  # the body is not complete
+        self.has_news = False  # some of the body, or its end, has arrived
         self.expects_continue = expects_continue
         self.keep_alive = keep_alive
-        self.fault = b""  # the answer, if something is wrong with the request
-        self.gone = False  # nobody waits for the answer
-        self.started = self.complete = False  # the answer
+        self.fault = b""  # the response, if the request is invalid
+        self.gone = False  # no one waits for the response
+        self.started = self.complete = False  # the response
         self.bodiless = scope.get("method") == "HEAD"
         self.chunked = False
-        self.left: int | None = None  # bytes of the answer's body until it has its content-length
-        self.waiter: asyncio.Future[None] | None = None  # of `receive`: applications read one message at a time
+        self.bytes_left: int | None = None  # of the response's body, if it has a content-length
+        self.waiter: asyncio.Future[None] | None = None  # in `receive`: applications read one message at a time
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -60,13 +60,13 @@ class Exchange:
             self.expects_continue = False
             if not connection.transport.is_closing():
                 connection.transport.write(CONTINUE)
-        if not (self.fresh or self.gone or self.complete):
+        if not (self.has_news or self.gone or self.complete):
             connection.resume_reading()
             self.waiter = connection.loop.create_future()
             await self.waiter
         if self.gone or self.complete:
             return DISCONNECT
-        self.fresh = False
+        self.has_news = False
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
@@ -85,13 +85,13 @@ class Exchange:
         body, more = message.get("body", b""), message.get("more_body", False)
         if self.bodiless:
             body = b""
-        elif self.left is not None:
-            self.left -= len(body)
-            if self.left < 0 or (self.left and not more):
-                raise RuntimeError("the answer's body has not the length that its head said")
+        elif self.bytes_left is not None:
+            self.bytes_left -= len(body)
+            if self.bytes_left < 0 or (self.bytes_left and not more):
+                raise RuntimeError("the response's body does not match its content-length")
         connection.transport.write(self.frame(body, last=not more))
         if not more:
-            self.end()
+            self.finish()
 
     def _head(self, status: int, headers: Any) -> bytes:
         self.started, self.expects_continue = True, False
@@ -99,22 +99,22 @@ class Exchange:
         lines = [STATUS_LINES[status]]
         for name, value in [*self.connection.server_state.default_headers, *headers]:
             if INVALID_NAME.search(name) or INVALID_VALUE.search(value):
-                raise RuntimeError(f"the answer's header {name!r} is not valid")
+                raise RuntimeError(f"the response's header {name!r} is not valid")
             name = name.lower()
             if name == b"content-length":
-                self.left = int(value)
+                self.bytes_left = int(value)
             elif name == b"connection" and value.lower() == b"close":
                 self.keep_alive = False
                 continue
             lines.append(b"%b: %b\r\n" % (name, value))
-        if self.left is None and not self.bodiless:
+        if self.bytes_left is None and not self.bodiless:
             lines.append(self.open_body())
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         return b"".join([*lines, b"\r\n"])
 
     def open_body(self) -> bytes:
-        """The header of a body of unknown length. HTTP/1.0 knows no chunks: there the end of the connection ends it."""
+        """Returns the header for a body of unknown length. In HTTP/1.0, the end of the connection ends the body."""
         self.chunked = self.scope["http_version"] != "1.0"
         return b"transfer-encoding: chunked\r\n" if self.chunked else b""
 
@@ -124,12 +124,12 @@ class Exchange:
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         return chunk + b"0\r\n\r\n" if last else chunk
 
-    def end(self) -> None:
+    def finish(self) -> None:
         self.complete = True
         self.wake()
-        self.connection.on_answered(self)
+        self.connection.on_response_complete(self)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Marks the exchange as gone: no one waits for the response."""
         self.gone = True
         self.wake()

@@ -1,4 +1,4 @@
-"""Identifiers and times, as they appear in answers, records and logs."""
+"""Makes the identifiers and times of responses, records and logs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import time
 
 
 def new_id(kind: str) -> str:
-    """Such as `acc_01kad0e5q3f8…`: sorts by time, then random."""
+    """Returns an id such as `acc_01kad0e5q3f8…`: a time, by which ids sort, and random digits."""
     return f"{kind}_{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
 
 
-def time_of(made: str) -> int | None:
-    """When `new_id` made this id, in milliseconds since the epoch; None if it did not."""
-    found = re.fullmatch(r"[a-z]+_([0-9a-f]{11})[0-9a-f]{10}", made)
+def time_of(made_id: str) -> int | None:
+    """Returns when `new_id` made this id, in milliseconds since the epoch; None for any other text."""
+    found = re.fullmatch(r"[a-z]+_([0-9a-f]{11})[0-9a-f]{10}", made_id)
     return int(found[1], 16) if found else None
 
 
 def request_id() -> str:
-    """80 random bits. A request id is no secret, so it avoids the system call that secure randomness costs."""
+    """Returns 80 random bits in hexadecimal. A request id is not secret, so it needs no system call for randomness."""
     return f"{random.getrandbits(80):020x}"
 
 
 def now_iso(seconds: float | None = None) -> str:
-    """ISO 8601 UTC with milliseconds and Z; of `seconds` since the epoch, or of now."""
+    """Formats `seconds` since the epoch, or the current time, as ISO 8601 UTC with milliseconds and Z."""
     whole, millis = divmod(round((time.time() if seconds is None else seconds) * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{millis:03d}Z"
 
 
 def day_of(milliseconds: int) -> str:
-    """The UTC day of a time since the epoch, such as `2026-07-02`."""
+    """Returns the UTC day of a time since the epoch, such as `2026-07-02`."""
     return time.strftime("%Y-%m-%d", time.gmtime(milliseconds // 1000))

@@ -1,8 +1,8 @@
-"""Logging, one line per event: JSON for machines, colors for a terminal. Never log content, a token or a key.
+"""Logs one line per event: JSON for machines, colors for a terminal. Never log a prompt, an answer, a token or a key.
 
-A file is written to at once. Into a pipe or a terminal a thread writes, because a write to a standard output that
-nobody reads blocks. The queue before it is bounded: beyond it lines are dropped and counted, and where they are missing
-a line `log.dropped` says how many.
+Lines for a file are written at once. Lines for a pipe or a terminal are written by a thread, because a write to a
+standard output that is not read blocks. The queue of the thread has a limit. Beyond it, lines are dropped and counted,
+and in their place a line `log.dropped` has their number.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ import structlog
 
 from gateway.settings import Settings
 
-QUEUE_BYTES = 4_194_304  # of lines that wait to be written: about ten thousand
-GATHER_SECONDS = 0.02  # from the first line to the write, so that a busy process wakes the thread rarely
+QUEUE_BYTES = 4_194_304  # of lines to be written: about ten thousand lines
+GATHER_SECONDS = 0.02  # from the first line to the write, so that a busy process rarely wakes the thread
 DRAIN_SECONDS = 2.0  # at the end of the process
-ATOMIC_BYTES = 4096  # up to this size, lines of several processes on one pipe do not mix (PIPE_BUF)
+ATOMIC_BYTES = 4096  # of one write to a pipe, so that the lines of several processes do not mix (PIPE_BUF)
 
 
 # -- the writer ----------------------------------------------------------------------------------------------
 
 
 class LineWriter:
-    """A file, for those who log, whose `write` never waits. Each call writes whole lines; any thread may call it."""
+    """A non-blocking log file. Each call of `write` gets whole lines; any thread may call it."""
 
     def __init__(self) -> None:
         self._descriptor = -1
         self._is_file = False
         self._lines: deque[bytes] = deque()
-        self._bytes = 0  # of the lines that wait, and of those that are being written
+        self._bytes = 0  # of the lines that are queued or being written
         self._taken = self._written = 0  # lines, since the start
         self._dropped = 0  # lines since the last report
         self._full = False
@@ -54,7 +54,7 @@ class LineWriter:
         self.on_drop: Callable[[int], None] = lambda _: None
 
     def open(self, descriptor: int) -> None:
-        """Writes to a copy of the descriptor from now on. The original may be closed, and its number used again."""
+        """Writes to a copy of the descriptor from now on. The original may be closed, and its number reused."""
         with self._lock:
             self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if self._thread is None:
@@ -63,7 +63,7 @@ class LineWriter:
                 self._thread.start()
                 atexit.register(self.finish)
             else:
-                os.dup2(descriptor, self._descriptor, inheritable=False)  # in one step, whatever the thread does
+                os.dup2(descriptor, self._descriptor, inheritable=False)  # atomic, whatever the thread does
 
     def write(self, text: str | bytes) -> None:
         line = text if isinstance(text, bytes) else text.encode(errors="replace")
@@ -73,7 +73,7 @@ class LineWriter:
                     self.on_drop(1)
             return
         with self._lock:
-            # Once full, half of the queue must be written before it takes lines again: gaps are few and reported.
+            # Once full, half of the queue must be written before it accepts lines again, so that gaps are few.
             if self._bytes + len(line) > (QUEUE_BYTES // 2 if self._full else QUEUE_BYTES):
                 self._drop(1)
                 return
@@ -88,10 +88,10 @@ class LineWriter:
             self._write_through = self.drain(DRAIN_SECONDS / 4)
 
     def flush(self) -> None:
-        """Does nothing: loggers call it after each line."""
+        """Does nothing. Loggers call it after each line."""
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Waits until the lines so far are written. Returns False if they are not after these seconds."""
+        """Waits until all lines so far are written. Returns False if that takes longer than `seconds`."""
         until, target = time.monotonic() + seconds, self._taken
         while self._written < target:
             if time.monotonic() > until:
@@ -100,7 +100,7 @@ class LineWriter:
         return True
 
     def finish(self) -> None:
-        """Writes what waits, for two seconds at most. Each later line is written at once, while that succeeds."""
+        """Writes the queued lines, for two seconds at most. Later lines are written at once, while that succeeds."""
         self._write_through = self.drain()
 
     def _append(self, line: bytes) -> None:
@@ -129,7 +129,7 @@ class LineWriter:
                 self._write_batch(batch)
 
     def _take(self) -> list[bytes]:
-        """Lines for one write: as many as stay whole, if other processes write to the same pipe."""
+        """Returns the lines for one write: as many as a write to a shared pipe keeps together."""
         with self._lock:
             if not self._lines and self._dropped:
                 self._full = False
@@ -148,13 +148,13 @@ class LineWriter:
             self._bytes -= len(data)
             self._written += len(batch)
             if error:
-                self.on_drop(len(batch))  # nobody to report it to
+                self.on_drop(len(batch))  # the log itself cannot report it
 
     def _write_all(self, data: bytes) -> OSError | None:
         while data:
             try:
                 written = os.write(self._descriptor, data)
-            except BlockingIOError:  # somebody else made the pipe or the terminal non-blocking
+            except BlockingIOError:  # another process made the pipe or the terminal non-blocking
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(1000)
@@ -176,7 +176,7 @@ class RequestLine(msgspec.Struct, kw_only=True, gc=False):
 
     request_id: str
     app: str
-    format: str  # "native" or "openai"; empty before it is known
+    format: str  # "native" or "openai"; empty while unknown
     model: str
     status: int
     code: str
@@ -191,8 +191,8 @@ class RequestLine(msgspec.Struct, kw_only=True, gc=False):
     timestamp: datetime.datetime = msgspec.field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
 
 
-def request_line(line: RequestLine) -> None:
-    """Writes JSON without structlog's processors, which cost as much as relaying a token or two."""
+def write_request_line(line: RequestLine) -> None:
+    """Writes JSON without structlog's processors, which cost as much as relaying one or two tokens."""
     if _fast_lines:
         WRITER.write(msgspec.json.encode(line) + b"\n")
     else:
@@ -215,7 +215,7 @@ def _with_trace(logger: Any, name: str, event: MutableMapping[str, Any]) -> byte
 
 
 def _console() -> structlog.dev.ConsoleRenderer:
-    # The default formatter also prints the values of local variables, which may be secrets.
+    # The default formatter also prints the values of local variables, which may be secret.
     return structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback)
 
 
@@ -232,7 +232,7 @@ def _report_dropped(lines: int) -> bytes:
 def _open_standard_output() -> None:
     try:
         WRITER.open(sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # there is none, or it is closed
+    except (OSError, ValueError, AttributeError):  # there is no standard output, or it is closed
         with open(os.devnull, "wb") as nothing:
             WRITER.open(nothing.fileno())
 
@@ -254,8 +254,8 @@ def configure(settings: Settings) -> None:
         logger_factory=structlog.WriteLoggerFactory(file) if text else structlog.BytesLoggerFactory(file),
         cache_logger_on_first_use=True,
     )
-    # Libraries log through the standard module, and get the same format. httpx logs URLs at INFO, which may hold
-    # secrets, so only its warnings pass.
+    # Libraries use the standard module and get the same format. httpx logs URLs, which may contain secrets, at INFO, so
+    # only its warnings pass.
     handler = logging.StreamHandler(file)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -1,15 +1,15 @@
-"""How often Python's garbage collector looks for cycles."""
+"""Tunes Python's garbage collector."""
 
 from __future__ import annotations
 
 import gc
 
-# Objects that may be new before it looks at them. Requests and deliveries leave hardly any cycles behind, and with
-# Python's 700 it would visit those that are under way all the time.
-YOUNG = 10_000
+# New objects before a collection. Requests and deliveries leave hardly any cycles. With Python's default of 700, the
+# collector would visit the objects of running requests all the time.
+YOUNG_OBJECTS = 10_000
 
 
 def freeze_heap() -> None:
-    """To be called when a process has started: what exists by then stays, and need not be visited again."""
+    """Exempts all present objects from collection. Each process calls it once it has started."""
     gc.freeze()
-    gc.set_threshold(YOUNG, 20, 20)
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)

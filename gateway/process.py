@@ -1,4 +1,4 @@
-"""What one gateway process consists of, and the tasks that run beside its requests."""
+"""Builds the parts of one gateway process, and runs its background tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
 from gateway.connections import raise_descriptor_limit, sweep_connections
-from gateway.deploys.actions import Steering
+from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
 from gateway.deploys.runtime_log import RuntimeLog
@@ -40,7 +40,7 @@ from gateway.inference.spend.prices import PRICES
 from gateway.memory import freeze_heap
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
-from gateway.operations.audit import Audit
+from gateway.operations.audit import AuditTrail
 from gateway.operations.directory import Directory
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
@@ -67,7 +67,7 @@ class Gateway:
         self.sessions = Sessions(self.store, settings.base_url)
         self.operators = Operators(settings)
         self.pacing = Pacing()
-        self.audit = Audit(self.store)
+        self.audit = AuditTrail(self.store)
         self.http = outbound.Client(
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file or None,
@@ -78,7 +78,7 @@ class Gateway:
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
         self.deploys = Deploys(settings, self.registry)
-        self.steering = Steering(settings, self.deploys)
+        self.deploy_actions = DeployActions(settings, self.deploys)
         self.environments = Environments(self.store, self.vault)
         self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)
@@ -86,8 +86,8 @@ class Gateway:
         self.provider = Provider(settings)
         self.permits = Permits(
             self.store,
-            bound=settings.provider_concurrency,
-            patience=settings.provider_wait,
+            limit=settings.provider_concurrency,
+            max_wait=settings.provider_wait,
             rate=settings.provider_rate,
             observe_wait=self.metrics.provider_wait.observe,
         )
@@ -110,7 +110,7 @@ class Gateway:
         self.draining = False
 
     def drain(self) -> None:
-        """Takes no new requests. Running streams get `GATEWAY_DRAIN` seconds, then end at their bound."""
+        """Stops accepting requests. Running streams get `GATEWAY_DRAIN` seconds, then are interrupted."""
         if not self.draining:
             self.draining = True
             logger.info("gateway.draining", streams=len(self.provider.streams))
@@ -122,9 +122,9 @@ class Gateway:
 
     @contextmanager
     def _draining_on_sigterm(self) -> Iterator[None]:
-        """Drains before the server's own handler for SIGTERM runs, whichever server it is."""
+        """Drains before the handler for SIGTERM of the server runs, whichever server it is."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread can handle signals; a server in another thread is a test's
+            yield  # only the main thread can handle signals; tests run servers in other threads
             return
         loop, server_handler = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
 
@@ -141,21 +141,19 @@ class Gateway:
 
     @asynccontextmanager
     async def running(self, _: Litestar) -> AsyncIterator[None]:
-        """The lifespan of the application: starts what runs beside the requests, and ends it."""
+        """Runs the application's lifespan: starts the background tasks, and ends them."""
         raise_descriptor_limit()
         self._check_files()
         tasks = self._start_background_tasks()
-        completing = asyncio.create_task(self.directory.complete())
-        await self._wait_for_the_switch()
+        await self._wait_for_switch()
         freeze_heap()
         try:
             with self._draining_on_sigterm():
                 yield
         finally:
-            completing.cancel()
             await self._settle_at_last()
-            self.metrics.count()
-            await self.counters.leave()
+            self.metrics.count_queued()
+            await self.counters.close()
             await self.registry.api_keys.write_uses()
             await self._close(tasks)
             tracing.stop()
@@ -175,9 +173,9 @@ class Gateway:
         tasks = [
             asyncio.create_task(coroutine, name=str(coroutine))
             for coroutine in (
-                self.registry.follow_changes(),
+                self.registry.cache.follow_changes(),
                 self.permits.run(),
-                self.inference.end_vain_waits(),
+                self.inference.check_waiters(),
                 self.provider.sweep(self.metrics.open_streams.set),
                 self.admission.repeat_settlements(),
                 self.admission.repeat_recent(),
@@ -186,42 +184,46 @@ class Gateway:
                 self.registry.api_keys.keep_writing_uses(),
                 self.overview.keep_gauges_fresh(),
                 self.redis_health.keep_checking(),
-                sweep_connections(self.metrics.ended_connections),
+                sweep_connections(self.metrics.count_ended_connections),
             )
         ]
         for task in tasks:
             task.add_done_callback(_end_process)
         return tasks
 
-    async def _wait_for_the_switch(self) -> None:
-        """Waits up to two seconds: a process that takes requests before it has read the switch refuses them."""
+    async def _wait_for_switch(self) -> None:
+        """Waits up to two seconds for the switch, because a process that has not read it refuses requests."""
         for _ in range(40):
-            if self.registry.live:
+            if self.registry.cache.is_current:
                 return
             await asyncio.sleep(0.05)
 
     def _check_files(self) -> None:
-        """The process serves without them, so each fault is one line of the log."""
+        """Logs a line for each faulty file. The process serves without them."""
         if self.settings.provider_key_file and not self.provider.is_configured():
-            action = "write the key to the file in GATEWAY_PROVIDER_KEY_FILE, let this user read it, and restart"
+            action = (
+                "write the key to the file in GATEWAY_PROVIDER_KEY_FILE, make it readable for this user, and restart"
+            )
             logger.error("provider.no_key", file=self.settings.provider_key_file, action=action)
         if fault := find_folder_fault(Path(self.settings.data_dir)):
-            action = "give the folder to this user, or set GATEWAY_DATA_DIR; until then nothing can be published"
+            action = (
+                "make this user the owner of the folder, or set GATEWAY_DATA_DIR; until then, nothing can be published"
+            )
             logger.error("data.not_writable", reason=fault, action=action)
 
     async def _settle_at_last(self) -> None:
         try:
             async with asyncio.timeout(5):
-                await self.admission.settle_unwritten(at_last=True)
+                await self.admission.settle_pending(final=True)
         except TimeoutError:
-            logger.error("settlement.left", action="the monitors worker settles them at their bound")
+            logger.error("settlement.left", action="the monitors worker settles them at the full reservation")
 
 
-Injected = NamedDependency[Gateway]  # the type by which a route asks for it
+Injected = NamedDependency[Gateway]  # the type of the routes' parameter `gateway`
 
 
 def _end_process(task: asyncio.Task[None]) -> None:
-    """A background task has ended, and the process cannot work without it. Its supervisor starts another process."""
+    """Exits because a background task has ended that the process needs. Its supervisor starts another process."""
     error = None if task.cancelled() else task.exception()
     logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
     log.WRITER.drain()

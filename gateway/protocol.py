@@ -1,22 +1,22 @@
-"""HTTP/1.1 of the gateway's clients: llhttp (httptools) parses what they send, and an ASGI application answers.
+"""HTTP/1.1 for the gateway's clients: llhttp (httptools) parses requests, and an ASGI application answers them.
 
-A connection reads requests until it is `over`: the client asked to close, sent what is no HTTP, or the process stops.
+A connection reads requests until it is `over`: the client asks to close it, sends invalid HTTP, or the process stops.
 
-    head     from the first byte of a request to the end of its headers; a connection waits there for its next request
+    head     from the first byte of a request to the end of its headers; here the connection waits for its next request
     body     from there to the end of the request; its exchange begins here
     over     nothing more is read
 
-Exchanges are answered in the order of their requests, one at a time; the others wait in `queue`. What is wrong with a
-request is answered in its turn too, so that it never takes the place of another answer. Then the connection closes.
+Exchanges are answered one at a time, in the order of their requests; the others wait in `queue`. The response to an
+invalid request also waits for earlier responses. After it, the connection closes.
 
-- **Upgrades are ignored.** llhttp takes what follows the head of such a request for another protocol. It would read a
-  body as the next request, so the head is parsed again without the upgrade.
-- **Everything is bounded**: the bytes of a head, trailers and chunk extensions, the bytes of a body that nobody reads,
-  the requests that wait, and the time for each (`is_overdue`, `is_idle`).
-- **The token path has short cuts** past ASGI's coroutines and messages, as `scope["state"]["connection"]`: `take_body`,
-  `write_chunk`, `on_drained`, and `on_lost` in place of a task that waits for `http.disconnect`.
+- **Upgrades are ignored.** After the head of an upgrade request, llhttp expects another protocol. It would read a body
+  as the next request, so the head is parsed again without the upgrade.
+- **Everything is limited**: the bytes of a head, of trailers and chunk extensions, the unread bytes of a body, the
+  requests that wait, and the time for each (`is_overdue`, `is_idle`).
+- **The token path has shortcuts** around ASGI's coroutines and messages, in `scope["state"]["connection"]`:
+  `take_body`, `write_chunk`, `on_drained`, and `on_lost` instead of a task that waits for `http.disconnect`.
 
-uvicorn makes a `Connection` for each client. They share no more than its constructor, `shutdown` and `ServerState`.
+uvicorn creates a `Connection` for each client, and uses only its constructor, `shutdown` and `ServerState`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import structlog
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from gateway.connections import CONNECTIONS, ENDED, ROOM
+from gateway.connections import CONNECTION_LIMIT, CONNECTIONS, ENDED
 from gateway.errors import BackboneUnavailable, Headers
 from gateway.exchange import STATUS_LINES, Exchange
 from gateway.ids import request_id
@@ -40,27 +40,27 @@ from gateway.ids import request_id
 logger = structlog.get_logger()
 
 HEAD_BYTES = 65_536  # of a request line and its headers; also of trailers
-BODY_BYTES = 65_536  # of a body that the application has not asked for yet; then reading pauses
-PIPELINED = 16  # requests of one connection that may wait for the answer to an earlier one
-KEEP_ALIVE_SECONDS = 5.0  # from an answer to the next request
+BODY_BYTES = 65_536  # of a body that the application has not read yet; then reading pauses
+PIPELINED_REQUESTS = 16  # of one connection that may wait for the response to an earlier one
+KEEP_ALIVE_SECONDS = 5.0  # from a response to the next request
 HEAD_SECONDS = 15.0  # from the start of a connection or a request to the end of the head
-UPLOAD_SECONDS = 600.0  # that a body may take; `server.py` bounds those that are slow
+UPLOAD_SECONDS = 600.0  # that a body may take; `server.py` also limits slow ones
 STALL_SECONDS = 60.0  # that a client may leave a response unread
 LEFTOVER_SECONDS = 5.0  # that a body may continue after its response
-FRESH_SECONDS = 1.0  # that a connection may wait for a request before it makes room for others
+FRESH_SECONDS = 1.0  # that a connection may wait for a request before others are preferred
 
 
 VERSIONS = ("1.1", "1.0")
-FRAMING = {b"host", b"expect", b"transfer-encoding"}  # headers that the protocol itself looks at, beside llhttp
+FRAMING = {b"host", b"expect", b"transfer-encoding"}  # headers that this module checks in addition to llhttp
 
 
-def refusal(status: int) -> bytes:
+def render_refusal(status: int) -> bytes:
     reason = HTTPStatus(status).phrase.encode()
     head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(reason)
     return STATUS_LINES[status] + head + reason
 
 
-BAD_REQUEST, HEAD_TOO_LARGE, CRASHED = refusal(400), refusal(431), refusal(500)
+BAD_REQUEST, HEAD_TOO_LARGE, CRASHED = render_refusal(400), render_refusal(431), render_refusal(500)
 
 
 class Connection(asyncio.Protocol):
@@ -113,30 +113,30 @@ class Connection(asyncio.Protocol):
         # -- reading
         self.over = False
         self.reading_paused = False
-        self.upgrading = False  # the head that was parsed asks for an upgrade
+        self.upgrading = False  # the last head requests an upgrade
         self.url, self.headers = b"", list[tuple[bytes, bytes]]()
-        self.hosts, self.expects_continue = 0, False  # in these headers
-        self.idle_bytes = 0  # received since the last of a head or a body
-        self.head_begun = False  # the head of a request is under way
-        self.uploading = False  # a body is under way; else a head is, or is awaited
+        self.hosts, self.expects_continue = 0, False  # of these headers
+        self.idle_bytes = 0  # received since the last part of a head or a body
+        self.head_begun = False  # the head of a request is incomplete
+        self.uploading = False  # a body is incomplete; otherwise the connection waits for a head
         self.since = 0.0  # when the connection began to wait for that head or body, on the loop's clock
-        self.newest: Exchange | None = None  # of the request that was read last
+        self.newest: Exchange | None = None  # of the last request
         # -- answering
-        self.answering: Exchange | None = None  # the exchange under way, or the last one
+        self.answering: Exchange | None = None  # the current exchange, or the last one
         self.queue: list[Exchange] = []
-        self.stalled = False  # the client does not read
+        self.stalled = False  # the client does not read fast enough
         self.stalled_since = 0.0
         self.drained: asyncio.Future[None] | None = None
         self.closing_since: float | None = None
         self.on_lost: Callable[[], None] | None = None
-        self.on_drained: Callable[[], None] | None = None  # the client reads again
+        self.on_drained: Callable[[], None] | None = None  # called when the client reads again
 
-    # -- short cuts for the token path -----------------------------------------------------------------------
+    # -- shortcuts for the token path -----------------------------------------------------------------------
 
     def take_body(self) -> bytes | None:
-        """The body of the request that is being answered, once; None while some of it has yet to arrive.
+        """Returns the body of the current request, once, or None while it is incomplete.
 
-        The headers must have been read: an open stream keeps neither.
+        The headers must have been read: to save memory, an open stream keeps neither headers nor body.
         """
         exchange = self.answering
         if exchange is None or exchange.more_body or exchange.gone:
@@ -147,10 +147,10 @@ class Connection(asyncio.Protocol):
         return body
 
     def write_chunk(self, body: bytes, head: Headers | None = None, last: bool = False) -> bool:
-        """Writes a part of a body of unknown length, in one write with what is before and after it.
+        """Writes a part of a body of unknown length, in one write with the head and the end of the response.
 
-        `head` starts the response, with status 200; `last` ends it. Returns False, and writes nothing, if the client
-        reads too slowly, or left.
+        `head` starts a response with status 200, and `last` ends it. Returns False, without writing, if the client
+        reads too slowly or has disconnected.
         """
         if self.stalled or self.transport.is_closing():
             return False
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
             data = self._start_stream(exchange, head) + exchange.frame(body, last=last)
         self.transport.write(data)
         if last:
-            exchange.end()
+            exchange.finish()
         return True
 
     def _start_stream(self, exchange: Exchange, headers: Headers) -> bytes:
@@ -180,14 +180,14 @@ class Connection(asyncio.Protocol):
         self.client = tuple(peer[:2]) if isinstance(peer, tuple) else None
         self.server = tuple(own[:2]) if isinstance(own, tuple) else None
         self.since = self.loop.time()
-        if ROOM.make(self.since):
+        if CONNECTION_LIMIT.make_room(self.since):
             CONNECTIONS.add(self)
         else:
-            self._turn_away()
+            self._reject()
 
-    def _turn_away(self) -> None:
+    def _reject(self) -> None:
         ENDED["refused"] += 1
-        error = BackboneUnavailable("This process has no connection left; send the request again.")
+        error = BackboneUnavailable("This process has no free connection; send the request again.")
         headers, body = error.render(request_id())
         lines = [b"HTTP/1.1 503 Service Unavailable", *(b"%b: %b" % header for header in headers), b"connection: close"]
         self._answer_and_close(b"\r\n".join([*lines, b"", body]))
@@ -201,16 +201,16 @@ class Connection(asyncio.Protocol):
                 exchange.abandon()
         self.resume_writing()
         self.queue.clear()
-        self.parser = None  # it refers to this object, as the exchanges do
+        self.parser = None  # it refers to this object, and so do the exchanges
         self.newest = None
         if self.on_lost is not None:
             self.on_lost()
 
     def eof_received(self) -> None:
-        """The client sends nothing more. The transport closes: such a client counts as gone."""
+        """Lets the transport close: a client that has stopped sending counts as gone."""
 
     def shutdown(self) -> None:
-        """The process stops: what is under way is answered, and nothing else."""
+        """Answers the current request and no other, because the process stops."""
         if self.newest is None or not self.is_answering():
             self.transport.close()
         else:
@@ -224,11 +224,11 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         self.transport.close()
 
-    # -- what arrives ----------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         self.idle_bytes += len(data)
-        if self.over:  # it is still read, or a client that leaves would go unnoticed
+        if self.over:  # reading continues, because otherwise a disconnect would go unnoticed
             if self.idle_bytes > HEAD_BYTES:
                 self.end("garbage")
             return
@@ -242,12 +242,12 @@ class Connection(asyncio.Protocol):
             except httptools.HttpParserError:
                 self._refuse(BAD_REQUEST)
                 return
-        # A head without an end; or line breaks, chunk extensions or trailers, which nobody else bounds.
+        # An endless head, line breaks, chunk extensions or trailers: llhttp does not limit them.
         if self.idle_bytes > HEAD_BYTES:
             self._refuse(HEAD_TOO_LARGE)
 
     def _without_upgrade(self) -> bytes:
-        """The head that was parsed, as a server reads it that ignores upgrades (RFC 9110, section 7.8)."""
+        """Returns the last head without its upgrade, which a server may ignore (RFC 9110, section 7.8)."""
         self.upgrading = False
         kept = [self.parser.get_method() + b" " + self.url + b" HTTP/" + self.parser.get_http_version().encode()]
         for name, value in self.headers:
@@ -258,7 +258,7 @@ class Connection(asyncio.Protocol):
         return b"\r\n".join([*kept, b"", b""])
 
     def _refuse(self, answer: bytes) -> None:
-        """Reads no more, and closes after an answer that says what is wrong with the newest request."""
+        """Stops reading, answers the newest request with an error, and closes."""
         if self.over:
             return
         self.over = True
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
             self.reading_paused = False
             self.transport.resume_reading()
 
-    # -- what llhttp finds in it -----------------------------------------------------------------------------
+    # -- llhttp's callbacks -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if self.over:
@@ -312,32 +312,32 @@ class Connection(asyncio.Protocol):
         self.headers.append((name, value))
 
     def _check(self, name: bytes, value: bytes) -> None:
-        """What llhttp accepts, and RFC 9112 does not (sections 3.2 and 6.1). Raises ValueError."""
+        """Rejects what llhttp accepts against RFC 9112 (sections 3.2 and 6.1). Raises ValueError."""
         if name == b"host":
             self.hosts += 1
         elif name == b"expect":
             self.expects_continue = value.lower() == b"100-continue"
         elif value.lower() != b"chunked" or self.parser.get_http_version() == "1.0":
-            raise ValueError("the body has an encoding that is not served")
+            raise ValueError("the transfer encoding is not supported")
 
     def on_headers_complete(self) -> None:
         parser = self.parser
         method = parser.get_method()
         if parser.should_upgrade():
             if method == b"CONNECT":
-                raise ValueError("this is no proxy")
+                raise ValueError("CONNECT is not supported")
             self.upgrading = True
             return
-        # `idle_bytes` may include a body that arrived with the head, so over the limit the headers are added up.
+        # `idle_bytes` may include a body that arrived with the head, so above the limit the headers are added up.
         if self.idle_bytes > HEAD_BYTES and sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES:
             raise ValueError("the head is too large")
-        if len(self.queue) >= PIPELINED:
+        if len(self.queue) >= PIPELINED_REQUESTS:
             raise ValueError("too many pipelined requests")
         version = parser.get_http_version()
         if version not in VERSIONS:
-            raise ValueError("the version of HTTP is not served")
+            raise ValueError("the version of HTTP is not supported")
         if self.hosts != 1 and (self.hosts or version != "1.0"):
-            raise ValueError("the request names no host, or several")
+            raise ValueError("the request must have exactly one Host header")
         path, query = _split(self.url)
         scope = {
             "type": "http",
@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
         }
         exchange = Exchange(self, scope, version != "1.0" and parser.should_keep_alive(), self.expects_continue)
         self.newest = exchange
-        self.headers = []  # trailers land here, and not in the headers of the request
+        self.headers = []  # for trailers, which must not become headers of the request
         self.head_begun = False
         self.uploading = True
         self.idle_bytes = 0
@@ -373,7 +373,7 @@ class Connection(asyncio.Protocol):
         if exchange.complete:
             return
         exchange.body += body
-        exchange.fresh = True
+        exchange.has_news = True
         if len(exchange.body) > BODY_BYTES:
             self.pause_reading()
         exchange.wake()
@@ -385,13 +385,13 @@ class Connection(asyncio.Protocol):
         assert exchange is not None
         self.uploading = False
         if not self.is_answering():
-            self.since = self.loop.time()  # the rest of a body came after its answer
+            self.since = self.loop.time()  # the body ended after its response
         self.over = not exchange.keep_alive
         exchange.more_body = False
-        exchange.fresh = True
+        exchange.has_news = True
         exchange.wake()
 
-    # -- what is sent ----------------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------------
 
     def _start(self, exchange: Exchange) -> None:
         self.answering = exchange
@@ -403,10 +403,10 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(self.server_state.tasks.discard)
 
     async def _run(self, exchange: Exchange) -> None:
-        fault = "the application left the request without an answer"
+        fault = "the application sent no complete response"
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
-        except Exception as error:  # its text could hold content
+        except Exception as error:  # its text may contain a prompt or an answer
             fault = type(error).__name__
         if exchange.complete or exchange.gone:
             return
@@ -417,7 +417,7 @@ class Connection(asyncio.Protocol):
             exchange.abandon()
             self._answer_and_close(CRASHED)
 
-    def on_answered(self, exchange: Exchange) -> None:
+    def on_response_complete(self, exchange: Exchange) -> None:
         self.server_state.total_requests += 1
         if not exchange.keep_alive:
             self.transport.close()
@@ -430,7 +430,7 @@ class Connection(asyncio.Protocol):
             self._start(self.queue.pop(0))
 
     async def drain(self) -> None:
-        """Waits until the client reads again, or is gone."""
+        """Waits until the client reads again or has disconnected."""
         if self.drained is None:
             self.drained = self.loop.create_future()
         await asyncio.shield(self.drained)
@@ -453,16 +453,20 @@ class Connection(asyncio.Protocol):
         return self.answering is not None and not self.answering.complete
 
     def is_waiting_for_request(self) -> bool:
-        """For its head or its body, and nothing else is under way."""
+        """Whether the connection waits only for the head or the body of a request."""
         return self.uploading or not self.is_answering()
 
-    def precedence(self, now: float) -> tuple[bool, bool, float]:
-        """The least of them makes room first: honest clients send a head at once, and a body may well take longer."""
+    def eviction_key(self, now: float) -> tuple[bool, bool, float]:
+        """Returns the sort key for evictions, lowest first.
+
+        Connections that wait for a head come first, because clients send a head at once. Those that wait for a body
+        follow, and new ones are last.
+        """
         fresh = now - self.since < FRESH_SECONDS
         return fresh, self.uploading and not fresh, self.since
 
     def is_overdue(self, now: float) -> bool:
-        if self.transport.is_closing():  # but the client does not read what is left
+        if self.transport.is_closing():  # and the client does not read the rest
             if self.closing_since is None:
                 self.closing_since = now
             return now - self.closing_since > STALL_SECONDS
@@ -475,19 +479,19 @@ class Connection(asyncio.Protocol):
         return (self.head_begun or not self.is_answering()) and waited > HEAD_SECONDS
 
     def is_idle(self, now: float) -> bool:
-        """Whether it has waited longer than KEEP_ALIVE_SECONDS for another request."""
+        """Whether the connection has waited longer than KEEP_ALIVE_SECONDS for another request."""
         if self.answering is None or self.is_answering() or self.head_begun or self.uploading:
             return False
         return now - self.since > KEEP_ALIVE_SECONDS
 
 
 def _split(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request's target. Raises ValueError."""
+    """Returns path and query of a request's target. Raises ValueError."""
     if url.startswith(b"/") and b"#" not in url:
         path, _, query = url.partition(b"?")
         return path, query
     try:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserError as error:
-        raise ValueError("the target is no address") from error
+        raise ValueError("the target is not a valid address") from error
     return parsed.path or b"/", parsed.query or b""

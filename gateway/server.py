@@ -1,4 +1,4 @@
-"""`capsule serve`: uvicorn around the connections of `protocol.py`, and the time that a request's body may take."""
+"""Runs `capsule serve`: uvicorn with the connections of `protocol.py`. Also limits the time of a request's body."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ from gateway.errors import RequestMalformed
 from gateway.settings import Settings
 from gateway.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 
-BODY_SECONDS = 30.0  # that a body may take to arrive, and
-BODY_RATE = 16_384  # one second more for so many bytes that have arrived, up to UPLOAD_SECONDS
-END_SECONDS = 10  # at a stop, from the end of the drain until what still runs is cut
+BODY_SECONDS = 30.0  # that a body may take to arrive
+BODY_BYTES_PER_SECOND = 16_384  # extend that time by one second, up to UPLOAD_SECONDS
+SHUTDOWN_SECONDS = 10  # at a stop, from the end of the drain until running requests are aborted
 
 
 class TimedReceive:
-    """ASGI's `receive` of one request, which raises RequestMalformed if the body arrives too slowly or not at all."""
+    """ASGI's `receive` of one request. It raises RequestMalformed if the body arrives too slowly or is incomplete."""
 
     def __init__(self, receive: Callable[[], Any]) -> None:
         self._receive = receive
         self._began = asyncio.get_running_loop().time()
         self._bytes = 0
         self._whole = False
-        self.answered = False  # a response has begun: there is no other answer any more
+        self.answered = False  # a response has begun, so an error can no longer be sent
 
     async def __call__(self) -> Any:
         if self._whole:
             return await self._receive()
         try:
             async with asyncio.timeout_at(
-                self._began + min(BODY_SECONDS + self._bytes / BODY_RATE, protocol.UPLOAD_SECONDS)
+                self._began + min(BODY_SECONDS + self._bytes / BODY_BYTES_PER_SECOND, protocol.UPLOAD_SECONDS)
             ):
                 message = await self._receive()
         except TimeoutError:
-            return self._fail(f"The body did not arrive in time: send at least {BODY_RATE // 1024} KiB per second.")
+            return self._fail(
+                f"The body did not arrive in time: send at least {BODY_BYTES_PER_SECOND // 1024} KiB per second."
+            )
         if message["type"] == "http.disconnect":
             return self._fail("The body is incomplete.")
         self._bytes += len(message.get("body", b""))
@@ -67,13 +69,13 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
         log_config=None,
         access_log=False,  # it would log paths, and the path of a deploy hook is a secret
         server_header=False,
-        proxy_headers=False,  # sessions.py reads X-Forwarded-For, and trusts it from a proxy only
+        proxy_headers=False,  # sessions.py reads X-Forwarded-For, and only from a trusted proxy
         backlog=4096,
-        # Streams end themselves when the drain is over. This ends what does not.
-        timeout_graceful_shutdown=int(settings.drain) + END_SECONDS,
+        # Streams end by themselves after the drain. This aborts the rest.
+        timeout_graceful_shutdown=int(settings.drain) + SHUTDOWN_SECONDS,
     )
     if workers == 1:
-        os.environ.pop(METRICS_FOLDER, None)  # it may hold the figures of processes that are no more
+        os.environ.pop(METRICS_FOLDER, None)  # the folder may contain the values of former processes
         uvicorn.Server(config).run()
         return 0
     log.configure(settings)

@@ -1,10 +1,12 @@
-"""Where sources, archives of releases and logs of deploys are kept: objects in one store that all processes share.
+"""Stores sources, archives of releases and logs of deploys as objects in one store that all processes share.
 
     sources/<app id>/<source id>.tar.gz      archives/<app id>/<deploy id>.tar.gz      logs/<day>/<deploy id>.gz
 
-The store is a folder (the data folder, unless GATEWAY_STORAGE_URL names another one) or an S3 bucket. A reader finds an
-object whole or not at all. Every call is bounded in time, and fails with StorageUnavailable, whose log line names the
-operation and the kind of error alone: what a store answers may hold addresses and the names of credentials.
+The store is a folder (the data folder, unless GATEWAY_STORAGE_URL names another one) or an S3 bucket. A reader finds
+an object complete or not at all.
+
+Failure policy: every call has a time limit and fails with StorageUnavailable. Its log line has only the operation and
+the kind of error, because a store's messages may contain addresses and the names of credentials.
 """
 
 from __future__ import annotations
@@ -30,41 +32,41 @@ from gateway.settings import Settings
 
 logger = structlog.get_logger()
 
-CALL_SECONDS = 30.0  # for what moves little
-FILE_SECONDS = 600.0  # for a whole file, up or down
-CHUNK = 1_048_576  # bytes
-LISTED = 10_000  # names of one listing
-LONGEST_PAUSE = 5.0  # seconds between two attempts while the storage is away
-PATIENCE = 3_600.0  # seconds, after which what waits for the storage fails
+CALL_SECONDS = 30.0  # for calls that transfer little
+FILE_SECONDS = 600.0  # for the transfer of a whole file
+CHUNK_BYTES = 1_048_576
+MAX_LISTED = 10_000  # names in one listing
+LONGEST_PAUSE_SECONDS = 5.0  # between two attempts while the storage is unavailable
+MAX_AWAY_SECONDS = 3_600.0  # that work waits for an unavailable storage
 
 T = TypeVar("T")
 
 
 class Object(NamedTuple):
     size: int
-    chunks: AsyncGenerator[bytes]  # to be closed, which closes the file
+    chunks: AsyncGenerator[bytes]  # the reader must close it, which closes the file
 
 
 class Storage(Protocol):
-    """Every method raises StorageUnavailable."""
+    """A store of objects. Every method raises StorageUnavailable."""
 
     async def put(self, key: str, content: bytes | Path) -> None:
-        """Stores the bytes, or the file, which may be moved."""
+        """Stores the bytes or the file. The file may be moved away."""
 
     async def open(self, key: str) -> Object | None: ...
 
     async def exists(self, key: str) -> bool: ...
 
     async def copy(self, source: str, target: str) -> bool:
-        """False if there is no such source."""
+        """Copies an object. Returns False if there is no such source."""
 
-    async def names(self, prefix: str) -> list[str]:
-        """Names below a prefix that ends with a slash, without it; at most `LISTED`."""
+    async def list_names(self, prefix: str) -> list[str]:
+        """Returns at most `MAX_LISTED` names below a prefix that ends with a slash, without the prefix."""
 
-    async def folders(self, prefix: str) -> list[str]: ...
+    async def list_folders(self, prefix: str) -> list[str]: ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Those that do not exist are left out."""
+        """Deletes the objects that exist."""
 
     async def delete_folder(self, prefix: str) -> None: ...
 
@@ -79,7 +81,7 @@ def open_storage(settings: Settings) -> Storage:
 
 
 def find_folder_fault(folder: Path) -> str:
-    """Why this process cannot keep anything in the folder, which may not exist yet; empty if it can."""
+    """Returns why this process cannot write to the folder, which may not exist yet, or an empty string if it can."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
     if not nearest.is_dir():
         return f"{str(nearest)!r} is not a folder"
@@ -89,12 +91,12 @@ def find_folder_fault(folder: Path) -> str:
 
 
 def closed_folders(folder: Path) -> list[Path]:
-    """The folder and its parents, as far as only their owner can pass through them."""
+    """Returns those of the folder and its parents that other users cannot traverse."""
     return [path for path in (folder, *folder.parents) if not path.stat().st_mode & stat.S_IXOTH]
 
 
-async def read(storage: Storage, key: str, limit: int) -> bytes | None:
-    """An object of at most `limit` bytes; None if there is none. Raises StorageUnavailable."""
+async def read_object(storage: Storage, key: str, limit: int) -> bytes | None:
+    """Returns an object of at most `limit` bytes, or None if it does not exist. Raises StorageUnavailable."""
     with _failures("read"):
         async with asyncio.timeout(CALL_SECONDS):
             found = await storage.open(key)
@@ -109,8 +111,11 @@ async def read(storage: Storage, key: str, limit: int) -> bytes | None:
             return bytes(content)
 
 
-async def fetch(storage: Storage, key: str, path: Path, limit: int) -> bool:
-    """Writes an object of at most `limit` bytes to a file; False if there is none. Raises StorageUnavailable."""
+async def fetch_object(storage: Storage, key: str, path: Path, limit: int) -> bool:
+    """Writes an object of at most `limit` bytes to a file. Returns False if it does not exist.
+
+    Raises StorageUnavailable.
+    """
     with _failures("fetch"):
         async with asyncio.timeout(FILE_SECONDS):
             found = await storage.open(key)
@@ -128,8 +133,8 @@ async def fetch(storage: Storage, key: str, path: Path, limit: int) -> bool:
 
 
 async def until_storage_answers(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeats `attempt` while the storage is away, for an hour at most. Raises StorageUnavailable then."""
-    ends, pause = asyncio.get_running_loop().time() + PATIENCE, 0.2
+    """Repeats `attempt` while the storage is unavailable. Raises StorageUnavailable after an hour."""
+    ends, pause = asyncio.get_running_loop().time() + MAX_AWAY_SECONDS, 0.2
     while True:
         try:
             return await attempt()
@@ -138,12 +143,12 @@ async def until_storage_answers(attempt: Callable[[], Awaitable[T]]) -> T:
             if asyncio.get_running_loop().time() > ends:
                 raise
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 @contextmanager
 def _failures(operation: str, *, may_miss: bool = False) -> Iterator[None]:
-    """With `may_miss`, raises FileNotFoundError as it is."""
+    """Maps every failure to StorageUnavailable; with `may_miss`, except FileNotFoundError."""
     try:
         yield
     except (asyncio.CancelledError, StorageUnavailable):
@@ -151,20 +156,20 @@ def _failures(operation: str, *, may_miss: bool = False) -> Iterator[None]:
     except Exception as error:  # obstore's errors have several bases
         if may_miss and isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
             raise
-        logger.warning("storage.failed", operation=operation, error=_kind(error))
+        logger.warning("storage.failed", operation=operation, error=_describe_error(error))
         raise StorageUnavailable from error
 
 
-def _kind(error: Exception) -> str:
-    """The kind of the error. The message of a file's error is ours; that of a store may quote what it was asked."""
+def _describe_error(error: Exception) -> str:
+    """Returns the kind of the error, without its text, which may contain secrets unless it is the system's."""
     detail = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
     return f"{type(error).__name__}{detail}"
 
 
 class FolderStorage:
-    """Files of a folder that all processes reach, private to its owner and the workers.
+    """Files in a folder that all processes share, readable only by its owner and the workers.
 
-    `mounted`: if the folder is not there, the storage is away; otherwise the folder is made when it is needed.
+    If a `mounted` folder does not exist, the storage is unavailable. Any other folder is created when it is needed.
     """
 
     def __init__(self, folder: Path, *, mounted: bool = False) -> None:
@@ -174,7 +179,7 @@ class FolderStorage:
         await self._call("put", self._put, key, content, seconds=FILE_SECONDS)
 
     def _put(self, key: str, content: bytes | Path) -> None:
-        path = self._make_room(key)
+        path = self._make_folders(key)
         partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.part")
         try:
             if not isinstance(content, Path) or not _link(content, partial):
@@ -182,7 +187,7 @@ class FolderStorage:
             with partial.open("rb") as file:
                 os.fchmod(file.fileno(), 0o600)
                 os.fsync(file.fileno())
-                if os.geteuid() == 0:  # gateways read it, as the user to whom the folder belongs
+                if os.geteuid() == 0:  # gateways read it as the user who owns the folder
                     owner = self.folder.stat()
                     os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             partial.replace(path)
@@ -191,7 +196,7 @@ class FolderStorage:
                 partial.unlink(missing_ok=True)
             raise
 
-    def _make_room(self, key: str) -> Path:
+    def _make_folders(self, key: str) -> Path:
         path = self.folder / key
         missing = [folder for folder in reversed(path.parents) if folder != self.folder and not folder.exists()]
         for folder in missing:
@@ -212,7 +217,7 @@ class FolderStorage:
 
         async def chunks() -> AsyncGenerator[bytes]:
             with file:
-                while chunk := await asyncio.to_thread(file.read, CHUNK):
+                while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield chunk
 
         return Object(os.fstat(file.fileno()).st_size, chunks())
@@ -224,7 +229,7 @@ class FolderStorage:
         return await self._call("copy", self._copy, source, target, seconds=FILE_SECONDS)
 
     def _copy(self, source: str, target: str) -> bool:
-        path = self._make_room(target)
+        path = self._make_folders(target)
         path.unlink(missing_ok=True)
         try:
             os.link(self.folder / source, path)  # objects never change
@@ -232,15 +237,15 @@ class FolderStorage:
             return False
         return True
 
-    async def names(self, prefix: str) -> list[str]:
+    async def list_names(self, prefix: str) -> list[str]:
         return await self._call("list", self._list, prefix)
 
     def _list(self, prefix: str) -> list[str]:
         folder = self.folder / prefix
         files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".part")
-        return [os.fspath(path.relative_to(folder)) for path in files][:LISTED]
+        return [os.fspath(path.relative_to(folder)) for path in files][:MAX_LISTED]
 
-    async def folders(self, prefix: str) -> list[str]:
+    async def list_folders(self, prefix: str) -> list[str]:
         return await self._call("list", self._folders, prefix)
 
     def _folders(self, prefix: str) -> list[str]:
@@ -269,7 +274,7 @@ class FolderStorage:
 
 
 def _link(source: Path, target: Path) -> bool:
-    """False where the two are on different file systems."""
+    """Makes a hard link. Returns False if that fails, as between file systems."""
     try:
         os.link(source, target)
     except OSError:
@@ -281,17 +286,16 @@ def _write(content: bytes | Path, target: Path) -> None:
     with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         if isinstance(content, Path):
             with content.open("rb") as source:
-                shutil.copyfileobj(source, file, CHUNK)
+                shutil.copyfileobj(source, file, CHUNK_BYTES)
         else:
             file.write(content)
 
 
 class S3Storage:
-    """A bucket of S3, or of a store that speaks its protocol. obstore reads the credentials and the endpoint from the
-    usual variables, AWS_*."""
+    """A bucket of S3 or a compatible store. obstore reads the credentials and the endpoint from `AWS_*`."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
-        import obstore  # here, because a folder needs no library of a hundred megabytes of memory
+        import obstore  # here, because it takes a hundred megabytes of memory, which a folder does not need
         from obstore.store import S3Store
 
         self._library = obstore
@@ -318,7 +322,7 @@ class S3Storage:
             return None
 
         async def chunks() -> AsyncGenerator[bytes]:
-            async for chunk in found.stream(min_chunk_size=CHUNK):
+            async for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                 yield bytes(chunk)
 
         return Object(int(found.meta["size"]), chunks())
@@ -337,18 +341,18 @@ class S3Storage:
             return False
         return True
 
-    async def names(self, prefix: str) -> list[str]:
+    async def list_names(self, prefix: str) -> list[str]:
         async def pages() -> list[str]:
             found: list[str] = []
             async for page in self._library.list(self._store, prefix.rstrip("/")):
                 found += [str(each["path"]).removeprefix(prefix) for each in page]
-                if len(found) >= LISTED:
+                if len(found) >= MAX_LISTED:
                     break
-            return found[:LISTED]
+            return found[:MAX_LISTED]
 
         return await self._call("list", pages())
 
-    async def folders(self, prefix: str) -> list[str]:
+    async def list_folders(self, prefix: str) -> list[str]:
         found = await self._call("list", self._library.list_with_delimiter_async(self._store, prefix.rstrip("/")))
         return [str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
 
@@ -358,7 +362,7 @@ class S3Storage:
                 await self._call("delete", self._library.delete_async(self._store, [*keys]))
 
     async def delete_folder(self, prefix: str) -> None:
-        names = await self.names(f"{prefix.rstrip('/')}/")
+        names = await self.list_names(f"{prefix.rstrip('/')}/")
         await self.delete([f"{prefix.rstrip('/')}/{name}" for name in names])
 
     @staticmethod

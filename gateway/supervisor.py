@@ -1,17 +1,16 @@
-"""Several gateway processes on one port, and the folder through which they share their metrics.
+"""Runs several gateway processes on one port, with a folder for their shared metrics.
 
     <temporary folder>/capsule-metrics-<random>/
-        lock                     held by the supervisor for its life: a folder without a holder is a leftover
-        <type>_<number>.db       prometheus_client's figures of one process
+        lock                     locked by the supervisor for its life: a folder without a lock is a leftover
+        <type>_<number>.db       prometheus_client's values of one process
 
-Processes are numbered, and a process takes the number of the one that it replaces. It goes on with that one's counters
-and histograms, because a sum must not decrease. The gauges tell of a state that is no more, so the supervisor removes
-them.
+Processes are numbered, and a process takes the number of the one that it replaces. It continues that one's counters and
+histograms, because a sum must not decrease. Gauges describe a state that has ended, so the supervisor removes them.
 
-Failure policy: a process that ended, or that does not answer, is replaced. If it ended soon after its start, its
-successor waits, so that a fault that ends each of them does not use up the machine. If the first processes exit before
-any of them served, the service cannot start and the supervisor exits too. Processes whose supervisor was killed drain
-and end, so they leave the port to the next one.
+Failure policy: a process that ends, or does not respond, is replaced. If it ends soon after its start, its successor
+starts after a pause, so that a fault in every process does not exhaust the machine. If a process exits before any of
+them has served, the service cannot start and the supervisor exits, too. If the supervisor is killed, its processes
+drain and exit, so that the port is free for the next supervisor.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ import uvicorn
 
 logger = structlog.get_logger()
 
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the variable in which prometheus_client expects the folder
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the variable from which prometheus_client reads the folder
 PREFIX = "capsule-metrics-"
 
-TICK = 0.25  # seconds between two looks at the processes
-PATIENCE = 5.0  # seconds in which a process must answer,
-START_PATIENCE = 60.0  # and in which it must begin to serve
-SOON = 10.0  # seconds: a process that ends earlier makes its successor wait
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds of that wait, which doubles each time
-STOP_MARGIN = 10.0  # seconds that a process has to end, beyond what it grants its requests
-CANNOT_START = 3  # exit code, as uvicorn's
+TICK_SECONDS = 0.25  # between two checks of the processes
+ANSWER_SECONDS = 5.0  # within which a process must respond
+START_SECONDS = 60.0  # within which it must begin to serve
+EARLY_END_SECONDS = 10.0  # after its start: if a process ends earlier, its successor waits
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0  # of that wait, which doubles each time
+STOP_MARGIN_SECONDS = 10.0  # that a process has to exit after the time for its requests
+CANNOT_START_EXIT = 3  # the exit code, as of uvicorn
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class Child:
-    """The process with one of the numbers, and its successors."""
+    """The process with a certain number, and its successors."""
 
     def __init__(self, number: int, config: uvicorn.Config, listener: socket.socket, folder: Path) -> None:
         self._number, self._config, self._listener, self._folder = number, config, listener, folder
@@ -59,17 +58,17 @@ class Child:
         self._pipe: Connection
         self._started_at = self._asked_at = 0.0
         self._awaits_answer = self._has_answered = self.serves = False
-        self._soon_ended = 0  # processes in a row
+        self._early_ends = 0  # processes in a row that ended early
         self._start_at = 0.0  # of the next process, on the monotonic clock
 
     def check(self, now: float) -> None:
-        """Starts a process if there is none, kills one that hangs, and notices the end of one."""
+        """Starts the process if there is none, kills it if it hangs, and notes its end."""
         if self.process is None:
             if now >= self._start_at:
                 self._start(now)
         elif self.process.exitcode is not None:
             self._note_end(now, self.process)
-        elif self.hangs(now):
+        elif self.is_hanging(now):
             self.kill()
 
     def _start(self, now: float) -> None:
@@ -79,7 +78,7 @@ class Child:
         self._awaits_answer = self._has_answered = False
         try:
             process.start()
-        except OSError as error:  # the machine has no process or memory left
+        except OSError as error:  # the machine has no processes or memory left
             logger.error("process.not_started", number=self._number, error=str(error))
             self._postpone(now)
         else:
@@ -87,7 +86,7 @@ class Child:
         finally:
             theirs.close()
 
-    def hangs(self, now: float) -> bool:
+    def is_hanging(self, now: float) -> bool:
         try:
             if self._awaits_answer and self._pipe.poll():
                 self.serves = self._pipe.recv()
@@ -96,9 +95,9 @@ class Child:
                 self._pipe.send(None)
                 self._asked_at, self._awaits_answer = now, True
         except (OSError, EOFError):
-            return True  # it is about to end
-        late = now - self._asked_at > (PATIENCE if self._has_answered else START_PATIENCE)
-        return late or (not self.serves and now - self._started_at > START_PATIENCE)
+            return True  # it is about to exit
+        late = now - self._asked_at > (ANSWER_SECONDS if self._has_answered else START_SECONDS)
+        return late or (not self.serves and now - self._started_at > START_SECONDS)
 
     def kill(self) -> None:
         if self.process is not None:
@@ -111,20 +110,20 @@ class Child:
         self._pipe.close()
         self.process, self.serves = None, False
         remove_gauges(self._folder, self._number)
-        if now - self._started_at < SOON:
+        if now - self._started_at < EARLY_END_SECONDS:
             self._postpone(now)
         else:
-            self._soon_ended = 0
+            self._early_ends = 0
 
     def _postpone(self, now: float) -> None:
-        self._start_at = now + min(FIRST_PAUSE * 2**self._soon_ended, LONGEST_PAUSE)
-        self._soon_ended = min(self._soon_ended + 1, 10)
+        self._start_at = now + min(FIRST_PAUSE_SECONDS * 2**self._early_ends, LONGEST_PAUSE_SECONDS)
+        self._early_ends = min(self._early_ends + 1, 10)
 
 
 class Supervisor:
     def __init__(self, config: uvicorn.Config, listener: socket.socket, folder: Path) -> None:
         self._children = [Child(number, config, listener, folder) for number in range(config.workers)]
-        self._grace = (config.timeout_graceful_shutdown or 0) + STOP_MARGIN
+        self._grace = (config.timeout_graceful_shutdown or 0) + STOP_MARGIN_SECONDS
         self._stopping = self._has_served = False
 
     def run(self) -> int:
@@ -136,9 +135,9 @@ class Supervisor:
             for child in self._children:
                 self._has_served |= child.serves
                 if not self._has_served and child.process is not None and (child.process.exitcode or 0) > 0:
-                    exit_code, self._stopping = CANNOT_START, True
+                    exit_code, self._stopping = CANNOT_START_EXIT, True
                 child.check(time.monotonic())
-            time.sleep(TICK)
+            time.sleep(TICK_SECONDS)
         self._end_all()
         return exit_code
 
@@ -153,17 +152,17 @@ class Supervisor:
         while running := [c for c in self._children if c.process is not None and c.process.exitcode is None]:
             now = time.monotonic()
             for child in running:
-                if now > give_up or child.hangs(now):
+                if now > give_up or child.is_hanging(now):
                     child.kill()
-            time.sleep(TICK)
+            time.sleep(TICK_SECONDS)
 
 
 def run_child(number: int, config: uvicorn.Config, listener: socket.socket, pipe: Connection) -> None:
-    """The life of one process, in that process."""
-    from prometheus_client import values  # it reads the folder's variable when it is imported
+    """Runs one gateway process. Called in that process."""
+    from prometheus_client import values  # here, because it reads the folder's variable when it is imported
 
     values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
-    config.configure_logging()  # again: it silences the access log
+    config.configure_logging()  # again in this process, to turn off the access log
     server = uvicorn.Server(config)
     threading.Thread(target=answer_supervisor, args=(server, pipe), name="supervised", daemon=True).start()
     server.run([listener])
@@ -186,7 +185,7 @@ def remove_gauges(folder: Path, number: int) -> None:
 
 @contextmanager
 def metrics_folder() -> Iterator[Path]:
-    """An empty folder, which is removed afterwards. If that fails because of a SIGKILL, the next start removes it."""
+    """Yields an empty folder and removes it afterwards. After a SIGKILL, the next start removes it."""
     _remove_leftovers(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name, (Path(name) / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -202,4 +201,4 @@ def _remove_leftovers(parent: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # in use, or not ours to remove
+            continue  # in use, or another user's

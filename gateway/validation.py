@@ -1,4 +1,4 @@
-"""Says in plain words what msgspec found wrong with a value. Of the value itself, only a wrong choice is repeated."""
+"""Translates msgspec's validation errors into plain words. Of a value, only an invalid choice is repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOUNDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"
 
 
 def explain(fault: str) -> str:
-    """Returns a sentence without its subject and its full stop, such as `must not be empty`."""
+    """Returns the predicate of a sentence, such as `must not be empty`."""
     for pattern, words in _RULES:
         if found := pattern.fullmatch(fault):
             return words(found)
@@ -45,11 +45,11 @@ _RULES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (re.compile(r"Expected `(str|array|object)` of length (>=|<=) (\d+)"), _length),
     (re.compile(r"Expected `(?:int|float)` (>=|<=|>|<) (\S+)"), lambda m: f"must be {_BOUNDS[m[1]]} {m[2]}"),
     (re.compile(r"Expected `([\w| ]+)`, got `(\w+)`"), _type),
-    (re.compile(r"Expected `str` matching regex .*", re.DOTALL), lambda _: "is not written as it has to be"),
+    (re.compile(r"Expected `str` matching regex .*", re.DOTALL), lambda _: "does not have the required format"),
     (re.compile(r"Object missing required field `(.*)`"), lambda m: f"the field {m[1]} is missing"),
     (re.compile(r"Object contains unknown field `(.*)`"), lambda m: f"there is no field called {m[1]}"),
     (re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL), lambda m: f"{m[1]} is not one of the choices"),
     (re.compile(r"JSON is malformed: (.*)"), lambda m: f"is not valid JSON: {m[1]}"),
-    (re.compile(r"Input data was truncated"), lambda _: "is not valid JSON: it ends too early"),
-    (re.compile(r"'utf-8' codec .*|Invalid UTF-8 .*"), lambda _: "is not text in UTF-8"),
+    (re.compile(r"Input data was truncated"), lambda _: "is not valid JSON: it is truncated"),
+    (re.compile(r"'utf-8' codec .*|Invalid UTF-8 .*"), lambda _: "is not UTF-8 text"),
 ]

@@ -1,6 +1,6 @@
--- calendar.lua: UTC days. Shared by scripts; events/deliveries.lua says how.
+-- calendar.lua: computes UTC days. Not a script of its own: a script names it in a line `-- uses calendar`.
 
--- Civil date from days since 1970-01-01 (Lua's os.date is not available to scripts).
+-- Returns the date (YYYY-MM-DD) of a Unix time. Scripts cannot call Lua's os.date.
 local function utc_day(seconds)
   local z = math.floor(seconds / 86400) + 719468
   local era = math.floor(z / 146097)

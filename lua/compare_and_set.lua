@@ -4,24 +4,27 @@
 -- expected value makes the write a compare-and-set, for records that several processes change.
 --
 -- KEYS[1]  string  the record
--- KEYS[2]  string  what goes with this record: it is written or removed with it; or none
--- ARGV     channel, check ('any' or 'same'), expected value ('' for none; with 'same'), new value ('' removes); for KEYS[2]
---          its value ('' removes), and the seconds that it lives
+-- KEYS[2]  string  a value that is written or removed with the record; optional
+-- ARGV     channel, check ('any' | 'same'), expected record ('' for none; only with 'same'), new record ('' removes it);
+--          for KEYS[2] its value ('' removes it) and its TTL (seconds)
 --
--- Returns  1 when it was written, 0 when the record was not the expected one
+-- Returns  1 if the record was written, 0 if it was not the expected one
 
-if ARGV[2] == 'same' and (redis.call('GET', KEYS[1]) or '') ~= ARGV[3] then return 0 end
-if ARGV[4] == '' then
+local channel, check, expected, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local beside, ttl = ARGV[5], ARGV[6]
+
+if check == 'same' and (redis.call('GET', KEYS[1]) or '') ~= expected then return 0 end
+if record == '' then
   redis.call('DEL', KEYS[1])
 else
-  redis.call('SET', KEYS[1], ARGV[4])
+  redis.call('SET', KEYS[1], record)
 end
 if KEYS[2] then
-  if ARGV[5] == '' then
+  if beside == '' then
     redis.call('DEL', KEYS[2])
   else
-    redis.call('SET', KEYS[2], ARGV[5], 'EX', ARGV[6])
+    redis.call('SET', KEYS[2], beside, 'EX', ttl)
   end
 end
-redis.call('PUBLISH', ARGV[1], KEYS[1])
+redis.call('PUBLISH', channel, KEYS[1])
 return 1

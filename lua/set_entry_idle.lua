@@ -1,18 +1,21 @@
--- set_entry_idle.lua: sets the idle time of a worker's entries: to 0 while it holds them, to a large one when it gives them back.
+-- set_entry_idle.lua: sets the idle time of a worker's entries: 0 while it holds them, a large one when it releases them.
 --
--- It touches only entries that are pending for the worker. A plain XCLAIM would take an entry from the worker that
--- claimed it in the meantime, and both would send it.
+-- Only entries that are pending for this worker change. A plain XCLAIM would take an entry from the worker that has
+-- claimed it in the meantime, and both would process it.
 --
 -- KEYS[1]  stream
--- ARGV     group, consumer, idle time from now on (ms), entries…
+-- ARGV     group, consumer, new idle time (ms), entries…
 --
--- Returns  the number of entries that were this worker's
+-- Returns  the number of entries that are pending for this worker
 
-local mine = 0
+local group, consumer, idle = ARGV[1], ARGV[2], ARGV[3]
+
+local count = 0
 for n = 4, #ARGV do
-  if #redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[n], ARGV[n], 1, ARGV[2]) > 0 then
-    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[n], 'IDLE', ARGV[3], 'JUSTID')
-    mine = mine + 1
+  local entry = ARGV[n]
+  if #redis.call('XPENDING', KEYS[1], group, entry, entry, 1, consumer) > 0 then
+    redis.call('XCLAIM', KEYS[1], group, consumer, 0, entry, 'IDLE', idle, 'JUSTID')
+    count = count + 1
   end
 end
-return mine
+return count

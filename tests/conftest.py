@@ -1,4 +1,4 @@
-"""Servers that every test may ask for, and the rule that no key is left behind without a reason."""
+"""Servers for all tests. After each test, every key left in Redis must expire, or be listed with a reason."""
 
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -15,32 +15,32 @@ from tests.support.tcp_proxy import Proxy
 
 TESTS = Path(__file__).parent
 SLOWEST = ["workers", "browser", "hostile", "chaos"]
-LONG = (  # what `make test` leaves out
+LONG = (  # tests that `make test` leaves out
     "browser/",
     "chaos/",
     "gateway/test_app_failover",
     "hostile/",
     "test_package",
-    "workers/deploys/",
+    "workers/builds/",
     "workers/sandbox/",
 )
 
-# What the tests import is large and stays: by default, the garbage collector would go through it all the time.
+# The imported modules are large and stay in memory. Without this, the garbage collector keeps scanning them.
 freeze_heap()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is long, and lets the folders whose modules take longest begin, so that all processes end together.
+    """Mark long tests, and start with the folders whose modules take longest, so that all processes end together.
 
-    These folders take turns: the ones wait most of the time, the others keep a core busy.
+    Modules of these folders alternate, because some wait most of the time and others keep a core busy.
     """
     for item in items:
         if item.path.relative_to(TESTS).as_posix().startswith(LONG):
             item.add_marker(pytest.mark.long)
     modules = {folder: list(dict.fromkeys(i.path for i in items if _folder(i) == folder)) for folder in SLOWEST}
-    turn = {module: number for found in modules.values() for number, module in enumerate(found)}
-    items.sort(key=lambda item: turn.get(item.path, len(turn)))
+    positions = {module: number for found in modules.values() for number, module in enumerate(found)}
+    items.sort(key=lambda item: positions.get(item.path, len(positions)))
 
 
 def pytest_collection_finish() -> None:
@@ -53,7 +53,7 @@ def _folder(item: pytest.Item) -> str:
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[RedisServer]:
-    """A real Valkey for the whole session."""
+    """Run a Valkey server for the whole session."""
     server = RedisServer("valkey").start()
     yield server
     server.stop()
@@ -61,7 +61,7 @@ def valkey() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session", params=BINARIES)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """Every server that the scripts must run on, one after the other."""
+    """Run each server that the scripts must support, one after the other."""
     server = RedisServer(request.param).start()
     yield server
     server.stop()
@@ -69,7 +69,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_url(valkey: RedisServer) -> Iterator[str]:
-    """An empty database; what is left in it afterwards must expire or be listed in `tests/support/key_leaks.py`."""
+    """Yield the URL of an empty database. Keys left in it must expire or be listed in `tests/support/key_leaks.py`."""
     with valkey.client() as client:
         client.flushall()
         yield valkey.url
@@ -79,7 +79,7 @@ def redis_url(valkey: RedisServer) -> Iterator[str]:
 
 @pytest.fixture
 def server_url(server: RedisServer) -> Iterator[str]:
-    """`redis_url` on every kind of server."""
+    """Yield the same for each kind of server."""
     with server.client() as client:
         client.flushall()
         yield server.url
@@ -89,20 +89,20 @@ def server_url(server: RedisServer) -> Iterator[str]:
 
 @pytest.fixture
 async def proxy(redis_url: str, valkey: RedisServer) -> AsyncIterator[Proxy]:
-    """A network to Redis with faults of the test's choice."""
+    """Run a proxy to Redis that injects network faults."""
     async with Proxy(valkey.port) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
-    """A server's context for receiver.example.com and 127.0.0.1, and the file to trust it with."""
+    """Return a server context for receiver.example.com and 127.0.0.1, and the certificate file that clients trust."""
     return certificate(tmp_path_factory.mktemp("tls"), "receiver.example.com", address="127.0.0.1")
 
 
 @pytest.fixture(scope="session")
 def bad_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
-    """A context for the same names whose certificate has expired; nobody trusts it."""
+    """Return the same with an expired certificate."""
     folder: Path = tmp_path_factory.mktemp("bad-tls")
     return certificate(folder, "receiver.example.com", expired=True, address="127.0.0.1")
 

@@ -1,4 +1,4 @@
-"""The distribution as `pip`, `pipx` and `uvx` install it: what its wheel holds, and that it runs on its own."""
+"""The wheel holds one typed package, and the service runs from it without the source tree."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import five_free_ports
 from tests.support.wheel import build_wheel, find_pythons, install
 
-SOMEBODY_ELSES = "raise ImportError('this is another package')"
+FOREIGN_MODULE = "raise ImportError('this is another package')"
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,11 @@ def test_the_wheel_installs_one_typed_package(wheel: Path) -> None:
 
 @pytest.mark.parametrize("python", [pytest.param(path, id=version) for version, path in find_pythons().items()])
 async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_path: Path) -> None:
-    """Beside other packages of the same names, from a folder that is no source tree, with each Python there is."""
+    """It runs beside other packages with the same module names, with each installed Python."""
     programs = await asyncio.to_thread(install, wheel, tmp_path / "environment", "dev", python)
     [packages] = (tmp_path / "environment").glob("lib/*/site-packages")
     for name in ("gateway", "workers", "lua", "capsule"):
-        (packages / f"{name}.py").write_text(SOMEBODY_ELSES)
+        (packages / f"{name}.py").write_text(FOREIGN_MODULE)
     (packages / "faker").unlink()  # the images leave it out
     folder = tmp_path / "anywhere"
     folder.mkdir()
@@ -51,15 +51,15 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
         return done.returncode, done.stdout + done.stderr
 
     port = five_free_ports()
-    async with running(programs / "capsule", folder, {**environment, "CAPSULE_PORT": str(port)}):
+    async with run_dev(programs / "capsule", folder, {**environment, "CAPSULE_PORT": str(port)}):
         calls = [
             asyncio.to_thread(capsule, "--help"),
             asyncio.to_thread(capsule, "--version", name="capsule-gateway"),
             asyncio.to_thread(capsule, "serve", "--check", "--port", str(port)),
             asyncio.to_thread(capsule, "serve", GATEWAY_STORAGE_URL="s3://bucket/prefix"),
         ]
-        shown, version, ready, refused = await asyncio.gather(*calls)
-        assert (shown[0], "publish" in shown[1], "deploys" in shown[1]) == (0, False, True), shown
+        help_page, version, ready, refused = await asyncio.gather(*calls)
+        assert (help_page[0], "publish" in help_page[1], "deploys" in help_page[1]) == (0, False, True), help_page
         assert version == (0, f"capsule, version {wheel.name.split('-')[1]}\n")
         assert ready == (0, f"http://127.0.0.1:{port}/ready answered 200\n")
         assert refused[0] == 1
@@ -70,25 +70,26 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
                 page = await http.get(f"http://127.0.0.1:{port + 4}/", headers={"Host": "hello.apps.localhost"})
                 return "Hello from a capsule." in page.text
 
-            await wait_until(is_built, 60)  # so the scripts, the workers and the sandbox work too
+            await wait_until(is_built, 60)  # which needs the scripts, the workers and the sandbox
             assert (await http.get(f"http://127.0.0.1:{port}/dashboard")).is_success
 
 
 @asynccontextmanager
-async def running(capsule: Path, folder: Path, environment: dict[str, str]) -> AsyncIterator[None]:
+async def run_dev(capsule: Path, folder: Path, environment: dict[str, str]) -> AsyncIterator[None]:
+    """Run `capsule dev` until the block ends, and check that it stops cleanly."""
     pipe = asyncio.subprocess.PIPE
     dev = await asyncio.create_subprocess_exec(
         capsule, "dev", cwd=folder, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT
     )
     try:
         assert dev.stdout
-        seen = ""
+        output = ""
         async with asyncio.timeout(60):
             while line := (await dev.stdout.readline()).decode():
-                seen += line
+                output += line
                 if "Press Ctrl-C to stop." in line:
                     break
-        assert dev.returncode is None, seen
+        assert dev.returncode is None, output
         yield
     finally:
         if dev.returncode is None:

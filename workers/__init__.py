@@ -1,3 +1,3 @@
 """The background workers."""
 
-import gateway  # noqa: F401  # before other imports, because it names a Python that is too old
+import gateway  # noqa: F401  # before other imports, because it reports a Python version that is too old

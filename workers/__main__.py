@@ -1,4 +1,4 @@
-"""`python -m workers [NAME …]`, the same as `capsule worker`: runs the named workers, or all of them."""
+"""Runs the named workers, or all of them: `python -m workers [NAME …]`, the same as `capsule worker`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from workers.webhooks import sender
 
 logger = structlog.get_logger()
 
-SERVING = ("deploys", "sites")  # hosted apps, while Redis is away too
-INTERVAL = 1.0  # seconds between two looks whether Redis takes writes
+WITHOUT_REDIS = ("deploys", "sites")  # these serve hosted apps even while Redis is unavailable
+REDIS_CHECK_SECONDS = 1.0  # between checks whether Redis accepts writes
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": sender.run,
     "deploys": builder.run,
@@ -41,7 +41,7 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
 
 
 async def run_workers(settings: Settings, names: list[str]) -> None:
-    """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it."""
+    """Run until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it."""
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
@@ -61,13 +61,13 @@ async def run_workers(settings: Settings, names: list[str]) -> None:
 
 
 async def _run_worker(name: str, settings: Settings, redis: asyncio.Task[None]) -> None:
-    if name not in SERVING:
+    if name not in WITHOUT_REDIS:
         await asyncio.shield(redis)
     await WORKERS[name](settings)
 
 
 async def wait_for_redis(settings: Settings) -> None:
-    """Until Redis takes writes, the log says why it does not, and what to do."""
+    """Wait until Redis accepts writes. Until then, the health check logs the reason and the remedy."""
     store = Store(settings.redis_url, ca_file=settings.ca_file)
     health = RedisHealth(store)
     try:
@@ -76,7 +76,7 @@ async def wait_for_redis(settings: Settings) -> None:
                 await health.check()
                 return
             end_if_canceled()
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(REDIS_CHECK_SECONDS)
     finally:
         await store.close()
 
@@ -84,13 +84,13 @@ async def wait_for_redis(settings: Settings) -> None:
 def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in WORKERS]
     if unknown:
-        print(f"There is no worker {unknown[0]!r}; choose from: {', '.join(WORKERS)}.", file=sys.stderr)
+        print(f"There is no worker {unknown[0]!r}. Choose from: {', '.join(WORKERS)}.", file=sys.stderr)
         return 2
     try:
         settings = load()
         _check_data_folder(settings, combine_names(settings, names or list(WORKERS)))
     except BadSettings as error:
-        print(f"The settings are wrong:\n{error}", file=sys.stderr)
+        print(f"The settings are invalid:\n{error}", file=sys.stderr)
         return 1
     log.configure(settings)
     tracing.start("capsule-workers")
@@ -102,10 +102,10 @@ def main(names: list[str]) -> int:
 
 
 def _check_data_folder(settings: Settings, names: list[str]) -> None:
-    """Raises BadSettings if workers that need the folder cannot write to it."""
+    """Raise BadSettings if workers that need the data folder cannot write to it."""
     needed = "sites" in names or ("deploys" in names and settings.deploy_engine == "local")
     if needed and (fault := find_folder_fault(Path(settings.data_dir))):
-        raise BadSettings(f"GATEWAY_DATA_DIR: {fault}; give the folder to the worker's user, or name another one")
+        raise BadSettings(f"GATEWAY_DATA_DIR: {fault}; give the folder to the worker's user, or set another folder")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""`capsule worker --check`: whether the workers of this host live.
+"""`capsule worker --check`: checks that the workers of this host are running.
 
-Each but `sites` shows that by its heartbeat. `sites` serves apps while Redis is away too, so its web server is asked.
+The check reads the heartbeat of each worker except `sites`. `sites` serves apps even while Redis is unavailable, so the
+check connects to its web server.
 """
 
 from __future__ import annotations
@@ -13,33 +14,31 @@ from pathlib import Path
 from gateway.errors import BackboneUnavailable
 from gateway.operations.keys import worker_key
 from gateway.redis.client import Store
-from gateway.redis.errors import backbone
 from gateway.settings import Settings
 from workers.heartbeat import worker_name
 
-NUMBERS_CHECKED = 10  # a restarted worker takes the next number until its old heartbeat has expired
+NUMBERS_CHECKED = 10  # a restarted worker uses the next number until its old heartbeat has expired
 CHECK_SECONDS = 4.0  # less than the timeout of a container's health check
 
 
 def combine_names(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Without shared storage, `deploys` is `sites` as well."""
+    """Remove `sites` if `deploys` includes it, as it does without shared storage."""
     if "deploys" in names and not settings.storage_url:
         return [name for name in names if name != "sites"]
     return list(names)
 
 
 async def find_fault(settings: Settings, names: Sequence[str]) -> str:
-    """Says which of these workers is not running on this host, and how that shows; empty if all are running."""
+    """Describe the first of these workers that is not running on this host; '' if all are running."""
     store = Store(settings.redis_url, ca_file=settings.ca_file)
     try:
-        with backbone():
-            async with asyncio.timeout(CHECK_SECONDS):
-                for name in names:
-                    if fault := await _find_worker_fault(settings, store, name):
-                        return fault
-    except BackboneUnavailable as error:
-        cause = error.__cause__
-        return f"Redis cannot be asked for heartbeats: {str(cause) or type(cause).__name__}"
+        async with asyncio.timeout(CHECK_SECONDS):
+            for name in names:
+                if fault := await _find_worker_fault(settings, store, name):
+                    return fault
+    except (BackboneUnavailable, TimeoutError) as error:
+        cause = error.__cause__ or error
+        return f"Redis cannot be read: {str(cause) or type(cause).__name__}"
     finally:
         await store.close()
     return ""
@@ -49,7 +48,7 @@ async def _find_worker_fault(settings: Settings, store: Store, name: str) -> str
     if name == "sites":
         return await _find_sites_fault(Path(settings.data_dir))
     if name == "deploys" and settings.deploy_engine == "external":
-        return ""  # an outside engine builds, and this worker waits without a heartbeat
+        return ""  # an external engine builds, and this worker waits without a heartbeat
     candidates = [worker_key(name, worker_name(number)) for number in range(1, NUMBERS_CHECKED + 1)]
     if any(await store.get_all(candidates)):
         return ""
@@ -57,7 +56,7 @@ async def _find_worker_fault(settings: Settings, store: Store, name: str) -> str
 
 
 async def _find_sites_fault(folder: Path) -> str:
-    from workers.hosting import web  # here, because it imports most of the workers' code
+    from workers.hosting import web  # imported here, because it loads most of the workers' code
 
     host, _, port = web.read_address(folder).rpartition(":")
     if not port:

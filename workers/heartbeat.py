@@ -1,8 +1,8 @@
-"""Heartbeats: how a worker shows that it is alive. `check.py` looks for them.
+"""Heartbeats, which show that a worker is alive. `check.py` reads them.
 
-A heartbeat is a key in Redis that expires unless its worker renews it. The key contains the worker's name: the name of
-its host and the lowest number that no other worker of its group on that host has. The workers that read a stream renew
-their heartbeat in `stream.py`, because the heartbeat also reserves their name there; `monitors` and `sites` use
+A heartbeat is a key in Redis that expires unless its worker renews it. The key contains the worker's name: its host
+name, and the lowest number that no other worker of its group on that host uses. The workers that read a stream renew
+their heartbeat in `stream.py`, because the heartbeat also reserves their name there. `monitors` and `sites` use
 `keep_heartbeat`.
 """
 
@@ -17,10 +17,9 @@ from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
 from gateway.redis.client import Store
-from gateway.redis.errors import backbone
 
-LISTED_SECONDS = 3_600  # that the list of these workers outlives the last of them
-INTERVAL = HEARTBEAT_SECONDS / 3  # seconds between two renewals
+LISTED_SECONDS = 3_600  # that the list of these workers outlives the last renewal
+RENEWAL_SECONDS = HEARTBEAT_SECONDS / 3  # between renewals
 
 
 def worker_name(number: int) -> str:
@@ -28,12 +27,12 @@ def worker_name(number: int) -> str:
 
 
 async def keep_heartbeat(store: Store, group: str) -> None:
-    """Renews the heartbeat of one worker for as long as its task runs."""
+    """Renew the heartbeat of one worker until canceled."""
     token, number = secrets.token_hex(8), 1
     while True:
         key = worker_key(group, worker_name(number))
-        # While Redis is away, the heartbeat expires unless it answers again in time.
-        with contextlib.suppress(BackboneUnavailable), backbone():
+        # If Redis is unavailable for too long, the heartbeat expires.
+        with contextlib.suppress(BackboneUnavailable):
             owner = await store.client.set(key, token, nx=True, get=True, ex=HEARTBEAT_SECONDS)
             if owner not in (None, token):
                 number += 1
@@ -43,4 +42,4 @@ async def keep_heartbeat(store: Store, group: str) -> None:
             await store.client.sadd(WORKERS_KEY, f"{group}:{worker_name(number)}")
             await store.client.expire(WORKERS_KEY, LISTED_SECONDS)
         end_if_canceled()
-        await asyncio.sleep(INTERVAL)
+        await asyncio.sleep(RENEWAL_SECONDS)

@@ -1,51 +1,47 @@
 """An account's API keys: several, each with a name, shown once and stored as a hash.
 
-- `{pNN}:keys:<account>` is the list, and decides which keys are valid: key id → the key's record
-- `key:<sha256>` finds the account and the id of a presented key. It is written before the key is listed and removed
-  after the key is no longer listed, so whatever is interrupted, each key that works can be found and revoked
+- `{pNN}:keys:<account>` is the list, which decides which keys are valid: key id → the key's record
+- `key:<sha256>` holds the account and the id of a presented key. It is written before the key is listed, and removed
+  after the key has left the list. So each key that works can be found and revoked, whatever is interrupted
 - `{pNN}:keys-used:<account>` has the time of each key's last use
 
-Each request with a key or a session reads the list, so a revocation counts in every process from the next request on.
-A process notes a key's use in memory, at most once a minute per key, and writes what it noted every two seconds: no
-request waits for that. While Redis fails, the notes wait.
+Each request with a key or a session reads the list, so a revocation applies to the next request in every process. A
+process notes a key's use in memory, at most once per minute and key, and writes its notes every two seconds: no request
+waits for that. While Redis fails, the notes wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import time
-from collections.abc import Sequence
 
 import msgspec
 import structlog
 
 from gateway.accounts import scripts
 from gateway.accounts.credentials import digest, new_key
-from gateway.accounts.keys import account_key, accounts_key, api_key_key, api_keys_key, api_keys_used_key
-from gateway.accounts.records import Account
+from gateway.accounts.keys import api_key_key, api_keys_key, api_keys_used_key
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import new_id, now_iso
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
-from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import compare_and_set
 
 logger = structlog.get_logger()
 
 MAX_KEYS = 20  # of one account
-# Operators can add a key to a full account, for an account holder who lost all of them.
+# Operators can add a key to a full account, for an account holder who lost all keys.
 MAX_KEYS_BY_OPERATORS = 25
 NAME_LENGTH = 100  # characters
-FIRST = "first"  # name of the key that is made with an account
-INTERVAL = 2.0  # seconds between two writes of uses
-NOTED_FOR = 60.0  # seconds in which a process notes a key's use once
+FIRST_NAME = "first"  # of the key that is created with an account
+WRITE_SECONDS = 2.0  # between two writes of uses
+NOTE_SECONDS = 60.0  # in which a process notes a key's use once
 MAX_NOTED = 20_000  # keys, in one process
-BATCH = 50  # accounts whose uses are written together
+ACCOUNTS_PER_WRITE = 50  # whose uses are written concurrently
 
 
 class KeyReference(msgspec.Struct, frozen=True):
-    """Names a key. As a text it is what `key:<sha256>` holds, and the subject of the sessions opened with the key."""
+    """The account and id of a key. Its text is the value of `key:<sha256>`, and the subject of the key's sessions."""
 
     account: str
     id: str
@@ -71,7 +67,7 @@ class ApiKey(msgspec.Struct, frozen=True):
 class ApiKeys:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._noted: dict[KeyReference, float] = {}  # when this process noted the key's use
+        self._noted: dict[KeyReference, float] = {}  # time at which this process noted the key's use
         self._unwritten: set[KeyReference] = set()
 
     # -- the account's list ----------------------------------------------------------------------------------
@@ -93,7 +89,7 @@ class ApiKeys:
         return key, secret
 
     async def list(self, account_id: str) -> list[tuple[ApiKey, str | None]]:
-        """The keys, newest first, each with the time of its last use."""
+        """Returns the keys, newest first, each with the time of its last use."""
         records = await self._store.client.hgetall(api_keys_key(account_id))
         used = await self._store.client.hgetall(api_keys_used_key(account_id))
         found = [msgspec.json.decode(record, type=ApiKey) for record in records.values()]
@@ -101,7 +97,7 @@ class ApiKeys:
         return [(key, now_iso(int(used[key.id]) / 1000) if key.id in used else None) for key in found]
 
     async def revoke(self, account_id: str, key_id: str) -> None:
-        """Ends the key and its sessions. Raises NotFound, and LastKey for the account's only key."""
+        """Revokes the key and its sessions. Raises NotFound, and LastKey for the account's only key."""
         revoked = await scripts.revoke_key(self._store, account_id, key_id)
         if revoked.verdict == "unknown":
             raise NotFound("There is no such API key in this account.")
@@ -113,40 +109,20 @@ class ApiKeys:
     # -- credentials -----------------------------------------------------------------------------------------
 
     async def identify(self, secret: str) -> KeyReference | None:
-        """Returns which key this is, or None if it is not valid."""
-        hashed = digest(secret)
-        text = await self._store.get(api_key_key(hashed))
-        if text is None:
-            return None
-        reference = KeyReference.parse(text)
-        if reference is None:
-            return await self._list_old(text, hashed)
-        return reference if await self.is_valid(reference) else None
+        """Returns the key's account and id, or None if the key is not valid."""
+        text = await self._store.get(api_key_key(digest(secret)))
+        reference = KeyReference.parse(text) if text else None
+        return reference if reference is not None and await self.is_valid(reference) else None
 
     async def is_valid(self, reference: KeyReference) -> bool:
         return bool(await self._store.client.hexists(api_keys_key(reference.account), reference.id))
 
-    async def _list_old(self, account_id: str, hashed: str) -> KeyReference | None:
-        """Lists the key of an account that an earlier version made, which wrote no more than the account's id."""
-        record = await self._store.get(account_key(account_id))
-        if record is None:
-            return None
-        made_at = msgspec.json.decode(record, type=Account).createdAt
-        milliseconds = int(datetime.datetime.fromisoformat(made_at).timestamp() * 1000)
-        # The same id in every process, so that several may list it at once.
-        key = ApiKey(f"key_{milliseconds:011x}{hashed[:10]}", FIRST, hashed, made_at)
-        reference = KeyReference(account_id, key.id)
-        text = msgspec.json.encode(key).decode()
-        await scripts.add_key(self._store, account_id, key.id, text, limit=MAX_KEYS_BY_OPERATORS + 1)
-        await compare_and_set(self._store, api_key_key(hashed), str(reference), expected=account_id)
-        return reference
-
     # -- last use --------------------------------------------------------------------------------------------
 
     def note_use(self, reference: KeyReference) -> None:
-        """Called for every request with a key or a session: nothing here waits."""
+        """Notes the use in memory, without waiting: every request with a key or a session calls this."""
         now = time.monotonic()
-        if now - self._noted.get(reference, -NOTED_FOR) < NOTED_FOR or len(self._unwritten) >= MAX_NOTED:
+        if now - self._noted.get(reference, -NOTE_SECONDS) < NOTE_SECONDS or len(self._unwritten) >= MAX_NOTED:
             return
         if len(self._noted) >= MAX_NOTED:
             self._noted.clear()
@@ -154,30 +130,22 @@ class ApiKeys:
         self._unwritten.add(reference)
 
     async def keep_writing_uses(self) -> None:
-        """Runs as long as the process."""
+        """Writes the noted uses every two seconds. Runs as long as the process."""
         while True:
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(WRITE_SECONDS)
             await self.write_uses()
 
     async def write_uses(self) -> None:
-        """Writes what was noted; what cannot be written waits. It may be written twice, with a later time."""
+        """Writes the noted uses. Those that cannot be written wait; some may be written twice, with a later time."""
         by_account: dict[str, list[str]] = {}
         for reference in self._unwritten:
             by_account.setdefault(reference.account, []).append(reference.id)
         accounts = list(by_account)
-        for first in range(0, len(accounts), BATCH):
-            batch = accounts[first : first + BATCH]
+        for first in range(0, len(accounts), ACCOUNTS_PER_WRITE):
+            batch = accounts[first : first + ACCOUNTS_PER_WRITE]
             try:
-                await asyncio.gather(*(scripts.use_keys(self._store, each, by_account[each]) for each in batch))
-                await self._list_accounts(batch)
+                await asyncio.gather(*(scripts.record_key_uses(self._store, each, by_account[each]) for each in batch))
             except BackboneUnavailable as error:
                 logger.debug("keys.uses_waiting", error=code_of(error.__cause__))
                 return
             self._unwritten -= {KeyReference(each, key_id) for each in batch for key_id in by_account[each]}
-
-    async def _list_accounts(self, account_ids: Sequence[str]) -> None:
-        """Lists accounts for operators that an earlier version made, which listed none."""
-        async with self._store.client.pipeline(transaction=False) as pipe:
-            for account_id in account_ids:
-                pipe.zadd(accounts_key(partition_tag(account_id)), {account_id: 0}, nx=True)
-            await pipe.execute()

@@ -1,13 +1,13 @@
-"""Creating and deleting apps on behalf of account holders, who may send several requests at once.
+"""Creates and deletes apps for account holders, who may send several requests at once.
 
-Creations and deletions of an account's apps happen one at a time: each holds a lock in Redis, for less time than the
-lock lives. So the plan's limit holds, and a name that is deleted and created at once belongs to one app.
+An account's apps are created and deleted one at a time: each creation and deletion holds a lock in Redis, for less time
+than the lock lives. So the plan's limit holds, and a name that is deleted and created at once belongs to one app.
 
-The name of an app that was live stays its account's for 30 days after the deletion: browsers of its visitors may still
-hold what its pages stored, and would hand it to the pages of another account at the same address.
+For 30 days after a live app is deleted, only its account can use its name. Browsers of its visitors may still have data
+that its pages stored, and would give it to another account's pages at the same address.
 
-An app that is created goes on with the requests of one that was deleted in the last minute: otherwise an account could
-exceed the rate of an app by creating and deleting apps.
+A new app inherits the rate window of an app that was deleted in the last minute. Otherwise an account could exceed the
+rate limit of an app by deleting and creating apps.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from gateway.redis.scripts import compare_and_set
 CHANGES_PER_MINUTE = 120  # creations, changes and deletions that an account may try
 FORMER_NAME_SECONDS = 30 * 86_400
 LOCK_SECONDS = 15
-CHANGE_SECONDS = 10.0  # that a creation or a deletion may take
-WAIT_SECONDS = 8.0  # for others of the account
-POLL_INTERVAL = 0.02
+CHANGE_SECONDS = 10.0  # for a creation or a deletion
+WAIT_SECONDS = 8.0  # for other creations and deletions of the account
+POLL_SECONDS = 0.02
 
 
 class AppChanges:
     def __init__(self, registry: Registry) -> None:
         self._registry, self._store = registry, registry.store
-        # Of this process, by account: so one request of each process asks Redis for the lock, and the others wait here.
+        # By account. One request of each process polls Redis for the lock; the others wait here.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def create(self, app: App, limit: int) -> None:
-        """Raises RateLimited, AppLimitReached and NameTaken."""
-        await self.count(app.account)
-        async with self._alone(app.account):
-            if len(await self._registry.apps_of(app.account)) >= limit:
+    async def create_app(self, app: App, limit: int) -> None:
+        """Creates an app, if its account has fewer than `limit`. Raises RateLimited, AppLimitReached and NameTaken."""
+        await self.count_change(app.account)
+        async with self._lock_apps(app.account):
+            if len(await self._registry.list_apps(app.account)) >= limit:
                 raise AppLimitReached(
                     f"Your plan allows {limit} app{'s' if limit > 1 else ''}; delete one, or choose a larger plan."
                 )
-            if await self._registry.find(app.name) is not None or await self._is_withheld(app):
+            if await self._registry.find_app(app.name) is not None or await self._is_withheld(app):
                 raise NameTaken
             try:
                 # The alias first: an app must be found by its id as soon as it is found by its name.
@@ -72,9 +72,9 @@ class AppChanges:
                     raise NameTaken from None
                 raise
 
-    async def count(self, account_id: str) -> None:
-        """Counts a creation, a change or a deletion that an account holder asks for. Raises RateLimited."""
-        tried, wait = await self._store.count(app_changes_key(account_id), 60)
+    async def count_change(self, account_id: str) -> None:
+        """Counts an attempt to create, change or delete an app. Raises RateLimited."""
+        tried, wait = await self._store.increment(app_changes_key(account_id), 60)
         if tried > CHANGES_PER_MINUTE:
             message = f"An account can create, change and delete {CHANGES_PER_MINUTE} apps per minute; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
@@ -83,12 +83,12 @@ class AppChanges:
         return await self._store.get(former_name_key(app.name)) not in (None, app.account)
 
     async def withhold_name(self, app: App) -> None:
-        """Keeps the name of a live app from other accounts, from its deletion on."""
+        """Withholds the name of a live app from other accounts after its deletion."""
         await self._store.client.set(former_name_key(app.name), app.account, ex=FORMER_NAME_SECONDS)
 
-    async def delete(self, app: App) -> None:
-        """May be repeated. Raises NotFound if the app now belongs to another account."""
-        async with self._alone(app.account):
+    async def delete_app(self, app: App) -> None:
+        """Deletes an app; can be repeated. Raises NotFound if the app now belongs to another account."""
+        async with self._lock_apps(app.account):
             await self._registry.delete_app(app)
             deleted = deleted_apps_key(app.account)
             async with self._store.client.pipeline(transaction=True) as pipe:
@@ -105,8 +105,8 @@ class AppChanges:
                 return
 
     @asynccontextmanager
-    async def _alone(self, account_id: str) -> AsyncGenerator[None]:
-        """Waits for other creations and deletions of the account. Raises BackboneUnavailable."""
+    async def _lock_apps(self, account_id: str) -> AsyncGenerator[None]:
+        """Waits for the account's other creations and deletions, then excludes them. Raises BackboneUnavailable."""
         key, token = app_lock_key(account_id), new_id("lock")
         queue = self._queues.setdefault(account_id, asyncio.Lock())
         try:
@@ -116,25 +116,25 @@ class AppChanges:
             raise _busy() from None
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._lock(key, token)
+                await self._acquire(key, token)
             async with asyncio.timeout(CHANGE_SECONDS):
                 yield
         except TimeoutError:
             raise _busy() from None
         finally:
             try:
-                await finish_despite_cancellation(self._unlock(key, token))
+                await finish_despite_cancellation(self._release(key, token))
             finally:
                 queue.release()
 
-    async def _lock(self, key: str, token: str) -> None:
+    async def _acquire(self, key: str, token: str) -> None:
         while True:
             if await self._store.client.set(key, token, nx=True, ex=LOCK_SECONDS):
                 return
-            await asyncio.sleep(POLL_INTERVAL)
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def _unlock(self, key: str, token: str) -> None:
-        """Leaves a lock that another request holds. One that cannot be removed expires."""
+    async def _release(self, key: str, token: str) -> None:
+        """Removes the lock, unless another request holds it. A lock that cannot be removed expires."""
         with contextlib.suppress(BackboneUnavailable):
             await compare_and_set(self._store, key, "", expected=token)
 

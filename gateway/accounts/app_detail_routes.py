@@ -1,4 +1,4 @@
-"""The account API: one app with all that its page shows, its security findings, and its crashes."""
+"""The account API: one app with the details of its page, its security findings, and its crashes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gateway.http.authentication import Caller
 from gateway.ids import now_iso
 from gateway.monitors import history
 from gateway.monitors.crashes import Crash
-from gateway.monitors.findings import MOST_OPEN
+from gateway.monitors.findings import MAX_OPEN
 from gateway.monitors.history import HealthDay
 from gateway.monitors.keys import certificate_key
 from gateway.process import Gateway, Injected
 from gateway.redis.partitions import partition_tag
 
 
-class Certificate(msgspec.Struct):
-    """Of the custom domain, when it was inspected last."""
+class CertificateView(msgspec.Struct):
+    """The certificate of the custom domain at its last inspection."""
 
     domain: str
     expiresAt: Time
@@ -34,40 +34,40 @@ class Certificate(msgspec.Struct):
 
 
 class AppDetails(AccountApp, kw_only=True):
-    """An app of the list, with what belongs to it alone."""
+    """An app of the list, with further details."""
 
     createdAt: Time
     liveDeploy: str | None  # id of the deploy that the app serves
     repository: RepositoryView | None
     build: Build | None
-    certificate: Certificate | None
+    certificate: CertificateView | None
     healthDays: list[HealthDay]  # of 90 days, oldest first; the last one is today, in UTC
 
 
-async def view_app(account: Account, app: App, gateway: Gateway) -> AppDetails:
+async def view_app_details(account: Account, app: App, gateway: Gateway) -> AppDetails:
     [listed] = await view_apps(account, [app], gateway)
     repository = app.repository
     return AppDetails(
         **msgspec.structs.asdict(listed),
         createdAt=app.createdAt,
-        liveDeploy=await gateway.deploys.live_id(app),
+        liveDeploy=await gateway.deploys.find_live_id(app),
         repository=None if repository is None else RepositoryView(repository.url, repository.branch),
         build=app.build,
         certificate=await _read_certificate(app, gateway),
-        healthDays=await history.read(gateway.store, account.id, app.id),
+        healthDays=await history.read_history(gateway.store, account.id, app.id),
     )
 
 
-async def _read_certificate(app: App, gateway: Gateway) -> Certificate | None:
+async def _read_certificate(app: App, gateway: Gateway) -> CertificateView | None:
     key = certificate_key(partition_tag(app.account), app.id)
     domain, expires, issuer = await gateway.store.client.hmget(key, ["domain", "expiresAt", "issuer"])
-    return Certificate(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
+    return CertificateView(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
 
 
 @get("/account/apps/{app:str}", errors=[NotFound])
 async def show_app(account: Caller, app: FromPath[str], gateway: Injected) -> AppDetails:
-    """One app, with its certificate and the history of its health."""
-    return await view_app(account, await require_own_app(app, account, gateway), gateway)
+    """Show an app, with its certificate and the history of its health."""
+    return await view_app_details(account, await require_own_app(app, account, gateway), gateway)
 
 
 @get("/account/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
@@ -75,19 +75,19 @@ async def list_findings(
     account: Caller,
     app: FromPath[str],
     gateway: Injected,
-    limit: Annotated[int, QueryParameter(ge=1, le=MOST_OPEN)] = 100,
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_OPEN)] = 100,
 ) -> list[Finding]:
-    """An app's open security findings, the most urgent first.
+    """List an app's open security findings, most urgent first.
 
-    Red ones come first, then those whose deadline is near.
+    Red findings come first, then those with the nearest deadline.
     """
     return (await gateway.findings.find_open(await require_own_app(app, account, gateway)))[:limit]
 
 
 @get("/account/apps/{app:str}/crashes", errors=[NotFound])
 async def list_crashes(account: Caller, app: FromPath[str], gateway: Injected) -> list[Crash]:
-    """An app's last 20 crashes of 30 days, newest first."""
+    """List an app's last 20 crashes of 30 days, newest first."""
     return await gateway.crashes.list(await require_own_app(app, account, gateway))
 
 
-HANDLERS = [show_app, list_findings, list_crashes]  # of the router of `account_apps.py`
+HANDLERS = [show_app, list_findings, list_crashes]  # for the router in `app_routes.py`

@@ -1,4 +1,4 @@
-"""The account API: listing, creating, changing and deleting the account's apps."""
+"""The account API: lists, creates, changes and deletes the account's apps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OwnRepository(msgspec.Struct):
 
 
 class AppSettings(msgspec.Struct):
-    """What an account sets for its app. The auth secret and the repository's credentials are left out."""
+    """The account holder's settings of an app, without the auth secret and the repository's credentials."""
 
     auth: dict[str, Any]
     repository: OwnRepository | None
@@ -67,15 +67,15 @@ def view_settings(app: App) -> AppSettings:
 async def create_app(account: Caller, data: JSONBody[NewApp], gateway: Injected) -> AccountApp:
     """Create an app.
 
-    Its name is the first part of its address. The plan says how many apps an account may have.
+    Its name is the first part of its address. The plan limits the number of apps.
     """
     check_name(data.name)
     check_new_name(data.name)
     check_service_host(data.name, gateway)
-    # Unlike that of an operators' app, the id is not the name: whoever uses the name next inherits nothing.
+    # Unlike an operators' app, it has an id of its own: the next app with this name inherits nothing.
     app_id = new_id("app").replace("_", "-")
     app = App(id=app_id, name=data.name, account=account.id, createdAt=now_iso())
-    await gateway.app_changes.create(app, gateway.settings.app_limits[account.plan])
+    await gateway.app_changes.create_app(app, gateway.settings.app_limits[account.plan])
     (view,) = await view_apps(account, [app], gateway)
     return view
 
@@ -87,19 +87,19 @@ def check_service_host(name: str, gateway: Gateway) -> None:
         raise RequestMalformed("name: this is the service's own address; choose another name.")
 
 
-@get("/account/apps/{app:str}/settings", summary="What the account set for an app", errors=[NotFound])
+@get("/account/apps/{app:str}/settings", summary="Show the settings of an app", errors=[NotFound])
 async def show_settings(account: Caller, app: FromPath[str], gateway: Injected) -> AppSettings:
     return view_settings(await require_own_app(app, account, gateway))
 
 
 @patch("/account/apps/{app:str}", errors=[RequestMalformed, NotFound, RateLimited])
 async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChange], gateway: Injected) -> AppSettings:
-    """Change how an app verifies tokens, and what it is built from.
+    """Change an app's token verification, repository and build.
 
-    A field that is left out stays as it is; null resets it. Repository and build count from the next deploy on.
+    A field that is left out stays as it is; null resets it. Repository and build apply from the next deploy on.
     """
     found = await require_own_app(app, account, gateway)
-    await gateway.app_changes.count(account.id)
+    await gateway.app_changes.count_change(account.id)
     changes: dict[str, Any] = {}
     if data.auth is not msgspec.UNSET:
         changes["auth"] = check_auth(data.auth or JwksAuth(), gateway)
@@ -114,7 +114,10 @@ async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChan
 
 
 def keep_credentials(repository: Repository | None, before: Repository | None) -> Repository | None:
-    """A repository at the same address keeps its credentials, which no answer shows, until they are given anew."""
+    """Keeps the credentials of a repository whose URL stays the same, unless new ones are given.
+
+    No response shows them, so a client cannot send them again.
+    """
     if repository is None or before is None or repository.credentials or repository.url != before.url:
         return repository
     return msgspec.structs.replace(repository, credentials=before.credentials)
@@ -124,10 +127,10 @@ def keep_credentials(repository: Repository | None, before: Repository | None) -
 async def delete_app(account: Caller, app: FromPath[str], gateway: Injected) -> None:
     """Delete an app.
 
-    It is no longer served, and its hooks, variables, sources and queued deploys are gone. This cannot be undone.
+    This also deletes its hooks, variables, sources and queued deploys, and cannot be undone.
     """
     found = await require_own_app(app, account, gateway)
-    await gateway.app_changes.count(account.id)
+    await gateway.app_changes.count_change(account.id)
     await forget_app(found, gateway)
 
 

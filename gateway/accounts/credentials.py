@@ -12,5 +12,5 @@ def new_key(prefix: str) -> str:
 
 
 def digest(key: str) -> str:
-    """A plain hash is enough: nobody can search through 256 random bits."""
+    """Returns the SHA-256 of a key. A plain hash is enough: nobody can search through 256 random bits."""
     return hashlib.sha256(key.encode()).hexdigest()

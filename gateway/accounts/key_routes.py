@@ -42,7 +42,7 @@ class ListedKey(KeyView):
     lastUsedAt: Time | None
 
 
-async def create(api_keys: ApiKeys, account_id: str, name: str, **limit: int) -> CreatedKey:
+async def create_and_view(api_keys: ApiKeys, account_id: str, name: str, **limit: int) -> CreatedKey:
     key, secret = await api_keys.create(account_id, name, **limit)
     return CreatedKey(key.id, key.name, key.createdAt, secret)
 
@@ -51,14 +51,14 @@ async def create(api_keys: ApiKeys, account_id: str, name: str, **limit: int) ->
 async def create_key(account: Caller, data: JSONBody[KeyName], gateway: Injected) -> CreatedKey:
     """Create an API key.
 
-    The answer holds the key, which is shown only here.
+    The response has the key, which is shown only here.
     """
-    return await create(gateway.registry.api_keys, account.id, data.name)
+    return await create_and_view(gateway.registry.api_keys, account.id, data.name)
 
 
 @get("/account/keys")
 async def list_keys(account: Caller, gateway: Injected) -> list[ListedKey]:
-    """The account's API keys, newest first.
+    """List the account's API keys, newest first.
 
     The time of the last use lags by up to a minute.
     """
@@ -70,7 +70,7 @@ async def list_keys(account: Caller, gateway: Injected) -> list[ListedKey]:
 async def revoke_key(account: Caller, key_id: FromPath[str], gateway: Injected) -> None:
     """Revoke an API key.
 
-    The key and the sessions that it opened are refused from the next request on. The account's only key stays.
+    The key and its sessions are refused from the next request on. The account's only key cannot be revoked.
     """
     await gateway.registry.api_keys.revoke(account.id, key_id)
 
@@ -79,11 +79,11 @@ async def revoke_key(account: Caller, key_id: FromPath[str], gateway: Injected) 
 async def create_key_for(account_id: FromPath[str], data: JSONBody[KeyName], gateway: Injected) -> CreatedKey:
     """Create an API key for an account.
 
-    For an account holder who lost theirs. The answer holds the key, which is shown only here.
+    For an account holder who lost theirs. The response has the key, which is shown only here.
     """
     if await gateway.registry.account(account_id) is None:
         raise NotFound
-    return await create(gateway.registry.api_keys, account_id, data.name, limit=MAX_KEYS_BY_OPERATORS)
+    return await create_and_view(gateway.registry.api_keys, account_id, data.name, limit=MAX_KEYS_BY_OPERATORS)
 
 
 ROUTES = [

@@ -12,14 +12,14 @@ When a record changes, the name of its key is published on the channel `changes`
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
 | `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
-| `{pNN}:app-changes:<account>` | string | number of creations and deletions of apps that were tried | 60 s |
-| `{pNN}:deleted-apps:<account>` | list | ids of its apps that were deleted, whose windows the next ones get | 60 s |
+| `{pNN}:app-changes:<account>` | string | number of attempts to create, change or delete an app | 60 s |
+| `{pNN}:deleted-apps:<account>` | list | ids of its deleted apps, whose windows its next new apps inherit | 60 s |
 | `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
 | `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
-| `session:<sha256>` | string | what opened a page's session: `<account> <key id>`, or `operator:<hash>` | 12 h |
+| `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, or `operator:<hash>` | 12 h |
 | `sessions:<sha256>` | list | hashes of the newest 20 sessions with one subject, by its hash | 12 h |
 | `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
 | `registered:<hash>` | string | number of registrations from one client address | 1 day |
@@ -30,7 +30,7 @@ from __future__ import annotations
 from gateway.redis.partitions import partition_tag
 
 REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
-REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `register.lua` says what for
+REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `count_registration.lua` explains why
 SESSIONS_PREFIX = "sessions:"
 REGISTERED_PREFIX = "registered:"
 

@@ -1,4 +1,4 @@
-"""The account API: the limits of one app and of its users, and what the app spent today."""
+"""The account API: the limits of an app and of its users, and the app's spend of today."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from litestar import Router, get, put
 from litestar.params import FromPath, JSONBody
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.records import Account, App, AppLimits, nano_euro
+from gateway.accounts.records import Account, App, AppLimits, to_nano_euro
 from gateway.bounds import Euro, Rate
 from gateway.deploys.routes import require_own_app
 from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
@@ -23,7 +23,7 @@ EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
 
 
 class LimitsView(msgspec.Struct):
-    """Null for a limit that is not set. Money is in euro per UTC day."""
+    """The limits of an app and of its users; null for none. Money is in euro per UTC day."""
 
     dailyEuro: str | None
     userDailyEuro: str | None
@@ -32,7 +32,7 @@ class LimitsView(msgspec.Struct):
 
 
 class LimitsChange(msgspec.Struct, forbid_unknown_fields=True):
-    """Null clears a limit; one that is left out stays. 0 lets nothing pass."""
+    """Null clears a limit; a limit that is left out stays. 0 refuses all requests."""
 
     dailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
     userDailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
@@ -55,11 +55,11 @@ class AppSpend(msgspec.Struct):
     day: str
     settled: int
     reserved: int
-    cap: int  # the app's, or that of the plan if none is set or the plan's is narrower
+    cap: int  # the narrower of the app's and the plan's
     widest: WidestLimits
 
 
-@get("/account/apps/{app:str}/limits", summary="The limits that are set for an app and its users", errors=[NotFound])
+@get("/account/apps/{app:str}/limits", summary="Show the limits of an app and its users", errors=[NotFound])
 async def show_limits(account: Caller, app: FromPath[str], gateway: Injected) -> LimitsView:
     return _view((await require_own_app(app, account, gateway)).limits or AppLimits())
 
@@ -70,47 +70,47 @@ async def change_limits(
 ) -> LimitsView:
     """Change an app's limits.
 
-    They narrow those of the plan, within a second, in every process.
+    They narrow the plan's limits, and apply within a second in every process.
     """
     found = await require_own_app(app, account, gateway)
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
-    _check(changes, _widest(found, account, gateway))
+    _check_limits(changes, _find_widest(found, account, gateway))
     return _view(await gateway.registry.change_limits(found, lambda limits: msgspec.structs.replace(limits, **changes)))
 
 
-@get("/account/apps/{app:str}/spend", summary="What an app spent today", errors=[NotFound])
+@get("/account/apps/{app:str}/spend", summary="Show an app's spend of today", errors=[NotFound])
 async def show_spend(account: Caller, app: FromPath[str], gateway: Injected) -> AppSpend:
     found = await require_own_app(app, account, gateway)
     day, fields = await gateway.store.today(), app_spend_fields(found.id)
     settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), fields)
     limits = limits_of(found, account.plan, gateway.settings)
     cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
-    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _widest(found, account, gateway))
+    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(found, account, gateway))
 
 
 def _view(limits: AppLimits) -> LimitsView:
     return LimitsView(**msgspec.structs.asdict(limits))
 
 
-def _widest(app: App, account: Account, gateway: Gateway) -> WidestLimits:
+def _find_widest(app: App, account: Account, gateway: Gateway) -> WidestLimits:
     allowed = allowed_limits(app.allowedRates, account.plan, gateway.settings)
     cap = format_euro(allowed.cap)
     return WidestLimits(cap, cap, allowed.requests, allowed.user_requests)
 
 
-def _check(changes: dict[str, str | int | None], widest: WidestLimits) -> None:
-    """Raises RequestMalformed, which says what the plan allows."""
+def _check_limits(changes: dict[str, str | int | None], widest: WidestLimits) -> None:
+    """Raises RequestMalformed, whose message names the plan's limit."""
     for name, value in changes.items():
-        bound = getattr(widest, name)
+        limit = getattr(widest, name)
         if isinstance(value, str):
             if not EURO.fullmatch(value):
                 raise RequestMalformed(
                     f'{name}: an amount in euro as text, such as "0.02", with at most nine decimals.'
                 )
-            if nano_euro(value) > nano_euro(bound):
-                raise RequestMalformed(f"{name}: the plan allows at most {bound} euro per day.")
-        elif value is not None and not 0 <= value <= bound:
-            raise RequestMalformed(f"{name}: from 0 to {bound}, the requests per minute that are allowed.")
+            if to_nano_euro(value) > to_nano_euro(limit):
+                raise RequestMalformed(f"{name}: the plan allows at most {limit} euro per day.")
+        elif value is not None and not 0 <= value <= limit:
+            raise RequestMalformed(f"{name}: from 0 to {limit} requests per minute.")
 
 
 def format_euro(nano: int) -> str:

@@ -39,7 +39,7 @@ SECRET_BYTES = 32
 class NewSecretAuth(
     SecretAuth, frozen=True, tag_field="kind", tag="secret", forbid_unknown_fields=True, omit_defaults=True
 ):
-    """With the secret as it is, which the record holds encrypted."""
+    """The auth of a request, with the plain secret. The record holds it encrypted."""
 
     secret: SigningSecret
 
@@ -48,7 +48,7 @@ NewAuth = JwksAuth | NewSecretAuth | BackendAuth
 
 
 class AppFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole record: fields that are left out are reset."""
+    """A complete record: fields that are left out are reset."""
 
     account: Id
     name: Id | None = None
@@ -66,7 +66,7 @@ class RepositoryView(msgspec.Struct):
 
 
 class AppView(msgspec.Struct):
-    """An app as operators see it: the auth secret and the repository's credentials are left out."""
+    """An app as operators see it, without the auth secret and the repository's credentials."""
 
     id: str
     name: str
@@ -81,7 +81,7 @@ class AppView(msgspec.Struct):
     url: str
 
 
-def app_view(app: App, gateway: Gateway) -> AppView:
+def view_app(app: App, gateway: Gateway) -> AppView:
     repository = app.repository
     return AppView(
         id=app.id,
@@ -103,8 +103,8 @@ def view_auth(auth: Auth) -> dict[str, Any]:
 
 
 async def require_app(app: str, gateway: Gateway) -> App:
-    """Raises NotFound."""
-    record: App | None = await gateway.registry.find(app)
+    """Returns the app with this id or name. Raises NotFound."""
+    record: App | None = await gateway.registry.find_app(app)
     if record is None:
         raise NotFound
     return record
@@ -114,9 +114,9 @@ async def require_app(app: str, gateway: Gateway) -> App:
 async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Injected) -> AppView:
     """Create or replace an app.
 
-    `limits` replace the service's own limits for this app, and may be wider. Those that the account holder set stay.
+    `limits` replace the service's limits for this app, and can be wider. The account holder's limits stay.
     """
-    before = await gateway.registry.find(app)
+    before = await gateway.registry.find_app(app)
     name = data.name or (before.name if before else app)
     await check_names(app, name, data.account, before, gateway)
     record = App(
@@ -133,25 +133,25 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
     )
     await gateway.registry.put_app(record, before)
     if before is not None and before.account != record.account:
-        await gateway.environments.forget(before)
-    return app_view(record, gateway)
+        await gateway.environments.forget_variables(before)
+    return view_app(record, gateway)
 
 
 async def check_names(app: str, name: str, account: str, before: App | None, gateway: Gateway) -> None:
-    """Raises RequestMalformed."""
+    """Raises RequestMalformed for an invalid or taken name, or an unknown account."""
     check_name(app)
     check_name(name)
     for new in {app, name} - ({before.id, before.name} if before else set()):
         check_new_name(new)
     if await gateway.registry.account(account) is None:
         raise RequestMalformed("account: there is no such account.")
-    taken = await gateway.registry.find(name)
+    taken = await gateway.registry.find_app(name)
     if taken is not None and (before is None or taken.id != before.id):
         raise RequestMalformed("name: another app has this name.")
 
 
 def check_name(name: str) -> None:
-    """Raises RequestMalformed."""
+    """Raises RequestMalformed unless the name is a DNS label."""
     if not SLUG.fullmatch(name):
         raise RequestMalformed(
             "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
@@ -159,13 +159,13 @@ def check_name(name: str) -> None:
 
 
 def check_new_name(name: str) -> None:
-    """Raises RequestMalformed."""
+    """Raises RequestMalformed for a name that is reserved for previews."""
     if PREVIEW.fullmatch(name):
         raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
 
 
 def check_auth(auth: NewAuth, gateway: Gateway) -> Auth:
-    """Returns the record to store, with its secret sealed. Raises RequestMalformed."""
+    """Returns the auth to store, with its secret encrypted. Raises RequestMalformed."""
     if isinstance(auth, NewSecretAuth):
         if len(auth.secret.encode()) < SECRET_BYTES:
             raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
@@ -182,15 +182,16 @@ def check_auth(auth: NewAuth, gateway: Gateway) -> Auth:
 
 
 def check_repository(repository: Repository | None, gateway: Gateway) -> Repository | None:
-    """Returns the record to store: user name and password leave the URL and are sealed. Raises RequestMalformed."""
+    """Returns the repository to store, with user name and password encrypted and outside the URL.
+
+    Raises RequestMalformed.
+    """
     if repository is None:
         return None
     if not BRANCH.fullmatch(repository.branch):
-        raise RequestMalformed(
-            "repository.branch: git does not accept this as the name of a branch; use one such as main."
-        )
+        raise RequestMalformed("repository.branch: git does not accept this branch name; use one such as main.")
     if repository.credentials:
-        raise RequestMalformed("repository: put user name and password into the url: https://user:password@…")
+        raise RequestMalformed("repository: put user name and password into the URL: https://user:password@…")
     scheme, _, rest = repository.url.partition("://")
     authority, slash, path = rest.partition("/")
     credentials, _, host = authority.rpartition("@")
@@ -206,7 +207,7 @@ def check_repository(repository: Repository | None, gateway: Gateway) -> Reposit
 
 
 def check_build(build: Build | None) -> Build | None:
-    """Raises RequestMalformed."""
+    """Returns the build unchanged. Raises RequestMalformed."""
     if build is None:
         return None
     output = PurePosixPath(build.output)
@@ -219,7 +220,7 @@ def check_build(build: Build | None) -> Build | None:
 
 
 def check_domain(domain: str | None) -> str | None:
-    """Returns the domain in lower case without a final dot. Raises RequestMalformed."""
+    """Returns the domain in lower case, without a final dot. Raises RequestMalformed."""
     if domain is None:
         return None
     if not DOMAIN.fullmatch(domain := domain.lower().rstrip(".")):
@@ -230,7 +231,7 @@ def check_domain(domain: str | None) -> str | None:
 @get("/apps/{app:str}", errors=[NotFound])
 async def get_app(app: FromPath[str], gateway: Injected) -> AppView:
     """Show an app."""
-    return app_view(await require_app(app, gateway), gateway)
+    return view_app(await require_app(app, gateway), gateway)
 
 
 @delete("/apps/{app:str}", errors=[NotFound])
@@ -240,16 +241,16 @@ async def delete_app(app: FromPath[str], gateway: Injected) -> None:
 
 
 async def forget_app(app: App, gateway: Gateway) -> None:
-    """Deletes an app with all that belongs to it. Raises NotFound if it now belongs to another account.
+    """Deletes an app with all its data. Raises NotFound if it now belongs to another account.
 
-    The record goes last, so that an interrupted deletion can be repeated.
+    The record is deleted last, so that an interrupted deletion can be repeated.
     """
-    if await gateway.deploys.live_id(app) is not None:
+    if await gateway.deploys.find_live_id(app) is not None:
         await gateway.app_changes.withhold_name(app)
     await gateway.hooks.forget_app(app)
-    await gateway.environments.forget(app)
+    await gateway.environments.forget_variables(app)
     await gateway.deploys.forget_app(app)
-    await gateway.app_changes.delete(app)
+    await gateway.app_changes.delete_app(app)
 
 
 ROUTES = [

@@ -1,7 +1,7 @@
-"""The operators: who may use the operators' API, by name.
+"""The operators, by name: only they can use the operators' API.
 
-`GATEWAY_OPERATOR_TOKEN` is one token that operators share; `GATEWAY_OPERATOR_TOKENS` gives each a token of their own.
-The audit trail names the operator, and the token by a fingerprint that does not give the token away.
+`GATEWAY_OPERATOR_TOKEN` is one token that operators share; `GATEWAY_OPERATOR_TOKENS` gives each operator a token. The
+audit trail has the operator's name, and a fingerprint of the token that does not reveal it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import msgspec
 from gateway.accounts.credentials import digest
 from gateway.settings import Settings
 
-SHARED = "operator"  # name of those who use the shared token
+SHARED_NAME = "operator"  # of operators who use the shared token
 
 
 class Operator(msgspec.Struct, frozen=True):
     name: str
     fingerprint: str  # 8 hex digits
-    subject: str  # of their sessions. It changes with the token, which ends the sessions
+    subject: str  # of their sessions; it changes with the token, which ends the sessions
 
 
 class Operators:
     def __init__(self, settings: Settings) -> None:
-        shared = {SHARED: settings.operator_token} if settings.operator_token else {}
-        self._tokens = {_operator(name, token): token for name, token in {**shared, **settings.operator_tokens}.items()}
+        shared = {SHARED_NAME: settings.operator_token} if settings.operator_token else {}
+        self._tokens = {
+            _build_operator(name, token): token for name, token in {**shared, **settings.operator_tokens}.items()
+        }
 
     def find(self, credential: str) -> Operator | None:
-        """The operator of a token. Compares with all of them, each in constant time."""
+        """Returns the operator of a token. Compares with all tokens, each in constant time."""
         found = None
         for operator, token in self._tokens.items():
             if hmac.compare_digest(credential.encode(), token.encode()):
@@ -40,6 +42,6 @@ class Operators:
         return next((operator for operator in self._tokens if operator.subject == subject), None)
 
 
-def _operator(name: str, token: str) -> Operator:
+def _build_operator(name: str, token: str) -> Operator:
     fingerprint = hashlib.sha256(b"fingerprint:" + token.encode()).hexdigest()[:8]
     return Operator(name, fingerprint, f"operator:{digest(token)[:32]}")

@@ -1,8 +1,8 @@
-"""What one account's API requests may take of a process, which others' streams share: two at a time, and a fifth of its
-time.
+"""Limits the account API per account and process: two requests at a time, and a fifth of the process's time.
 
-Requests beyond that wait for a moment, in order, and are refused if it lasts. Nobody notices who does not ask hundreds
-of times in a second: time that an account has not used is saved, up to 0.3 s.
+A process also serves the streams of other accounts. Requests beyond the limits wait in order, and are refused after
+`WAIT_SECONDS`. An account saves up to `SAVED_SECONDS` of unused time, so only accounts that send hundreds of requests
+per second have to wait.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import Any
 
 from gateway.errors import RateLimited
 
-AT_ONCE = 2  # requests of an account whose answers have not begun
-WAITING, WAIT_SECONDS = 500, 10.0
-SHARE, SAVED_SECONDS = 0.2, 0.3  # of the process's time
-OVERHEAD = 0.001  # seconds of each request that no step of its own takes: HTTP, the answers of Redis
-ACCOUNTS = 10_000  # remembered
-LANE, LEAVE, UNPACED = "lane", "leave_lane", "unpaced"  # in a request's state, and an option of routes
+MAX_RUNNING = 2  # requests of an account whose responses have not begun
+MAX_WAITING, WAIT_SECONDS = 500, 10.0  # requests of an account
+TIME_SHARE, SAVED_SECONDS = 0.2, 0.3  # of the process's time
+OVERHEAD_SECONDS = 0.001  # charged per request for HTTP and the answers of Redis, which no step of it includes
+MAX_LANES = 10_000  # before idle ones are dropped
+LANE, LEAVE = "lane", "leave_lane"  # in a request's state
+UNPACED = "unpaced"  # an option of routes
 
 
 class Lane:
-    """The requests of one account."""
+    """The running and waiting requests of one account."""
 
     def __init__(self) -> None:
         self._running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._spent, self._at = 0.0, time.monotonic()  # seconds of the process, and when that was so
+        self._spent, self._at = 0.0, time.monotonic()  # seconds of the process, and the time of this figure
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -38,41 +39,41 @@ class Lane:
 
     def charge(self, seconds: float) -> None:
         now = time.monotonic()
-        self._spent = max(0.0, self._spent - SHARE * (now - self._at)) + seconds
+        self._spent = max(0.0, self._spent - TIME_SHARE * (now - self._at)) + seconds
         self._at = now
 
     def _pause(self) -> float:
-        """Seconds until the account may go on."""
-        return max(0.0, (self._spent - SAVED_SECONDS) / SHARE - (time.monotonic() - self._at))
+        """Returns the seconds until the account's next request may start."""
+        return max(0.0, (self._spent - SAVED_SECONDS) / TIME_SHARE - (time.monotonic() - self._at))
 
     async def enter(self) -> Callable[[], None]:
-        """Waits for a turn. The caller ends it by calling the returned function once. Raises RateLimited."""
-        if self._waiting or self._running >= AT_ONCE or self._pause():
+        """Waits for a slot. The caller frees it by calling the returned function once. Raises RateLimited."""
+        if self._waiting or self._running >= MAX_RUNNING or self._pause():
             await self._wait()
         else:
             self._running += 1
         return self._leave
 
     async def _wait(self) -> None:
-        if len(self._waiting) >= WAITING:
-            raise self._refusal()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        if len(self._waiting) >= MAX_WAITING:
+            raise self._build_refusal()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         self._serve()
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await turn
+                await waiter
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 self._leave()
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
             if isinstance(error, TimeoutError):
-                raise self._refusal() from None
+                raise self._build_refusal() from None
             raise
 
-    def _refusal(self) -> RateLimited:
-        message = "The account has too many requests under way; try again after the time in Retry-After."
+    def _build_refusal(self) -> RateLimited:
+        message = "The account has too many requests in progress; try again after the time in Retry-After."
         return RateLimited(message, retry_after=max(1.0, self._pause()))
 
     def _leave(self) -> None:
@@ -83,14 +84,14 @@ class Lane:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._waiting and self._running < AT_ONCE:
+        while self._waiting and self._running < MAX_RUNNING:
             if pause := self._pause():
                 self._timer = asyncio.get_running_loop().call_later(pause, self._serve)
                 return
-            turn = self._waiting.popleft()
-            if not turn.done():
+            waiter = self._waiting.popleft()
+            if not waiter.done():
                 self._running += 1
-                turn.set_result(None)
+                waiter.set_result(None)
 
 
 class Pacing:
@@ -98,32 +99,32 @@ class Pacing:
         self._lanes: OrderedDict[str, Lane] = OrderedDict()
 
     async def admit(self, account: str, state: dict[str, Any], *, paced: bool = True) -> None:
-        """Lets the request with this state wait for its turn, and charges its account. Raises RateLimited.
+        """Waits until the request with this state may run, and charges its account. Raises RateLimited.
 
-        One that is not `paced` ends its turn at once, because it may last.
+        A request that is not `paced`, because it may take long, frees its slot at once.
         """
         lane = self._lanes.setdefault(account, Lane())
         self._lanes.move_to_end(account)
-        if len(self._lanes) > ACCOUNTS:
+        if len(self._lanes) > MAX_LANES:
             self._lanes = OrderedDict((id, each) for id, each in self._lanes.items() if not each.is_idle)
             self._lanes[account] = lane
         state[LANE] = lane
-        lane.charge(OVERHEAD)
-        end = await lane.enter()
+        lane.charge(OVERHEAD_SECONDS)
+        leave = await lane.enter()
         if paced:
-            state[LEAVE] = end
+            state[LEAVE] = leave
         else:
-            end()
+            leave()
 
 
-def leave(state: dict[str, Any]) -> None:
-    """Ends the turn of a request, if it has one: its answer begins, or it has ended."""
-    if (end := state.pop(LEAVE, None)) is not None:
-        end()
+def leave_lane(state: dict[str, Any]) -> None:
+    """Frees the slot of a request, if it has one. Called when its response begins, or when it ends."""
+    if (leave := state.pop(LEAVE, None)) is not None:
+        leave()
 
 
 class RequestMeter:
-    """Runs a request, and charges each of its steps to its account."""
+    """Runs a request, and charges the time of each of its steps to its account."""
 
     def __init__(self, running: Coroutine[Any, Any, None], state: dict[str, Any]) -> None:
         self._running, self._state = running, state
@@ -147,4 +148,4 @@ class RequestMeter:
                     error = raised
         finally:
             self._running.close()
-            leave(self._state)
+            leave_lane(self._state)

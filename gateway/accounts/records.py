@@ -72,7 +72,7 @@ class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     credentials: Sealed = ""  # user name and password
 
     def clone_url(self, vault: Vault) -> str:
-        """The url with its user name and password. Raises NoEncryptionKey."""
+        """Returns the URL with user name and password. Raises NoEncryptionKey."""
         if not self.credentials:
             return self.url
         scheme, _, rest = self.url.partition("://")
@@ -86,14 +86,14 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class AllowedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Requests in any 60 seconds that operators allow an app, in place of the service's limits."""
+    """The requests in any 60 seconds that operators allow an app, in place of the service's limits."""
 
     requestsPerMinute: Rate | None = None
     userRequestsPerMinute: Rate | None = None
 
 
 class AppLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
-    """What the account holder narrows an app's limits to. Money is in euro per UTC day, as decimal strings."""
+    """The narrower limits that the account holder sets for an app. Money is in euro per UTC day, as decimal strings."""
 
     dailyEuro: str | None = None
     userDailyEuro: str | None = None
@@ -102,16 +102,16 @@ class AppLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @functools.cached_property
     def cap(self) -> int | None:
-        """Nano-euro."""
-        return None if self.dailyEuro is None else nano_euro(self.dailyEuro)
+        """The app's daily cap in nano-euro."""
+        return None if self.dailyEuro is None else to_nano_euro(self.dailyEuro)
 
     @functools.cached_property
     def user_cap(self) -> int | None:
-        """Nano-euro."""
-        return None if self.userDailyEuro is None else nano_euro(self.userDailyEuro)
+        """The daily cap of each of its users in nano-euro."""
+        return None if self.userDailyEuro is None else to_nano_euro(self.userDailyEuro)
 
 
-def nano_euro(euro: str) -> int:
+def to_nano_euro(euro: str) -> int:
     return int(Decimal(euro) * NANO)
 
 
@@ -134,33 +134,13 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
 
     @functools.cached_property
     def auth_digest(self) -> bytes:
-        """Identifies the app and its way to verify tokens: keys and verified tokens are remembered under it.
+        """Identifies the app and its token verification: keys and verified tokens are cached under it.
 
         It changes when the app moves to another account or is created again, and when a rename changes the address of
         its keys.
         """
         name = self.name if isinstance(self.auth, JwksAuth) and not self.auth.url else ""
         return hashlib.sha256(msgspec.json.encode((self.id, self.account, self.createdAt, name, self.auth))).digest()
-
-
-def read_app(text: str) -> App:
-    """The app of a record.
-
-    Of a record from before `bounds`, the fields that are too large are left out; without its `auth` the app takes no
-    token until its account sets that again.
-    """
-    try:
-        return msgspec.json.decode(text, type=App)
-    except msgspec.ValidationError:
-        fields = msgspec.json.decode(text)
-    for field in msgspec.structs.fields(App):
-        try:
-            msgspec.convert(fields.get(field.encode_name), field.type | None)
-        except msgspec.ValidationError:
-            del fields[field.encode_name]
-            if field.name == "auth":
-                fields["auth"] = msgspec.to_builtins(BackendAuth(url=""))
-    return msgspec.convert(fields, App)
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The account API: the account, its apps, and what the service can do for it."""
+"""The account API: the account, its apps, and the service's capabilities."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from litestar.types import ControllerRouterHandler
 from gateway.accounts.records import Account, App
 from gateway.deploys.addresses import live_url
 from gateway.errors import BackboneUnavailable, CsrfRefused, RegistrationsClosed, RequestMalformed
-from gateway.events.catalog import Time
-from gateway.events.deliveries import SHARE
+from gateway.events.catalog import SAMPLES, Time
+from gateway.events.deliveries import SHARE_BYTES
 from gateway.http.authentication import (
     ACCOUNT_DEPENDENCY,
     ACCOUNT_SECURITY,
     Caller,
     account_only,
-    bearer,
     is_operator_token,
+    read_bearer,
     require_account,
 )
 from gateway.inference.availability import InferenceStatus
 from gateway.inference.keys import spend_key
-from gateway.inference.request import BODY_LIMIT
+from gateway.inference.request import BODY_BYTES
 from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
 from gateway.monitors import health
 from gateway.monitors.health import OpenFindings
@@ -35,7 +35,7 @@ from gateway.process import Gateway, Injected
 from gateway.settings import Plan
 
 
-class Limits(msgspec.Struct):
+class ServiceLimits(msgspec.Struct):
     requestsPerMinutePerApp: int
     requestsPerMinutePerUser: int
     maxRequestBytes: int
@@ -43,12 +43,12 @@ class Limits(msgspec.Struct):
     deploysPerDay: int | msgspec.UnsetType = msgspec.UNSET  # left out for operators
 
 
-def limits(gateway: Gateway, plan: Plan | None) -> Limits:
+def view_limits(gateway: Gateway, plan: Plan | None) -> ServiceLimits:
     settings = gateway.settings
-    return Limits(
+    return ServiceLimits(
         requestsPerMinutePerApp=settings.rate_limits.app,
         requestsPerMinutePerUser=settings.rate_limits.user,
-        maxRequestBytes=BODY_LIMIT,
+        maxRequestBytes=BODY_BYTES,
         maxOutputTokens=MAX_OUTPUT_TOKENS,
         deploysPerDay=msgspec.UNSET if plan is None else settings.deploy_quotas[plan],
     )
@@ -67,17 +67,18 @@ class Capabilities(msgspec.Struct):
     managedInferenceStatus: InferenceStatus
     models: list[str]
     defaultModel: str
-    limits: Limits
+    eventTypes: list[str]  # that webhooks receive
+    limits: ServiceLimits
 
 
 @get("/capabilities", tags=["Account"], security=[{"apiKey": []}, {"operatorToken": []}])
 async def capabilities(request: Request[Any, Any, State], gateway: Injected) -> Capabilities:
-    """What the service can do now.
+    """Show what the service can do now.
 
-    Takes an account's API key or the operator token.
+    Takes an account's API key or an operator token.
     """
     plan = None
-    if not is_operator_token(gateway, bearer(request)):
+    if not is_operator_token(gateway, read_bearer(request)):
         account = await require_account(request, gateway)
         await gateway.pacing.admit(account.id, request.scope["state"])
         plan = account.plan
@@ -87,7 +88,8 @@ async def capabilities(request: Request[Any, Any, State], gateway: Injected) -> 
         managedInferenceStatus=status,
         models=list(PRICES),
         defaultModel=DEFAULT_MODEL,
-        limits=limits(gateway, plan),
+        eventTypes=list(SAMPLES),
+        limits=view_limits(gateway, plan),
     )
 
 
@@ -101,23 +103,23 @@ class Spend(msgspec.Struct):
 
 
 class StorageUse(msgspec.Struct):
-    """Bytes of the account's delivery log and of the data of its events."""
+    """The bytes of the account's delivery log and of the data of its events."""
 
     bytes: int
-    limit: int  # the oldest deliveries make room for new ones; an event that still does not fit is dropped
+    limit: int  # above it, the oldest deliveries are removed; an event that still does not fit is dropped
 
 
 class AccountView(msgspec.Struct):
     id: str
     name: str
     plan: Plan
-    limits: Limits
+    limits: ServiceLimits
     spend: Spend
     deploysToday: int
     storage: StorageUse
 
 
-@get("/account", summary="The account, its limits, and what it spent today")
+@get("/account", summary="Show the account, its limits, and its spend of today")
 async def show_account(account: Caller, gateway: Injected) -> AccountView:
     day = await gateway.store.today()
     settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
@@ -125,10 +127,10 @@ async def show_account(account: Caller, gateway: Injected) -> AccountView:
         id=account.id,
         name=account.name,
         plan=account.plan,
-        limits=limits(gateway, account.plan),
+        limits=view_limits(gateway, account.plan),
         spend=Spend(day, int(settled or 0), int(reserved or 0), gateway.settings.daily_caps[account.plan]),
         deploysToday=await gateway.deploys.count_today(account.id, day),
-        storage=StorageUse(await gateway.webhooks.stored_bytes(account.id), SHARE),
+        storage=StorageUse(await gateway.webhooks.count_stored_bytes(account.id), SHARE_BYTES),
     )
 
 
@@ -147,14 +149,14 @@ class AccountApp(msgspec.Struct):
     openFindings: OpenFindings
 
 
-@get("/account/apps", summary="The account's apps, with their health")
+@get("/account/apps", summary="List the account's apps, with their health")
 async def list_apps(account: Caller, gateway: Injected) -> list[AccountApp]:
-    return await view_apps(account, await gateway.registry.apps_of(account.id), gateway)
+    return await view_apps(account, await gateway.registry.list_apps(account.id), gateway)
 
 
 async def view_apps(account: Account, apps: Sequence[App], gateway: Gateway) -> list[AccountApp]:
-    """In the same order."""
-    monitored = await health.of_apps(gateway.store, account, apps)
+    """Returns the apps as their account sees them, in the same order."""
+    monitored = await health.read_monitored_apps(gateway.store, [(app, account) for app in apps])
     return [
         AccountApp(
             id=app.id,
@@ -179,15 +181,15 @@ class NewKey(msgspec.Struct):
 
 @post("/register", tags=["Account"], errors=[RequestMalformed, CsrfRefused, RegistrationsClosed, BackboneUnavailable])
 async def register(request: Request[Any, Any, State], data: JSONBody[Registration], gateway: Injected) -> NewKey:
-    """A new account on the free plan.
+    """Create an account on the free plan.
 
-    The answer holds its API key, which is shown only here.
+    The response has its API key, which is shown only here.
     """
     if "origin" in request.headers:  # another site's page must not use up the day's registrations
         gateway.sessions.require_own_origin(request)
     per_day = gateway.settings.registrations_per_day
     await gateway.sessions.count_registration(request, per_day)
-    account, api_key = await gateway.registry.register(data.name, per_day)
+    account, api_key = await gateway.registry.register_account(data.name, per_day)
     return NewKey(account.id, api_key)
 
 

@@ -1,10 +1,10 @@
 """Browser sessions: account holders at /dashboard, operators at /ops.
 
 A session is a random token in a cookie that scripts cannot read. For twelve hours, Redis keeps the token's hash and
-the session's subject: the API key that opened it, or a fingerprint of the operator token. A session ends with its key,
-and when its subject has opened twenty more.
+the session's subject: the API key that opened it, or a fingerprint of the operator token. A session ends when its key
+is revoked, and when its subject has opened twenty more.
 
-Every log-in counts as failed until it has succeeded, so that concurrent attempts cannot get past the limit.
+Every log-in counts as failed until it succeeds, so that concurrent attempts cannot exceed the limit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from gateway.redis.client import Store
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 SESSION_SECONDS = 12 * 3600
-MOST_SESSIONS = 20  # of one API key or operator
-REGISTERED_SHARE, LEAST_REGISTERED = 10, 3  # of a day's registrations, one address may make a tenth, or three
-FAILED_A_MINUTE = 10  # log-ins per client address
+MAX_SESSIONS = 20  # of one API key or operator
+REGISTRATIONS_DIVISOR, MIN_REGISTRATIONS = (
+    10,
+    3,
+)  # one address can make a tenth of a day's registrations, at least three
+FAILED_PER_MINUTE = 10  # log-ins per client address
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
@@ -37,21 +40,21 @@ class Sessions:
         self._store, self._base = store, urlsplit(base_url)
 
     async def open(self, subject: str) -> str:
-        """Returns the token of a new session, for which the subject's oldest ones beyond the limit end."""
+        """Returns the token of a new session, and ends the subject's oldest sessions beyond the limit."""
         token = secrets.token_urlsafe(32)
         own, sessions = digest(token), SESSIONS_PREFIX + digest(subject)
         await self._store.client.set(session_key(own), subject, ex=SESSION_SECONDS)
         async with self._store.client.pipeline(transaction=True) as pipe:
             pipe.lpush(sessions, own)
-            pipe.lrange(sessions, MOST_SESSIONS, -1)
-            pipe.ltrim(sessions, 0, MOST_SESSIONS - 1)
+            pipe.lrange(sessions, MAX_SESSIONS, -1)
+            pipe.ltrim(sessions, 0, MAX_SESSIONS - 1)
             pipe.expire(sessions, SESSION_SECONDS)
             _, ended, *_ = await pipe.execute()
         for each in ended:
             await self._store.client.delete(session_key(each))
         return token
 
-    async def subject(self, token: str) -> str | None:
+    async def find_subject(self, token: str) -> str | None:
         return await self._store.get(session_key(digest(token))) if token else None
 
     async def close(self, token: str) -> None:
@@ -59,21 +62,21 @@ class Sessions:
 
     # -- cookies ---------------------------------------------------------------------------------------------
 
-    async def subject_of(self, request: Request[Any, Any, State], cookie: str) -> str | None:
+    async def read_subject(self, request: Request[Any, Any, State], cookie: str) -> str | None:
         """Returns the subject of the request's session. Raises CsrfRefused if another site's page may have sent it."""
-        subject = await self.subject(self.token_of(request, cookie))
+        subject = await self.find_subject(self.read_token(request, cookie))
         if subject is not None:
             self.require_own_origin(request)
         return subject
 
-    def token_of(self, request: Request[Any, Any, State], cookie: str) -> str:
+    def read_token(self, request: Request[Any, Any, State], cookie: str) -> str:
         return request.cookies.get(self._cookie_name(cookie), "")
 
     def require_own_origin(self, request: Request[Any, Any, State]) -> None:
-        """Raises CsrfRefused for an unsafe request that does not come from a page of the service itself.
+        """Raises CsrfRefused for an unsafe request that does not come from a page of the service.
 
-        SameSite=Strict alone is not enough: customers' apps may share the service's registrable domain, which makes
-        them the same site. Browsers send the page's origin with every unsafe request, and pages cannot change it.
+        SameSite=Strict is not enough: customers' apps may share the service's registrable domain, and are then the same
+        site. Browsers send the page's origin with every unsafe request, and pages cannot change it.
         """
         if request.method in SAFE_METHODS:
             return
@@ -82,8 +85,8 @@ class Sessions:
         if request.headers.get("origin") not in own:
             raise CsrfRefused
 
-    def cookie(self, cookie: str, token: str) -> Cookie:
-        """Returns the cookie that holds the token. An empty token deletes the cookie."""
+    def build_cookie(self, cookie: str, token: str) -> Cookie:
+        """Returns the cookie with the token. An empty token deletes the cookie."""
         return Cookie(
             key=self._cookie_name(cookie),
             value=token,
@@ -102,15 +105,15 @@ class Sessions:
 
     @asynccontextmanager
     async def attempt(self, request: Request[Any, Any, State]) -> AsyncGenerator[None]:
-        """Checks a credential in its body: the attempt counts as failed unless the body ends without an error.
+        """Wraps the check of a credential: the attempt counts as failed if the block raises.
 
-        Raises CsrfRefused and LoginsLimited before the body runs.
+        Raises CsrfRefused and LoginsLimited before the block runs.
         """
-        # Another site's page must not log a visitor in to an account of its own choice.
+        # Another site's page must not log a visitor in to an account of its choice.
         self.require_own_origin(request)
         key = logins_key(digest(client_address(request))[:32])
-        failed, wait = await self._store.count(key, 60)
-        if failed > FAILED_A_MINUTE:
+        failed, wait = await self._store.increment(key, 60)
+        if failed > FAILED_PER_MINUTE:
             raise LoginsLimited(retry_after=wait)
         yield
         await self._uncount_attempt(key)
@@ -122,17 +125,19 @@ class Sessions:
             await pipe.execute()
 
     async def count_registration(self, request: Request[Any, Any, State], per_day: int) -> None:
-        """Raises RegistrationsClosed if this address, of the internet, has made its share of the day's."""
+        """Counts a registration. Raises RegistrationsClosed if this public address has used up its share of the day."""
         try:
             address = ipaddress.ip_address(client_address(request))
         except ValueError:
             return
-        if not address.is_global:  # a proxy that does not say whose request it is
+        if not address.is_global:  # a proxy that does not report the client
             return
         network = ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False)
-        count, wait = await self._store.count(REGISTERED_PREFIX + digest(str(network))[:32], 86_400)
-        if count > max(LEAST_REGISTERED, per_day // REGISTERED_SHARE):
-            message = "Your address has registered as many accounts as it may in a day; try again after Retry-After."
+        count, wait = await self._store.increment(REGISTERED_PREFIX + digest(str(network))[:32], 86_400)
+        if count > max(MIN_REGISTRATIONS, per_day // REGISTRATIONS_DIVISOR):
+            message = (
+                "Your address has registered its maximum of accounts per day; try again after the time in Retry-After."
+            )
             raise RegistrationsClosed(message, retry_after=wait)
 
 
@@ -140,7 +145,7 @@ def client_address(request: Request[Any, Any, State]) -> str:
     """Returns the browser's address, as the proxy in front of the service reports it.
 
     Without the proxy's report, one client that fails to log in would lock out everybody. The header is trusted only
-    from a private address: a caller with a public address can write anything into it.
+    from a private address, because a caller with a public address can write anything into it.
     """
     peer = request.client.host if request.client else ""
     forwarded = request.headers.getall("x-forwarded-for", [])

@@ -1,4 +1,4 @@
-"""Encrypts the secrets that must be readable again, such as webhook secrets and app auth secrets."""
+"""Encrypts secrets that the service must read again, such as webhook secrets and app auth secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NoEncryptionKey(Exception):
 
 
 class Vault:
-    """Takes comma separated keys: the first one encrypts, all of them decrypt, so keys rotate without downtime."""
+    """Takes comma-separated keys. The first one encrypts and all of them decrypt, so keys rotate without downtime."""
 
     def __init__(self, keys: str) -> None:
         derived = [hashlib.sha256(b"capsule at rest:" + k.strip().encode()).digest() for k in keys.split(",") if k]
@@ -21,7 +21,7 @@ class Vault:
 
     def seal(self, secret: str) -> str:
         if self._fernet is None:
-            raise NoEncryptionKey("set GATEWAY_ENCRYPTION_KEY; the service stores no secret without it")
+            raise NoEncryptionKey("set GATEWAY_ENCRYPTION_KEY; the service stores no secrets without it")
         return self._fernet.encrypt(secret.encode()).decode()
 
     def open(self, sealed: str) -> str:

@@ -1,4 +1,4 @@
-"""The account API: go back to a release, promote a preview, build again, cancel a deploy."""
+"""The account API: rolls back to a release, promotes a preview, builds again, cancels a deploy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.bounds import Id
 from gateway.deploys.routes import DeployView, QueuedDeployId, require_deploy, require_own_app
 from gateway.errors import DeployQuotaReached, NoDeployYet, NotFound, RequestMalformed, TarballGone
 from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
-from gateway.http.bodies import decode
+from gateway.http.bodies import decode_body
 from gateway.process import Injected
 
 REUSE_ERRORS = [RequestMalformed, NotFound, NoDeployYet, TarballGone, DeployQuotaReached]
@@ -35,15 +35,15 @@ ROLLBACK = {
 async def roll_back(
     account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected
 ) -> QueuedDeployId:
-    """Go back to an earlier release.
+    """Roll back to an earlier release.
 
-    Queues a live deploy of a release that is still kept, without building it again. The body may be empty: then it is
-    the release before the live one.
+    Queues a live deploy of a release that is still kept, without building it again. With an empty body, this is the
+    release before the live one.
     """
     found = await require_own_app(app, account, gateway)
     body = await request.body()
-    rollback = decode(body, Rollback) if body else Rollback()
-    return QueuedDeployId(await gateway.steering.roll_back(found, rollback.deployId))
+    rollback = decode_body(body, Rollback) if body else Rollback()
+    return QueuedDeployId(await gateway.deploy_actions.roll_back(found, rollback.deployId))
 
 
 @post("/account/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
@@ -54,18 +54,18 @@ async def promote(account: Caller, deploy_id: FromPath[str], gateway: Injected) 
     """
     deploy = await require_deploy(deploy_id, account, gateway)
     app = await require_own_app(deploy.appId, account, gateway)
-    return QueuedDeployId(await gateway.steering.promote(deploy, app))
+    return QueuedDeployId(await gateway.deploy_actions.promote(deploy, app))
 
 
 @post("/account/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
 async def redeploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> QueuedDeployId:
     """Build again.
 
-    Queues a deploy of the same source at the same address; of a repository, the latest commit of the branch.
+    Queues a deploy of the same source at the same address. With a repository, this is the latest commit of the branch.
     """
     deploy = await require_deploy(deploy_id, account, gateway)
     app = await require_own_app(deploy.appId, account, gateway)
-    return QueuedDeployId(await gateway.steering.redeploy(deploy, app))
+    return QueuedDeployId(await gateway.deploy_actions.redeploy(deploy, app))
 
 
 @post("/account/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
@@ -75,7 +75,7 @@ async def cancel(account: Caller, deploy_id: FromPath[str], gateway: Injected) -
     It ends as `canceled`, and no event is sent.
     """
     deploy = await require_deploy(deploy_id, account, gateway)
-    return DeployView.of(await gateway.steering.cancel(deploy))
+    return DeployView.of(await gateway.deploy_actions.cancel(deploy))
 
 
 ROUTES: list[ControllerRouterHandler] = [

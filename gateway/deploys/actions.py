@@ -1,9 +1,8 @@
-"""What people do with deploys: go back to an earlier release, make a preview live, stop a deploy.
+"""The actions on deploys: roll back to an earlier release, promote a preview, build again, cancel a deploy.
 
-A release that is served again becomes a deploy of its own, which only reuses the files. So it is checked, swapped in,
-watched and reported like any other. The worker keeps a few releases for each address
-(`workers/hosting/releases.py`); where their folder can be read here, a release that is gone is refused at once.
-Otherwise the deploy fails with this reason.
+Serving a release again is a deploy of its own that only reuses the files. So it is checked, swapped in, watched and
+reported like any other deploy. The worker keeps a few releases for each address (`workers/hosting/releases.py`). Where
+this process can read their folder, a removed release is refused at once. Otherwise the deploy fails with this reason.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from gateway.deploys.states import Deploy, Deploys, StaleDeploy, Trigger
 from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMalformed, TarballGone
 from gateway.settings import Settings
 
-LISTED = 1_000  # deploys of an account, among which an earlier one is looked for
-ATTEMPTS = 5  # to cancel a deploy that is moving
+MAX_SEARCHED = 1_000  # deploys of an account
+ATTEMPTS = 5  # to cancel a deploy that changes its state
 IN_PROGRESS = ("building", "checking", "canary")
 
 
-class Steering:
+class DeployActions:
     def __init__(self, settings: Settings, deploys: Deploys) -> None:
         self._settings, self._deploys = settings, deploys
         self._releases = Path(settings.data_dir) / "releases"
@@ -31,11 +30,11 @@ class Steering:
     async def roll_back(self, app: App, deploy_id: str | None) -> str:
         """Queues a live deploy of an earlier release, and returns its id.
 
-        Without `deploy_id` this is the release before the one that is live, or about to be. Raises a ServiceError.
+        Without `deploy_id` this is the release before the one that is live or about to be live. Raises a ServiceError.
         """
-        current = await self._deploys.live_id(app)
+        current = await self._deploys.find_live_id(app)
         if deploy_id is None:
-            target = await self._find_former(app, current)
+            target = await self._find_previous(app, current)
         else:
             target = await self._find_live(app, deploy_id, current)
         return await self._serve_again(app, "rollback", target)
@@ -43,20 +42,20 @@ class Steering:
     async def _find_live(self, app: App, deploy_id: str, current: str | None) -> Deploy:
         deploy = await self._deploys.get(deploy_id, app.account)
         if deploy is None or deploy.account != app.account or deploy.appId != app.id:
-            raise NotFound("deployId: this app has no such deploy; 'capsule deploys list' shows those it has.")
+            raise NotFound("deployId: this app has no such deploy; 'capsule deploys list' shows its deploys.")
         if deploy.kind != "live":
             raise RequestMalformed("deployId: this deploy is a preview; promote it instead.")
         if deploy.state != "live":
-            raise RequestMalformed(f"deployId: a deploy that is {deploy.state} has no release to go back to.")
+            raise RequestMalformed(f"deployId: a deploy that is {deploy.state} has no release to roll back to.")
         if deploy.id == current:
-            raise RequestMalformed("deployId: this deploy is the live one already; choose an earlier one.")
+            raise RequestMalformed("deployId: this deploy is already live; choose an earlier one.")
         self._require_release(deploy)
         return deploy
 
-    async def _find_former(self, app: App, current: str | None) -> Deploy:
-        """Newest first: the live one, unless a newer one is in progress, is what is left behind."""
+    async def _find_previous(self, app: App, current: str | None) -> Deploy:
+        """Returns the newest kept release older than the live deploy, or than a newer one in progress."""
         leaving = current
-        for deploy in await self._deploys.list(app.account, app.id, LISTED):
+        for deploy in await self._deploys.list(app.account, app.id, MAX_SEARCHED):
             if deploy.kind != "live":
                 continue
             if deploy.state in IN_PROGRESS and leaving == current:
@@ -64,7 +63,7 @@ class Steering:
             if deploy.state == "live" and leaving is not None and deploy.id < leaving and self._may_be_kept(deploy):
                 return deploy
         raise NoDeployYet(
-            "This app has no earlier live release to go back to; publish it, or trigger one of its hooks."
+            "This app has no earlier live release to roll back to; publish it, or trigger one of its hooks."
         )
 
     async def promote(self, deploy: Deploy, app: App) -> str:
@@ -78,28 +77,28 @@ class Steering:
         return await self._serve_again(app, "promote", deploy)
 
     async def redeploy(self, deploy: Deploy, app: App) -> str:
-        """Queues a deploy that builds once more what this one built, and returns its id. Raises a ServiceError.
+        """Queues a deploy that builds the same source again, and returns its id. Raises a ServiceError.
 
-        With a repository, it is the latest commit of the branch.
+        With a repository, it builds the latest commit of the branch.
         """
         if deploy.source and not await self._deploys.has_source(deploy):
             raise TarballGone
         return await self._deploys.queue(app, "redeploy", kind=deploy.kind, branch=deploy.branch, source=deploy.source)
 
     async def _serve_again(self, app: App, trigger: Trigger, release: Deploy) -> str:
-        """Queues the deploy, and ends an older build of the live address.
+        """Queues the deploy, and cancels an older build of the live address.
 
-        Deploys of an app are made in order: the build would be waited for, go live, and be replaced at once.
+        Deploys of an app are made in order: the queued deploy would wait for the build, and replace it at once.
         """
         queued = await self._deploys.queue(app, trigger, reuse=release)
-        for older in await self._deploys.list(app.account, app.id, LISTED):
+        for older in await self._deploys.list(app.account, app.id, MAX_SEARCHED):
             if older.kind == "live" and older.state == "building" and older.id < queued:
-                with contextlib.suppress(StaleDeploy):  # it has just been built, and goes on
+                with contextlib.suppress(StaleDeploy):  # it has just been built, and continues
                     await self._deploys.cancel(older, f"replaced by {queued}, a {trigger} to an existing release")
         return queued
 
     async def cancel(self, deploy: Deploy) -> Deploy:
-        """Ends a deploy that is queued or building. Raises a ServiceError."""
+        """Cancels a deploy that is queued or building. Raises a ServiceError."""
         for _ in range(ATTEMPTS):
             if deploy.state not in ("queued", "building"):
                 hint = "roll back once it is live" if deploy.state in IN_PROGRESS else "it has ended"
@@ -118,10 +117,10 @@ class Steering:
             raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
 
     def _may_be_kept(self, deploy: Deploy) -> bool:
-        """False only where this process can see that the release is gone."""
-        if self._settings.storage_url:  # the folder of one host says nothing about the others
+        """Whether the release may still be kept. False only if this process can see that it is not."""
+        if self._settings.storage_url:  # other hosts may have the release
             return True
         app = self._releases / deploy.appId
         release = app / address(deploy.kind, deploy.branch) / deploy.id
-        # `os.path` answers False where this process may not look.
+        # `os.path` returns False for folders that this process cannot read.
         return self._settings.deploy_engine != "local" or not os.path.isdir(app) or os.path.isdir(release)

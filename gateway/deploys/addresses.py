@@ -9,16 +9,17 @@ from gateway.events.catalog import Kind
 from gateway.settings import Settings
 
 SLUG_LENGTH = 19
-LABEL_LENGTH, DIGEST_LENGTH = 63, 8  # of a host name's label; of the digest in an app's name that is too long for it
+LABEL_LENGTH = 63  # of a host name's label
+DIGEST_LENGTH = 8  # of the digest in the label of an app whose name is too long
 
 
 def slug(branch: str) -> str:
-    """The interface defines this rule. Branches that differ only in punctuation share a slug."""
+    """Returns the branch's part of a preview's address. Branches that differ only in punctuation share a slug."""
     return re.sub(r"[^a-z0-9]+", "-", branch.lower()).strip("-")[:SLUG_LENGTH].rstrip("-") or "preview"
 
 
 def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
-    """A name that is too long for a preview's label is shortened, and a digest keeps it apart from others."""
+    """Returns a host name. An app's name that is too long for a preview's label is shortened, and gets a digest."""
     if kind == "live":
         return f"{app}.{domain}"
     suffix = "-preview" if branch is None else f"--p-{slug(branch)}"
@@ -29,12 +30,12 @@ def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
 
 
 def address(kind: Kind, branch: str | None) -> str:
-    """Which of its app's addresses a deploy is for. The folders of releases have these names."""
+    """Returns which of its app's addresses a deploy is for. The folders of releases have these names."""
     return kind if kind == "live" or branch is None else f"p-{slug(branch)}"
 
 
 def url_of(name: str, settings: Settings) -> str:
-    """The URL of a host name, as pages and tools show it."""
+    """Returns the URL of a host name, as pages and tools show it."""
     return settings.apps_url.replace("{host}", name)
 
 

@@ -1,6 +1,6 @@
 """The operators' API for an outside deploy engine, which builds deploys in place of the service's own workers.
 
-The engine lists the queued deploys, fetches their sources, and reports each phase that it ends.
+The engine lists the queued deploys, fetches their sources, and reports the end of each phase.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ GZIP = "application/gzip"
 
 
 class QueuedDeploy(DeployView, kw_only=True):
-    """A deploy with what an engine needs to build it."""
+    """A deploy with everything that an engine needs to build it."""
 
     appId: str
     branch: str | None
     source: str | None  # URL of the source's tar.gz; null: build the repository
     # These two are left out when the app no longer exists.
-    repository: RepositoryView | msgspec.UnsetType | None = msgspec.UNSET  # its URL has the credentials
-    problem: str | msgspec.UnsetType = msgspec.UNSET  # why the deploy cannot be built: report its build as failed
+    repository: RepositoryView | msgspec.UnsetType | None = msgspec.UNSET  # its URL includes the credentials
+    problem: str | msgspec.UnsetType = msgspec.UNSET  # prevents the build: report it as failed
     build: Build | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -47,9 +47,9 @@ class QueuedDeploy(DeployView, kw_only=True):
 async def list_queued(
     gateway: Injected, queued: Annotated[Literal["queued"], QueryParameter(name="state")] = "queued"
 ) -> list[QueuedDeploy]:
-    """The queued deploys, with what an engine needs to build them."""
+    """List the queued deploys, with everything that an engine needs to build them."""
     return [
-        _queued_deploy(deploy, await gateway.registry.find(deploy.appId), gateway)
+        _queued_deploy(deploy, await gateway.registry.find_app(deploy.appId), gateway)
         for deploy in await gateway.deploys.list_queued()
     ]
 
@@ -65,15 +65,15 @@ def _queued_deploy(deploy: Deploy, app: App | None, gateway: Gateway) -> QueuedD
             queued.repository = RepositoryView(repository.url, repository.branch)
             try:
                 queued.repository.url = repository.clone_url(gateway.vault)
-            except NoEncryptionKey as error:  # of one app: the others' deploys go on
+            except NoEncryptionKey as error:  # of one app: the deploys of others continue
                 logger.error("engine.sealed", app=app.id, error=str(error))
-                queued.problem = "the repository's password can't be decrypted; connect the repository again"
+                queued.problem = "the repository's password cannot be decrypted; connect the repository again"
     return queued
 
 
 @get("/deploys/{deploy_id:str}/source", media_type=GZIP, errors=[NotFound, StorageUnavailable])
 async def fetch_source(deploy_id: FromPath[str], gateway: Injected) -> Stream:
-    """The stored source of a deploy.
+    """Download the stored source of a deploy.
 
     A tar.gz. Deploys of a repository have no stored source.
     """
@@ -95,11 +95,11 @@ class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
 async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], gateway: Injected) -> DeployView:
     """Report the end of a deploy's phase.
 
-    The answer is the deploy after it.
+    The response is the deploy in its new state.
     """
     if gateway.settings.deploy_engine != "external":
         raise RequestMalformed(
-            "This service builds deploys itself; set GATEWAY_DEPLOY_ENGINE=external to report their phases."
+            "This service builds deploys itself; set GATEWAY_DEPLOY_ENGINE=external to report phases."
         )
     deploy = await gateway.deploys.find(deploy_id)
     if deploy is None:

@@ -18,15 +18,15 @@ from gateway.deploys.environment import VariableView
 from gateway.deploys.routes import require_own_app
 from gateway.errors import NotFound, RequestMalformed, RequestTooLarge, ViewersLimited
 from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
-from gateway.http.bodies import decode
+from gateway.http.bodies import decode_body
 from gateway.process import Gateway, Injected
 
-BODY_BYTES = 524_288  # JSON may write a byte as six
-TAIL = 200  # lines
+BODY_BYTES = 524_288  # JSON may encode a byte as six
+DEFAULT_TAIL = 200  # lines
 MAX_TAIL = 10_000
-FOLLOWERS = 10  # of one account, in one process
+MAX_FOLLOWERS = 10  # of one account, in one process
 STREAM_SECONDS = 3_600.0
-HEARTBEAT = 15.0  # seconds of silence, after which a comment keeps proxies from closing the stream
+HEARTBEAT_SECONDS = 15.0  # of silence, after which a comment keeps proxies from closing the stream
 
 VARIABLES = {
     "application/json": {
@@ -36,9 +36,9 @@ VARIABLES = {
 }
 
 
-@get("/account/apps/{app:str}/env", summary="The names of an app's environment variables", errors=[NotFound])
+@get("/account/apps/{app:str}/env", summary="List the names of an app's environment variables", errors=[NotFound])
 async def list_variables(account: Caller, app: FromPath[str], gateway: Injected) -> list[VariableView]:
-    return await gateway.environments.list(await require_own_app(app, account, gateway))
+    return await gateway.environments.list_variables(await require_own_app(app, account, gateway))
 
 
 @put(
@@ -52,12 +52,12 @@ async def change_variables(
 ) -> list[VariableView]:
     """Change an app's environment variables.
 
-    For builds and start commands, from the next deploy on. `null` removes a variable; those that are not named stay. No
-    value is ever shown again.
+    They apply to builds and start commands from the next deploy on. `null` removes a variable; variables that are not
+    named stay. Values are never shown again.
     """
     found = await require_own_app(app, account, gateway)
-    await gateway.environments.change(found, decode(await request.body(), dict[str, str | None]))
-    return await gateway.environments.list(found)
+    await gateway.environments.change_variables(found, decode_body(await request.body(), dict[str, str | None]))
+    return await gateway.environments.list_variables(found)
 
 
 @get("/account/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
@@ -66,24 +66,25 @@ async def read_logs(
     request: Request[Any, Any, State],
     app: FromPath[str],
     gateway: Injected,
-    tail: Annotated[int, QueryParameter(ge=1, le=MAX_TAIL)] = TAIL,
+    tail: Annotated[int, QueryParameter(ge=1, le=MAX_TAIL)] = DEFAULT_TAIL,
 ) -> Response[str] | Stream:
-    """The output of an app's start command.
+    """Show the output of an app's start command.
 
-    The last lines, as text. With `Accept: text/event-stream`, new lines follow as they come, each as an event. At most
-    1 MiB is kept.
+    The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
     """
     found = await require_own_app(app, account, gateway)
     if found.build is None or found.build.start is None:
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
-        if gateway.runtime_log.followers[account.id] >= FOLLOWERS:
-            raise ViewersLimited(f"An account can follow {FOLLOWERS} logs at once; end one of them.", retry_after=60)
-        # The route's media type, which is that of the text, would win over the stream's.
+        if gateway.runtime_log.followers[account.id] >= MAX_FOLLOWERS:
+            raise ViewersLimited(
+                f"An account can follow {MAX_FOLLOWERS} logs at once; end one of them.", retry_after=60
+            )
+        # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
         return Stream(_events(found, gateway, tail), headers=headers)
-    live = await gateway.deploys.live_id(found)
+    live = await gateway.deploys.find_live_id(found)
     lines = [] if live is None else await gateway.runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)
@@ -95,13 +96,13 @@ async def _events(app: App, gateway: Gateway, tail: int) -> AsyncGenerator[bytes
     try:
         ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
         lines = gateway.runtime_log.follow(
-            lambda: gateway.deploys.live_id(app), tail, lambda: gateway.draining or time.monotonic() > ends
+            lambda: gateway.deploys.find_live_id(app), tail, lambda: gateway.draining or time.monotonic() > ends
         )
         async with contextlib.aclosing(lines):
             async for new in lines:
                 if new:
                     yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()
-                elif time.monotonic() - spoke > HEARTBEAT:
+                elif time.monotonic() - spoke > HEARTBEAT_SECONDS:
                     yield b": waiting\n\n"
                 else:
                     continue

@@ -1,4 +1,4 @@
-"""Deploy hooks: secret URLs that queue a deploy of one app. Redis holds only the digest of a hook's token."""
+"""Deploy hooks: secret URLs that queue a deploy of one app. Redis stores only the digest of a hook's token."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Hooks:
         self._settings, self._registry, self._store = settings, registry, registry.store
 
     async def create(self, account_id: str, app: str, name: str) -> CreatedHook:
-        found = await self._registry.find(app)
+        found = await self._registry.find_app(app)
         if found is None or found.account != account_id:
             raise NotFound("There is no such app in this account.")
         if not 0 < len(name.strip()) <= 100:
@@ -68,7 +68,7 @@ class Hooks:
         return CreatedHook(hook.id, hook.name, hook.app, hook.createdAt, url)
 
     async def list(self, account_id: str) -> list[ListedHook]:
-        """Newest first."""
+        """Returns the account's hooks, newest first."""
         records = await self._store.client.hgetall(hooks_key(account_id))
         used = await self._store.client.hgetall(hooks_used_key(account_id))
         hooks = [msgspec.json.decode(record, type=tuple[str, Hook])[1] for record in records.values()]
@@ -94,7 +94,7 @@ class Hooks:
         await self._store.client.hdel(hooks_used_key(account_id), hook_id)
 
     async def forget_app(self, app: App) -> None:
-        """For an app that is deleted."""
+        """Revokes all hooks of a deleted app."""
         records = await self._store.client.hvals(hooks_key(app.account))
         for record in records:
             _, hook = msgspec.json.decode(record, type=tuple[str, Hook])

@@ -1,4 +1,4 @@
-"""Keys of deploys, their hooks, builds, and what hosts serve.
+"""Keys of deploys, their hooks and builds, and the releases that hosts serve.
 
 | key | type | holds | expires |
 | --- | --- | --- | --- |
@@ -17,13 +17,13 @@
 | `{pNN}:builds:ended` | hash | final state → number of deploys | never: three fields |
 | `{builds}:waiting` | hash | with shared storage: deploys that wait for a builder, JSON | 150 s |
 | `{builds}:running` | hash | deploys in progress and their builders, JSON | 150 s |
-| `{builds}:turns` | zset | accounts by the number of their last turn to build | 150 s |
-| `{pNN}:serving:<app id>` | hash | address → what the hosts serve there, with shared storage, JSON | with the app |
+| `{builds}:order` | zset | accounts by the number of their last build | 150 s |
+| `{pNN}:serving:<app id>` | hash | with shared storage: address → the release to serve, JSON | with the app |
 | `{pNN}:serving` | zset | app ids by the version of their last change in `serving` | with the app |
-| `{pNN}:answers:<deploy id>` | hash | host → how far it is with the deploy, JSON | 1 hour |
+| `{pNN}:answers:<deploy id>` | hash | host → its progress with the deploy, JSON | 1 hour |
 | `{sites}:hosts` | zset | hosts that serve apps, by the time of their last heartbeat, ms | 30 s |
 | `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
-| `build-positions` | string | what each queued deploy waits for, by deploy id, JSON | 15 s |
+| `build-positions` | string | the position and reason of each queued deploy, by deploy id, JSON | 15 s |
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def site_key(account_id: str, app_id: str) -> str:
 
 
 def environment_key(account_id: str, app_id: str) -> str:
-    """With the account: an app of the same id may later belong to another one."""
+    """Includes the account, because an app of the same id may later belong to another one."""
     return f"{partition_tag(account_id)}:environment:{account_id}:{app_id}"
 
 
@@ -102,8 +102,8 @@ def answers_key(account_id: str, deploy_id: str) -> str:
 
 
 def build_queue_keys() -> list[str]:
-    """Waiting, running, turns."""
-    return ["{builds}:waiting", "{builds}:running", "{builds}:turns"]
+    """Returns the keys of the deploys that wait, those that run, and the order of accounts."""
+    return ["{builds}:waiting", "{builds}:running", "{builds}:order"]
 
 
 def deploy_log_key(account_id: str, deploy_id: str) -> str:
@@ -119,5 +119,5 @@ def deploys_on_key(account_id: str, day: str) -> str:
 
 
 def deploys_on_prefix(account_id: str) -> str:
-    """The day is appended, in the same slot."""
+    """Returns the prefix of the counters, to which a script appends the day, in the same slot."""
     return f"{partition_tag(account_id)}:deploys-on:{account_id}"

@@ -1,9 +1,9 @@
-"""Logs of deploys that have ended: one compressed object of the storage per deploy, below the day.
+"""Logs of deploys that have ended: one compressed object in the storage per deploy, in a folder per day.
 
     logs/<day on which the deploy was queued>/<deploy id>.gz
 
-Redis holds a log only while its deploy is in progress (`states.py`). This module knows objects only, and how a line
-carries its time.
+Redis has a log only while its deploy is in progress (`states.py`). This module handles the objects, and the times of
+lines.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import contextlib
 import datetime
 import gzip
 
-from gateway.storage import Storage, read
+from gateway.storage import Storage, read_object
 
 KEPT_DAYS = 90
 MARK = "\x1f"  # between the time of a line, in ms, and its text; no line of a build contains it
-PACKED_BYTES = 1_048_576  # more than the longest log
+PACKED_BYTES = 1_048_576  # to read at most; more than the longest log
 
 
 class DeployLogs:
@@ -26,17 +26,17 @@ class DeployLogs:
         self._storage = storage
 
     async def write(self, deploy_id: str, day: str, text: str) -> None:
-        """Stores a log, and removes the logs of days long past."""
+        """Stores a log, and removes the logs of days more than `KEPT_DAYS` ago."""
         await self._storage.put(_key(deploy_id, day), gzip.compress(text.encode(), mtime=0))
         await self._prune()
 
     async def read(self, deploy_id: str, day: str) -> str | None:
-        packed = await read(self._storage, _key(deploy_id, day), PACKED_BYTES)
+        packed = await read_object(self._storage, _key(deploy_id, day), PACKED_BYTES)
         return None if packed is None else gzip.decompress(packed).decode()
 
     async def _prune(self) -> None:
         today = datetime.datetime.now(datetime.UTC).date()
-        for day in await self._storage.folders("logs/"):
+        for day in await self._storage.list_folders("logs/"):
             with contextlib.suppress(ValueError):
                 if today - datetime.date.fromisoformat(day) > datetime.timedelta(days=KEPT_DAYS):
                     await self._storage.delete_folder(f"logs/{day}")
@@ -51,9 +51,9 @@ def stamp_line(line: str, milliseconds: int) -> str:
 
 
 def split_times(log: str) -> tuple[str, list[int | None]]:
-    """Returns the log as text, and the time of each of its lines.
+    """Returns the log as text, and the time of each of its lines in ms.
 
-    A line without a time has that of the line before; None before the first one, as in logs of earlier versions.
+    A line without a time gets that of the previous line; None if no line before it has one.
     """
     lines: list[str] = []
     times: list[int | None] = []

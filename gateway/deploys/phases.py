@@ -1,4 +1,4 @@
-"""The phases of a deploy, with the time that each took."""
+"""The phases of a deploy, with the duration of each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class PhaseView(msgspec.Struct, kw_only=True):
     durationMs: int | msgspec.UnsetType = msgspec.UNSET
 
 
-def phases_of(deploy: Deploy) -> list[PhaseView]:
-    """In their order. A preview has no canary."""
+def list_phases(deploy: Deploy) -> list[PhaseView]:
+    """Returns the phases in their order. A preview has no canary."""
     phases: list[Phase] = ["build", "health", "canary"] if deploy.kind == "live" else ["build", "health"]
     starts = _starts(deploy)
     ended = deploy.finishedAt if deploy.state in FINAL else None
@@ -34,21 +34,21 @@ def phases_of(deploy: Deploy) -> list[PhaseView]:
         if start is not None:
             view.startedAt = start
             end = following or ended
-            if end is not None and end > start:  # an outside engine reports only that its build has ended
+            if end is not None and end > start:  # an outside engine reports only the end of its build
                 view.durationMs = _milliseconds(start, end)
         views.append(view)
     return views
 
 
 def _starts(deploy: Deploy) -> dict[str, str]:
-    """By phase. A deploy that was queued again has times of its first run, which no longer count."""
+    """Returns the start of each phase. Times of the first run of a deploy that was queued again do not count."""
     began = deploy.startedAt if deploy.state != "queued" else None
     starts = {"build": began, "health": deploy.checkingAt, "canary": deploy.canaryAt}
     return {phase: start for phase, start in starts.items() if began and start and start >= began}
 
 
 def _current(deploy: Deploy, starts: dict[str, str]) -> str:
-    """The phase in which the deploy is, or ended; empty for one that has not begun."""
+    """Returns the phase in which the deploy is or ended; '' if it has not begun."""
     if deploy.state == "failed" and deploy.error:
         return deploy.error.partition(":")[0]
     return STATES.get(deploy.state) or next(reversed(starts), "")

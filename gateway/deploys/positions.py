@@ -1,6 +1,6 @@
-"""What a queued deploy waits for, and how many builds are ahead of it.
+"""The positions of queued deploys, and the reasons why they wait.
 
-The worker that builds knows the order. It writes it for the gateways, and it expires when no worker builds any more.
+The worker that builds knows the order, and writes it for the gateways. The record expires when no worker builds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 from gateway.deploys.keys import BUILD_POSITIONS_KEY
 from gateway.redis.client import Store
 
-LIFETIME = 15  # seconds
+LIFETIME_SECONDS = 15
 
 NO_WORKER = "a worker that builds deploys; none is running"
 ENGINE = "the deploy engine"
-BEING_TAKEN = "the worker, which takes it in a moment"
+BEING_TAKEN = "the worker, which will take it in a moment"
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -25,11 +25,11 @@ class Position(msgspec.Struct, frozen=True):
 
 
 async def write_positions(store: Store, positions: Mapping[str, Position]) -> None:
-    """`positions` by deploy id. Raises BackboneUnavailable."""
-    await store.client.set(BUILD_POSITIONS_KEY, msgspec.json.encode(positions), ex=LIFETIME)
+    """Writes the positions by deploy id. Raises BackboneUnavailable."""
+    await store.client.set(BUILD_POSITIONS_KEY, msgspec.json.encode(positions), ex=LIFETIME_SECONDS)
 
 
 async def read_positions(store: Store) -> dict[str, Position] | None:
-    """None while no worker builds. Raises BackboneUnavailable."""
+    """Returns the positions by deploy id; None while no worker builds. Raises BackboneUnavailable."""
     record = await store.get(BUILD_POSITIONS_KEY)
     return None if record is None else msgspec.json.decode(record, type=dict[str, Position])

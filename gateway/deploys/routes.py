@@ -17,7 +17,7 @@ from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account, App
 from gateway.deploys.hooks import CreatedHook, ListedHook
 from gateway.deploys.logs import split_times
-from gateway.deploys.phases import PhaseView, phases_of
+from gateway.deploys.phases import PhaseView, list_phases
 from gateway.deploys.states import Deploy, Trigger
 from gateway.deploys.states import State as DeployState
 from gateway.errors import (
@@ -55,7 +55,7 @@ class DeployView(msgspec.Struct, kw_only=True):
     url: str | msgspec.UnsetType = msgspec.UNSET
     error: str | msgspec.UnsetType = msgspec.UNSET
     release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
-    # Of a queued deploy alone.
+    # Only for queued deploys.
     position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
     waitsFor: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -85,15 +85,15 @@ class NewHook(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def require_own_app(app: str, account: Account, gateway: Gateway) -> App:
-    """Raises NotFound."""
-    found: App | None = await gateway.registry.find(app)
+    """Returns the account's app with this id or name. Raises NotFound."""
+    found: App | None = await gateway.registry.find_app(app)
     if found is None or found.account != account.id:
         raise NotFound("There is no such app in this account.")
     return found
 
 
 async def require_deploy(deploy_id: str, account: Account, gateway: Gateway) -> Deploy:
-    """Raises NotFound."""
+    """Returns the account's deploy with this id. Raises NotFound."""
     deploy = await gateway.deploys.get(deploy_id, account.id)
     if deploy is None or deploy.account != account.id:
         raise NotFound("There is no such deploy in this account.")
@@ -101,7 +101,7 @@ async def require_deploy(deploy_id: str, account: Account, gateway: Gateway) -> 
 
 
 async def view_deploys(deploys: Sequence[Deploy], gateway: Gateway) -> list[DeployView]:
-    """With what the queued ones wait for. All are of one account."""
+    """Returns deploys of one account as it sees them, the queued ones with their positions."""
     more = await _read_more(deploys, gateway)
     return [DeployView.of(deploy, **fields) for deploy, fields in zip(deploys, more, strict=True)]
 
@@ -111,15 +111,15 @@ async def view_with_log(deploy: Deploy, gateway: Gateway) -> DeployWithLog:
     log, times = split_times(await gateway.deploys.read_log(deploy))
     queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
     after = [None if time is None else max(0, time - queued) for time in times]
-    return DeployWithLog.of(deploy, phases=phases_of(deploy), log=log, logTimes=after, **fields)
+    return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
 
 
 async def _read_more(deploys: Sequence[Deploy], gateway: Gateway) -> list[dict[str, Any]]:
-    """What is not in a deploy's own record."""
+    """Returns the fields of each deploy that are not in its record."""
     if not deploys:
         return []
-    waits = await gateway.deploys.positions_of(deploys)
-    live = await gateway.deploys.live_ids(deploys[0].account, {deploy.appId for deploy in deploys})
+    waits = await gateway.deploys.find_positions(deploys)
+    live = await gateway.deploys.find_live_ids(deploys[0].account, {deploy.appId for deploy in deploys})
     return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in deploys]
 
 
@@ -127,12 +127,12 @@ async def _read_more(deploys: Sequence[Deploy], gateway: Gateway) -> list[dict[s
 async def create_hook(account: Caller, app: FromPath[str], data: JSONBody[NewHook], gateway: Injected) -> CreatedHook:
     """Create a deploy hook.
 
-    The answer holds the hook's secret URL, which is shown only here.
+    The response has the hook's secret URL, which is shown only here.
     """
     return await gateway.hooks.create(account.id, app, data.name)
 
 
-@get("/account/hooks", summary="The account's deploy hooks")
+@get("/account/hooks", summary="List the account's deploy hooks")
 async def list_hooks(account: Caller, gateway: Injected) -> list[ListedHook]:
     return await gateway.hooks.list(account.id)
 
@@ -154,14 +154,14 @@ async def list_deploys(
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
     before: FromQuery[str] = "",
 ) -> list[DeployView]:
-    """The account's deploys, newest first.
+    """List the account's deploys, newest first.
 
-    The list keeps the last 1,000 deploys for 90 days. `before` is the `id` of the last row of the page before.
+    The list keeps the last 1,000 deploys for 90 days. `before` is the `id` of the last row of the previous page.
     """
     return await view_deploys(await gateway.deploys.list(account.id, app, limit, before), gateway)
 
 
-@get("/account/deploys/{deploy_id:str}", summary="One deploy, with its log", errors=[NotFound])
+@get("/account/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
 async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> DeployWithLog:
     return await view_with_log(await require_deploy(deploy_id, account, gateway), gateway)
 
@@ -171,7 +171,7 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Inject
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
-    opt={UNPACED: True},  # an upload takes long; they have a limit of their own
+    opt={UNPACED: True},  # an upload takes long, and uploads have a limit of their own
     errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached, StorageUnavailable],
 )
 async def publish(
@@ -197,7 +197,7 @@ async def trigger_hook(token: FromPath[str], gateway: Injected) -> TriggeredDepl
     The URL's token is the credential. The request's body is ignored.
     """
     hook = await gateway.hooks.find_by_token(token)
-    app = await gateway.registry.find(hook.appId) if hook is not None else None
+    app = await gateway.registry.find_app(hook.appId) if hook is not None else None
     if hook is None or app is None or app.account != hook.account:
         raise NotFoundException
     return TriggeredDeploy(await gateway.deploys.queue(app, "hook", hook=hook), app.name)

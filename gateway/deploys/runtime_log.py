@@ -1,9 +1,9 @@
-"""The output of an app's start command, as the worker that runs it keeps it on disk:
+"""Reads the output of an app's start command, which the worker that runs it writes to disk.
 
-    GATEWAY_DATA_DIR/running/<deploy id>.output         what came last
-    GATEWAY_DATA_DIR/running/<deploy id>.output.former  what came before; replaced when the other one is full
+    GATEWAY_DATA_DIR/running/<deploy id>.output         the latest output
+    GATEWAY_DATA_DIR/running/<deploy id>.output.former  the output before it; replaced when the other file is full
 
-Together they have at most 1 MiB (`workers/sandbox/output.py`).
+Together the files have at most 1 MiB (`workers/sandbox/output.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
-POLL_INTERVAL = 0.5  # seconds
-DEPLOY_INTERVAL = 2.0  # seconds between two looks at which deploy is live
+POLL_SECONDS = 0.5
+DEPLOY_SECONDS = 2.0  # between two checks of which deploy is live
 FORMER = ".former"
-ATTEMPTS = 5  # to read both files while they are exchanged
+ATTEMPTS = 5  # to read both files while they are swapped
 
 
 class RuntimeLog:
@@ -27,44 +27,45 @@ class RuntimeLog:
         self.followers: Counter[str] = Counter()  # of this process, by account
 
     async def tail(self, deploy_id: str, lines: int) -> list[str]:
-        """The last lines, of those that are complete. Empty if nothing was written, or the app does not run here."""
+        """Returns the last complete lines. Empty if nothing was written, or the app does not run here."""
         text, _ = await asyncio.to_thread(self._read, self._folder / f"{deploy_id}.output")
         return _lines(text)[-lines:]
 
     async def follow(
         self, find_deploy: Callable[[], Awaitable[str | None]], lines: int, until: Callable[[], bool]
     ) -> AsyncGenerator[list[str]]:
-        """The last lines, then new ones as they come, until `until` says so. An empty list: there are none yet.
+        """Yields the last lines, then new ones as they are written, until `until` returns true.
 
-        `find_deploy` returns the id of the app's live deploy; when it changes, all output of the new one follows.
+        An empty list means that there are no new lines yet. `find_deploy` returns the id of the app's live deploy. When
+        it changes, all output of the new deploy follows.
         """
         deploy_id: str | None = None
-        reader, looked = _Reader(self._folder / "none"), 0.0
+        reader, checked_at = _Reader(self._folder / "none"), 0.0
         while not until():
-            if time.monotonic() - looked > DEPLOY_INTERVAL:
-                looked, now = time.monotonic(), await find_deploy()
+            if time.monotonic() - checked_at > DEPLOY_SECONDS:
+                checked_at, now = time.monotonic(), await find_deploy()
                 if now != deploy_id and now is not None:
                     text, position = await asyncio.to_thread(self._read, self._folder / f"{now}.output")
                     reader = _Reader(self._folder / f"{now}.output", position)
                     yield _lines(text)[-lines if deploy_id is None else 0 :]
                     deploy_id = now
             yield await asyncio.to_thread(reader.read)
-            await asyncio.sleep(POLL_INTERVAL)
+            await asyncio.sleep(POLL_SECONDS)
 
     @staticmethod
     def _read(path: Path) -> tuple[bytes, tuple[int, int]]:
-        """What is complete in both files, and where it ends: inode and offset."""
+        """Returns the complete lines of both files, and their end: inode and offset."""
         for _ in range(ATTEMPTS):
             inode, text = _read_file(path)
             former_inode, former = _read_file(path.with_name(path.name + FORMER))
-            if inode == 0 or former_inode != inode:  # else they were exchanged in between
+            if inode == 0 or former_inode != inode:  # else the files were swapped in between
                 break
         complete = _complete(text)
         return former + complete, (inode, len(complete))
 
 
 class _Reader:
-    """Reads on where the last read ended, when the files were exchanged too."""
+    """Reads on from the end of the last read, even after the files were swapped."""
 
     def __init__(self, path: Path, position: tuple[int, int] = (0, 0)) -> None:
         self._path = path
@@ -84,7 +85,7 @@ class _Reader:
 
 
 def _complete(text: bytes) -> bytes:
-    """Without a last line that is still being written."""
+    """Returns the text without a last line that is still being written."""
     return text[: text.rfind(b"\n") + 1]
 
 
@@ -93,7 +94,7 @@ def _lines(text: bytes) -> list[str]:
 
 
 def _read_file(path: Path, offset: int = 0, expected: int = 0) -> tuple[int, bytes]:
-    """Inode and bytes of the file, 0 if there is none. The offset counts only in the expected file."""
+    """Returns the inode (0 if there is no file) and the bytes. The offset applies only to the expected file."""
     try:
         with path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino

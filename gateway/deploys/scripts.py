@@ -1,4 +1,4 @@
-"""The scripts that queue deploys, move them from state to state, and say what hosts serve."""
+"""The scripts that queue deploys, move them from state to state, schedule builds, and set what hosts serve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gateway.deploys.keys import (
     site_key,
 )
 from gateway.events.keys import event_keys
-from gateway.events.records import QueuedEvent, flat_event
+from gateway.events.records import QueuedEvent, flatten_event
 from gateway.redis.client import Script, Store, flatten
 from gateway.redis.partitions import partition_tag, stream_key
 
@@ -34,7 +34,7 @@ _SET_SERVING = Script("deploys/set_serving", durable=True)
 _SCHEDULE_BUILDS = Script("deploys/schedule_builds")
 
 
-class QueueAnswer(msgspec.Struct, frozen=True):
+class QueueReply(msgspec.Struct, frozen=True):
     verdict: Literal["queued", "rate", "never-live", "source-gone", "quota", "full"]
     retry_in: int  # microseconds until the hook's next trigger can pass
 
@@ -53,11 +53,11 @@ async def queue_deploy(
     quota: int,
     source: str,
     has_repository: bool,
-) -> QueueAnswer:
+) -> QueueReply:
     """Queues a deploy of an app, if the hook's rate (triggers in 60 seconds) and the day's quota allow it.
 
-    `hook` is '' for other triggers. `source` names a stored source; '' means the repository or the live source.
-    It replaces the deploy that is queued for the same `address`, which ends as canceled at the time `now`.
+    `hook` is '' for other triggers. `source` is the id of a stored source, or '' for the repository or the live source.
+    The deploy replaces a queued one of the same `address`, which is canceled at the time `now`.
     """
     tag = partition_tag(account)
     verdict, retry_in, _ = await store.run_script(
@@ -84,55 +84,55 @@ async def queue_deploy(
         now,
         *flatten(record),
     )
-    return QueueAnswer(verdict, int(retry_in))
+    return QueueReply(verdict, int(retry_in))
 
 
-class Advance(msgspec.Struct, frozen=True):
-    """A deploy's move from one state to another, with what follows from it."""
+class Transition(msgspec.Struct, frozen=True):
+    """A deploy's transition from one state to another, with its consequences."""
 
     account: str
     app: str  # id
     deploy: str
-    expected: str  # the state it is in
-    fields: Mapping[str, str]  # of the record, the new state included
+    expected: str  # the present state
+    fields: Mapping[str, str]  # of the record, including the new state
     event: QueuedEvent | None = None
-    dequeue: bool = False  # take it from the stream of builds
-    live: bool = False  # the deploy is what the app serves from now on
-    source: str = ""  # its stored source, from which a hook deploys again
+    dequeue: bool = False  # remove the deploy from the stream of builds
+    live: bool = False  # the app serves the deploy from now on
+    source: str = ""  # its stored source, which hooks build again
 
 
-async def advance_deploy(store: Store, move: Advance) -> bool:
+async def advance_deploy(store: Store, transition: Transition) -> bool:
     """Returns False if the deploy is not in the expected state."""
-    tag = partition_tag(move.account)
+    tag = partition_tag(transition.account)
     reply = await store.run_script(
         _ADVANCE_DEPLOY,
         [
-            deploy_key(move.account, move.deploy),
-            site_key(move.account, move.app),
+            deploy_key(transition.account, transition.deploy),
+            site_key(transition.account, transition.app),
             stream_key(tag, "builds"),
-            *event_keys(tag, move.account),
+            *event_keys(tag, transition.account),
             ended_deploys_key(tag),
             failed_deploys_key(tag),
         ],
-        move.expected,
-        "1" if move.dequeue else "",
-        move.deploy if move.live else "",
-        move.source,
-        *(("", "", "", "", "") if move.event is None else flat_event(move.event)),
-        *flatten(move.fields),
+        transition.expected,
+        "1" if transition.dequeue else "",
+        transition.deploy if transition.live else "",
+        transition.source,
+        *(("", "", "", "", "") if transition.event is None else flatten_event(transition.event)),
+        *flatten(transition.fields),
     )
     return bool(reply)
 
 
 async def heartbeat_host(store: Store, host: str, lifetime: int) -> list[str]:
-    """Renews a host's heartbeat ('' for none); returns the hosts with one of the last `lifetime` ms."""
+    """Records a host's heartbeat ('' for none); returns the hosts with a heartbeat in the last `lifetime` ms."""
     return list(await store.run_script(_HEARTBEAT_HOST, [HOSTS_KEY], host, lifetime))
 
 
 async def set_serving(
     store: Store, account: str, app: str, deploy: str, state: str, address: str, before: str, after: str
 ) -> bool:
-    """Says what to serve at an address (JSON), while the deploy is in `state` ('' for any) and the record `before`."""
+    """Sets the address's record (JSON) if the deploy is in `state` ('' for any) and the record is still `before`."""
     script_keys = [deploy_key(account, deploy), serving_key(account, app)]
     script_keys.append(served_apps_key(partition_tag(account)))
     return bool(await store.run_script(_SET_SERVING, script_keys, state, app, address, before, after))
@@ -141,9 +141,10 @@ async def set_serving(
 async def schedule_builds(
     store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, bool], lease: int, slots: int
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Deploys whose turn it is, with tag and entry, and those of `waiting` (deploy → JSON) that run elsewhere.
+    """Returns the granted deploys with tag and entry, and those of `waiting` (deploy → JSON) that run elsewhere.
 
-    `running` says which build. `lease` is in ms; one more than `slots` is for an account that builds nothing.
+    `running` maps a deploy to whether it builds. `lease` is in ms. An account without a running build can use one slot
+    more than `slots`.
     """
     flags = {deploy: "1" if builds else "" for deploy, builds in running.items()}
     args = (builder, lease, slots, 1, len(waiting), *flatten(waiting), *flatten(flags))

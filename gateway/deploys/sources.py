@@ -1,9 +1,9 @@
-"""Stored sources: the tar.gz files that account holders publish, one object of the storage per source.
+"""Stored sources: the tar.gz files that account holders publish, one object in the storage per source.
 
     sources/<app id>/<source id>.tar.gz
 
-The ids sort by time. An upload is written to a file here first, so that what is refused never reaches the storage.
-This module knows objects only; which sources are still needed is known to `states.py`.
+The ids sort by time. An upload is written to a local file first, so that a refused upload never reaches the storage.
+This module handles the objects only; `states.py` decides which sources are still needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.storage import Object, Storage
 
 SOURCE_BYTES = 104_857_600  # of a packed source
 UPLOAD_SECONDS = 600.0
-UPLOADS = 2  # of one account at once, in one process
+MAX_UPLOADS = 2  # of one account at a time, in one process
 RETRY_SECONDS = 10.0
 KEPT_SOURCES = 10  # of one app, besides those that are still needed
 GZIP_MAGIC = b"\x1f\x8b"
@@ -32,7 +32,7 @@ HOW_TO_PACK = "pack the folder of the app's source with: tar -czf source.tar.gz 
 
 class Sources:
     def __init__(self, storage: Storage, uploads: Path) -> None:
-        """`uploads`: a folder for uploads in progress."""
+        """`uploads` is a folder for uploads in progress."""
         self._storage, self._uploads = storage, uploads
         self._receiving: Counter[str] = Counter()  # uploads in progress by account
 
@@ -41,16 +41,16 @@ class Sources:
         return f"sources/{app_id}/{source}{SUFFIX}"
 
     async def receive(self, app: App, body: AsyncIterable[bytes], size: int | None) -> str:
-        """Stores an upload and returns the id of the source. Nothing stays stored when it fails.
+        """Stores an upload and returns the id of the source. A failed upload leaves nothing stored.
 
-        `size` is what the request declares, None if it declares nothing. Nothing is read of what is refused for it, or
-        because the account has too many uploads in progress.
+        `size` is the size that the request declares, or None. An upload that is refused for its size, or because the
+        account has too many uploads in progress, is not read.
         """
         if size is not None and size > SOURCE_BYTES:
             raise _too_large()
-        if self._receiving[app.account] >= UPLOADS:
+        if self._receiving[app.account] >= MAX_UPLOADS:
             raise RateLimited(
-                f"An account can publish {UPLOADS} sources at once; wait until one of the uploads has ended.",
+                f"An account can publish {MAX_UPLOADS} sources at once; wait until one of the uploads has ended.",
                 retry_after=RETRY_SECONDS,
             )
         self._receiving[app.account] += 1
@@ -74,7 +74,7 @@ class Sources:
         return source
 
     def _remove_abandoned(self) -> None:
-        """Removes what a gateway that was killed left of its uploads."""
+        """Removes the unfinished uploads of a gateway that was killed."""
         for path in self._uploads.glob("*.part"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > 2 * UPLOAD_SECONDS:
@@ -87,8 +87,8 @@ class Sources:
         return await self._storage.exists(self.key(app_id, source))
 
     async def list_old(self, app_id: str) -> list[str]:
-        """The ids of all but the newest sources of an app, oldest first."""
-        names = await self._storage.names(f"sources/{app_id}/")
+        """Returns the ids of all but the newest sources of an app, oldest first."""
+        names = await self._storage.list_names(f"sources/{app_id}/")
         stored = sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
         return stored[:-KEPT_SOURCES]
 
@@ -114,4 +114,4 @@ async def _write(body: AsyncIterable[bytes], path: Path) -> None:
 
 
 def _too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"A packed source may have at most {SOURCE_BYTES // 1_048_576} MiB.")
+    return RequestTooLarge(f"A packed source can have at most {SOURCE_BYTES // 1_048_576} MiB.")

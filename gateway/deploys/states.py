@@ -9,7 +9,7 @@ A deploy that reuses the release of an earlier one (a rollback, a promotion) goe
 one deploy of an address is queued; a newer one replaces it.
 
 One script changes the state with a compare-and-set, queues the event that follows from it, and sets the app's live
-deploy. So every deploy ends once and sends one event, whether the built-in worker or an outside engine makes it.
+deploy. So every deploy ends once and sends one event, whether the built-in worker or an outside engine runs it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gateway.deploys.keys import (
     tagged_deploy_key,
 )
 from gateway.deploys.logs import DeployLogs
-from gateway.deploys.scripts import Advance
+from gateway.deploys.scripts import Transition
 from gateway.deploys.sources import Sources
 from gateway.errors import (
     BackboneUnavailable,
@@ -54,7 +54,7 @@ from gateway.errors import (
     StorageUnavailable,
     TarballGone,
 )
-from gateway.events.catalog import DeployFailed, DeploySucceeded, Event, Kind, Phase, queued_event
+from gateway.events.catalog import DeployFailed, DeploySucceeded, Event, Kind, Phase, prepare_event
 from gateway.ids import new_id, now_iso
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from gateway.settings import Settings
@@ -64,12 +64,12 @@ logger = structlog.get_logger()
 
 STREAM, GROUP = "builds", "deploys"
 LOG_BYTES = 262_144  # of one deploy
-LOG_SECONDS = 2 * 86_400  # in Redis after the last line; at the deploy's end the log becomes a file
+LOG_SECONDS = 2 * 86_400  # in Redis after the last line; when the deploy ends, the log moves to the storage
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
-BATCH = 100  # records read in one round trip
-LISTED = 1_000  # deploys kept of an account
+RECORDS_PER_READ = 100  # in one round trip
+MAX_LISTED = 1_000  # deploys kept per account
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
-REASON_LENGTH = 500
+REASON_LENGTH = 500  # characters
 
 Trigger = Literal["hook", "upload", "operator", "rollback", "promote", "redeploy"]
 State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
@@ -101,11 +101,11 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     release: str | None = None  # id of the deploy whose release is served again, instead of a build
     branch: str | None = None
     commit: str | None = None
-    digest: str | None = None  # SHA-256 of the archive of its release, hexadecimal
+    digest: str | None = None  # hexadecimal SHA-256 of the archive of its release
     size: int | None = None  # bytes of the archive
     startedAt: str | None = None
-    checkingAt: str | None = None  # when the build ended, as the next is of the health check
-    canaryAt: str | None = None
+    checkingAt: str | None = None  # end of the build
+    canaryAt: str | None = None  # end of the health check
     finishedAt: str | None = None
     durationMs: int | None = None
     url: str | None = None
@@ -132,9 +132,9 @@ class Deploys:
         hook: Hook | None = None,
         reuse: Deploy | None = None,
     ) -> str:
-        """Queues a deploy and returns its id. Raises a ServiceError when the deploy is refused.
+        """Queues a deploy and returns its id. Raises a ServiceError if the deploy is refused.
 
-        `reuse` is the deploy whose release is served again.
+        `reuse` is the deploy whose release to serve again.
         """
         account = await self._registry.account(app.account)
         if account is None:
@@ -167,11 +167,11 @@ class Deploys:
             has_repository=app.repository is not None or reuse is not None,
         )
         if reply.verdict != "queued":
-            raise self._refusal(reply.verdict, reply.retry_in)
+            raise self._build_refusal(reply.verdict, reply.retry_in)
         return deploy_id
 
     @staticmethod
-    def _refusal(verdict: str, wait: int) -> ServiceError:
+    def _build_refusal(verdict: str, wait: int) -> ServiceError:
         match verdict:
             case "rate":
                 return HookRateLimited(retry_after=wait / 1_000_000)
@@ -180,7 +180,9 @@ class Deploys:
             case "source-gone":
                 return TarballGone()
             case "full":
-                return BackboneUnavailable("Too many deploys are waiting; this one was not queued. Retry in a minute.")
+                return BackboneUnavailable(
+                    "Too many deploys are waiting; this one was not queued. Try again in a minute."
+                )
             case _:
                 return DeployQuotaReached(retry_after=86_400 - time.time() % 86_400)
 
@@ -192,8 +194,8 @@ class Deploys:
     async def publish(self, app: App, body: AsyncIterable[bytes], trigger: Trigger, *, size: int | None = None) -> str:
         """Stores a tar.gz, queues a live deploy of it, and returns the deploy's id.
 
-        `size` is what the request declares. Nothing stays stored when the deploy is refused, and nothing is read of the
-        body when the day's deploys are used up already.
+        `size` is the size that the request declares. A refused deploy leaves nothing stored. When the day's deploys are
+        used up, the body is not read.
         """
         await self._require_quota(app)
         source = await self._sources.receive(app, body, size)
@@ -207,20 +209,20 @@ class Deploys:
         return deploy_id
 
     async def _require_quota(self, app: App) -> None:
-        """Raises DeployQuotaReached. The script that queues the deploy decides; this only spares the upload."""
+        """Raises DeployQuotaReached. This only avoids an upload in vain: the script that queues the deploy decides."""
         account = await self._registry.account(app.account)
         if account is None:
             raise NotFound
         day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
         if await self.count_today(account.id, day) >= self._settings.deploy_quotas[account.plan]:
-            raise self._refusal("quota", 0)
+            raise self._build_refusal("quota", 0)
 
     async def open_source(self, deploy: Deploy) -> Object | None:
-        """Raises StorageUnavailable."""
+        """Opens the stored source; None if the deploy has none. Raises StorageUnavailable."""
         return await self._sources.open(deploy.appId, deploy.source) if deploy.source else None
 
     async def has_source(self, deploy: Deploy) -> bool:
-        """Assumes so while the storage is away: a hook that finds the source gone says so."""
+        """Whether the source is still stored. True while the storage is away: the build reports a missing source."""
         try:
             return bool(deploy.source) and await self._sources.exists(deploy.appId, deploy.source)
         except StorageUnavailable:
@@ -246,8 +248,8 @@ class Deploys:
         await self._sources.remove_all(app.id)
 
     async def forget_app(self, app: App) -> None:
-        """For an app that is deleted: ends its deploys, and removes its stored sources and its live deploy."""
-        for deploy in await self.list(app.account, app.id, LISTED):
+        """Cancels the deploys of a deleted app, and removes its stored sources and its live deploy."""
+        for deploy in await self.list(app.account, app.id, MAX_LISTED):
             if deploy.state in ("queued", "building"):
                 with contextlib.suppress(StaleDeploy):
                     await self.cancel(deploy, "the app was deleted")
@@ -268,24 +270,24 @@ class Deploys:
         return msgspec.convert(record, Deploy, strict=False) if record else None
 
     async def find(self, deploy_id: str) -> Deploy | None:
-        """Any account's deploy. The id does not name the account, so this asks every partition."""
+        """Finds a deploy of any account. The id does not contain the account, so this reads every partition."""
         found = await self._get_all([tagged_deploy_key(tag, deploy_id) for tag in PARTITION_TAGS])
         return found[0] if found else None
 
-    async def live_id(self, app: App) -> str | None:
-        """The id of the deploy that the app serves."""
+    async def find_live_id(self, app: App) -> str | None:
+        """Returns the id of the deploy that the app serves."""
         live: str | None = await self._store.client.hget(site_key(app.account, app.id), "live")
         return live
 
-    async def live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
-        """The ids of the deploys that these apps serve."""
+    async def find_live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
+        """Returns the ids of the deploys that these apps serve."""
         async with self._store.client.pipeline(transaction=False) as pipeline:
             for app_id in app_ids:
                 pipeline.hget(site_key(account_id, app_id), "live")
             return {live for live in await pipeline.execute() if live} if app_ids else set()
 
     async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
-        """Newest first; `before` is the last deploy of the page before. Raises RequestMalformed."""
+        """Returns deploys, newest first. `before` is the last deploy of the previous page. Raises RequestMalformed."""
         last = -1 if app or before else limit - 1
         ids: Sequence[str] = await self._store.client.zrevrange(deploys_key(account_id), 0, last)
         if before:
@@ -293,15 +295,17 @@ class Deploys:
                 raise RequestMalformed("before: there is no deploy of this id; leave it out to begin with the newest.")
             ids = ids[ids.index(before) + 1 :]
         found: Sequence[Deploy] = []
-        for first in range(0, len(ids), BATCH):
-            deploys = await self._get_all([deploy_key(account_id, name) for name in ids[first : first + BATCH]])
+        for first in range(0, len(ids), RECORDS_PER_READ):
+            deploys = await self._get_all(
+                [deploy_key(account_id, name) for name in ids[first : first + RECORDS_PER_READ]]
+            )
             found = [*found, *(deploy for deploy in deploys if app in (None, deploy.app, deploy.appId))]
             if len(found) >= limit:
                 break
         return found[:limit]
 
-    async def positions_of(self, deploys: Sequence[Deploy]) -> dict[str, dict[str, int | str]]:
-        """Position and reason of those that are queued, by id."""
+    async def find_positions(self, deploys: Sequence[Deploy]) -> dict[str, dict[str, int | str]]:
+        """Returns the position and reason of each queued deploy, by id."""
         queued = [deploy.id for deploy in deploys if deploy.state == "queued"]
         if not queued:
             return {}
@@ -313,24 +317,24 @@ class Deploys:
         return {deploy_id: found.get(deploy_id, {"waitsFor": missing}) for deploy_id in queued}
 
     async def list_queued(self) -> Sequence[Deploy]:
-        """The queued deploys of all accounts, oldest first within each partition."""
+        """Returns the queued deploys of all accounts, oldest first within each partition."""
         return [deploy for deploy in await self._list_in_streams() if deploy.state == "queued"]
 
     async def _list_in_streams(self) -> Sequence[Deploy]:
-        """All deploys that are queued or in progress."""
+        """Returns all deploys that are queued or in progress."""
         records = []
         for tag in PARTITION_TAGS:
             entries = await self._store.client.xrange(stream_key(tag, STREAM), count=SCAN_LIMIT)
-            # An entry without an id is poison: a worker buries it.
+            # A worker moves an entry without an id to the dead letters.
             records += [tagged_deploy_key(tag, entry["id"]) for _, entry in entries if "id" in entry]
         return await self._get_all(records)
 
     async def _get_all(self, records: Sequence[str]) -> Sequence[Deploy]:
-        """Those of the records that exist, in the same order, in one round trip for each hundred."""
+        """Returns the records that exist, in the same order, with one round trip per hundred."""
         found: list[Deploy] = []
-        for first in range(0, len(records), BATCH):
+        for first in range(0, len(records), RECORDS_PER_READ):
             async with self._store.client.pipeline(transaction=False) as pipeline:
-                for key in records[first : first + BATCH]:
+                for key in records[first : first + RECORDS_PER_READ]:
                     pipeline.hgetall(key)
                 answers = await pipeline.execute()
             found += [msgspec.convert(record, Deploy, strict=False) for record in answers if record]
@@ -339,20 +343,20 @@ class Deploys:
     # -- log -------------------------------------------------------------------------------------------------
 
     async def read_log(self, deploy: Deploy) -> str:
-        # Redis first: the log leaves it only after it is stored.
+        # Redis first: the log is removed there only after it is stored.
         live = await self._store.get(deploy_log_key(deploy.account, deploy.id))
-        if live is not None and deploy.state not in FINAL:  # pages that follow a deploy ask every second
+        if live is not None and deploy.state not in FINAL:  # pages that follow a deploy read it every second
             return live
         try:
             stored = await self._logs.read(deploy.id, deploy.createdAt[:10])
         except StorageUnavailable:
-            return live or "… the log can't be read at the moment: the storage does not answer\n"
+            return live or "… the log cannot be read at the moment: the storage does not answer\n"
         return stored if stored is not None else live or ""
 
     async def store_log(self, deploy: Deploy) -> None:
-        """Moves the log of a deploy that has ended from Redis to the storage. It may be repeated.
+        """Moves the log of a deploy that has ended from Redis to the storage. Can be repeated.
 
-        If it cannot be stored, the log stays in Redis until it expires there.
+        A log that cannot be stored stays in Redis until it expires.
         """
         key = deploy_log_key(deploy.account, deploy.id)
         text = await self._store.get(key)
@@ -366,7 +370,7 @@ class Deploys:
         await self._store.client.delete(key)
 
     async def append_log(self, deploy: Deploy, text: str) -> None:
-        """Keeps the beginning of a log that is too long, because the first error explains the others."""
+        """Appends to the log. A log that is too long keeps its start, because the first error explains the others."""
         key = deploy_log_key(deploy.account, deploy.id)
         length = await self._store.client.strlen(key)
         if length >= LOG_BYTES:
@@ -380,17 +384,17 @@ class Deploys:
     # -- state changes: each raises StaleDeploy --------------------------------------------------------------
 
     async def start(self, deploy: Deploy) -> Deploy:
-        """queued → building"""
+        """Moves a deploy from queued to building."""
         if deploy.state != "queued":
             raise StaleDeploy
         return await self._move(deploy, state="building", startedAt=now_iso())
 
     async def requeue(self, deploy: Deploy) -> Deploy:
-        """Any state → queued, because the worker was stopped in good order."""
+        """Queues a deploy again whose worker was stopped properly."""
         return await self._move(deploy, state="queued")
 
     async def cancel(self, deploy: Deploy, reason: str) -> Deploy:
-        """queued or building → canceled. The worker that builds it finds out, and ends the build."""
+        """Cancels a deploy that is queued or building. The worker that builds it notices, and ends the build."""
         if deploy.state not in ("queued", "building"):
             raise StaleDeploy
         return await self._move(deploy, state="canceled", error=reason, **self._final_timing(deploy))
@@ -425,25 +429,25 @@ class Deploys:
             url=f"https://{name}",
             durationMs=int(timing["durationMs"]),
             kind=deploy.kind,
-            plan=account.plan if account else None,
+            plan=account.plan if account else msgspec.UNSET,
         )
         url = url_of(name, self._settings)
         live = await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
-        if await self._registry.find(deploy.appId) is None:  # deleted meanwhile, so nothing else removes its site
+        if await self._registry.find_app(deploy.appId) is None:  # deleted meanwhile, so nothing else removes its site
             await self._forget_site(deploy.account, deploy.appId)
         return live
 
     async def fail_abandoned(
         self, deploy: Deploy, reason: str = "the worker stopped during the deploy; deploy again"
     ) -> Deploy:
-        """For a deploy whose worker or engine is gone. A half-made deploy is not resumed."""
+        """Fails a deploy whose worker or engine is gone. An unfinished deploy is not resumed."""
         phases: dict[str, Phase] = {"checking": "health", "canary": "canary"}
         return await self._fail(deploy, phases.get(deploy.state, "build"), reason)
 
     async def fail_unreported(self) -> int:
-        """Fails deploys that an outside engine started and did not finish in time; returns how many.
+        """Fails deploys that an outside engine started and did not finish in time; returns their number.
 
-        Several processes may do this at once.
+        Several processes can do this at once.
         """
         failed, oldest = 0, now_iso(time.time() - ENGINE_SECONDS)
         reason = f"the engine reported no result within {ENGINE_SECONDS // 3600:.0f} hours; deploy again"
@@ -467,11 +471,11 @@ class Deploys:
         return {"finishedAt": now_iso(), "durationMs": str(max(0, int((now - began).total_seconds() * 1000)))}
 
     async def _move(self, deploy: Deploy, event: Event | None = None, *, live: bool = False, **fields: Any) -> Deploy:
-        """Writes `fields`, and queues the event, if the deploy is still in the state that it was read in."""
+        """Writes `fields` and queues the event, if the deploy is still in the state in which it was read."""
         queued = None
         if event is not None:
-            queued = queued_event(event, new_id("evt"), deploy.account, deploy.appId, deploy.app)
-        move = Advance(
+            queued = prepare_event(event, new_id("evt"), deploy.account, deploy.appId, deploy.app)
+        transition = Transition(
             account=deploy.account,
             app=deploy.appId,
             deploy=deploy.id,
@@ -482,10 +486,10 @@ class Deploys:
             dequeue=fields.get("state") in FINAL
             and (self._settings.deploy_engine == "external" or deploy.state == "queued"),
             live=live,
-            # A source that was cleaned up in the meantime does not come back.
+            # A source that was removed in the meantime must not be named again.
             source=deploy.source if live and await self.has_source(deploy) else "",
         )
-        if not await scripts.advance_deploy(self._store, move):
+        if not await scripts.advance_deploy(self._store, transition):
             raise StaleDeploy
         after = await self.get(deploy.id, deploy.account)
         if after is None:

@@ -1,6 +1,9 @@
-"""Defines the events and the fields of their data, as types, so that a wrong field cannot be sent.
+"""The types of events and the fields of their data, as classes, so that a wrong field cannot be sent.
 
 Names and formats are part of the public interface. Times are ISO 8601 UTC with milliseconds and Z.
+
+To add a type, define its class and add a sample. The API, the command line and the dashboard list the types of
+`SAMPLES`.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d
 HttpsUrl = Annotated[str, msgspec.Meta(pattern="^https://")]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of all events."""
+
     type: ClassVar[str]
-    sample: bool = False  # a test event
+    sample: bool | msgspec.UnsetType = msgspec.UNSET  # true for a test event
 
 
 class DeploySucceeded(Event, frozen=True, kw_only=True):
@@ -29,7 +34,7 @@ class DeploySucceeded(Event, frozen=True, kw_only=True):
     url: HttpsUrl  # always the auto-assigned address
     durationMs: int
     kind: Kind
-    plan: str | None = None
+    plan: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class DeployFailed(Event, frozen=True, kw_only=True):
@@ -79,15 +84,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class SecurityFinding(Event, frozen=True, kw_only=True):
     type: ClassVar[str] = "security.finding"
-    tier: Literal["red"] = msgspec.field(default="red")
+    tier: Literal["red"] = "red"
     findings: list[Finding]
 
 
-DAY = 86_400  # seconds
+DAY_SECONDS = 86_400
 
 
-def samples(plan: str, now: float) -> dict[str, Event]:
-    """A sample of each event, as an account of this plan would get it at `now`, in seconds since the epoch."""
+def build_samples(plan: str, now: float) -> dict[str, Event]:
+    """Returns a sample of each event type, as an account on this plan gets it at `now`, in seconds since the epoch."""
     at = now_iso(now)
     events = (
         DeploySucceeded(deployId="dep_sample", url="https://sample.invalid", durationMs=42_000, kind="live", plan=plan),
@@ -95,7 +100,7 @@ def samples(plan: str, now: float) -> dict[str, Event]:
         AppCrashed(reason="exit", exitCode=1, at=at),
         AppUnhealthy(url="https://sample.invalid/", failures=3, reason="timeout"),
         AppRecovered(url="https://sample.invalid/", downSince=now_iso(now - 180), downMs=180_000),
-        DomainExpiring(domain="app.example.com", expiresAt=now_iso(now + 6.5 * DAY), daysLeft=6),
+        DomainExpiring(domain="app.example.com", expiresAt=now_iso(now + 6.5 * DAY_SECONDS), daysLeft=6),
         SecurityFinding(
             findings=[
                 Finding(
@@ -104,7 +109,7 @@ def samples(plan: str, now: float) -> dict[str, Event]:
                     severity="critical",
                     fixedIn="1.0.1",
                     tier="red",
-                    deadlineAt=now_iso(now + 7 * DAY),
+                    deadlineAt=now_iso(now + 7 * DAY_SECONDS),
                 )
             ]
         ),
@@ -112,19 +117,16 @@ def samples(plan: str, now: float) -> dict[str, Event]:
     return {event.type: msgspec.structs.replace(event, sample=True) for event in events}
 
 
-SAMPLES = samples("free", 1_767_225_600)  # as the documentation shows them, of 2026-01-01
+SAMPLES = build_samples("free", 1_767_225_600)  # by type, as the documentation shows them; of 2026-01-01
 
 
-def queued_event(event: Event, event_id: str, account: str, app_id: str, app_name: str) -> QueuedEvent:
-    """The event as it is queued. Raises msgspec.ValidationError for a value that is not of its field's type."""
-    return QueuedEvent(event_id, account, app_name, event.type, encode(event, app_id, app_name).decode())
+def prepare_event(event: Event, event_id: str, account: str, app_id: str, app_name: str) -> QueuedEvent:
+    """Returns the event as it is queued. Raises msgspec.ValidationError for a value of the wrong type."""
+    return QueuedEvent(event_id, account, app_name, event.type, encode_data(event, app_id, app_name).decode())
 
 
-def encode(event: Event, app_id: str, app_name: str) -> bytes:
+def encode_data(event: Event, app_id: str, app_name: str) -> bytes:
     """Returns the event's `data` as JSON. Raises msgspec.ValidationError for a value of the wrong type."""
     fields = msgspec.to_builtins(event)
     msgspec.convert(fields, type(event))  # constructing a struct does not check the types of its values
-    data = {"appId": app_id, "appName": app_name, **fields}
-    if isinstance(event, SecurityFinding):
-        data["tier"] = event.tier  # omitted as a default, but receivers read it
-    return msgspec.json.encode(data)
+    return msgspec.json.encode({"appId": app_id, "appName": app_name, **fields})

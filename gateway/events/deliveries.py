@@ -1,8 +1,8 @@
-"""The log of an account's deliveries: the last 1,000 outcomes of 30 days, each with what is needed to debug it.
+"""The log of an account's deliveries: the last 1,000 results of 30 days, each with the response for debugging.
 
-An entry names its event; the event's data is stored once, in the account's bodies (`lua/events/deliveries.lua`). The
+An entry names its event. The event's data is stored once, in the account's bodies (`lua/events/deliveries.lua`). The
 request is not stored: its body and headers follow from the event and the time of sending. Signatures are left out,
-because whoever holds one can repeat the request until receivers consider it too old.
+because anyone who has one can repeat the request until receivers consider it too old.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gateway.ids import now_iso, time_of
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 
-LOGGED = 1_000  # deliveries kept per account
-LOGGED_SECONDS = 30 * 86_400
-PAGE = 100  # entries read at a time
-SHARE = 8_388_608  # bytes that an account's log and the data of its events may take: `lua/events/deliveries.lua`
-KEPT_BODY = 1_024  # bytes of an answer
-READ_BODY = KEPT_BODY + 128  # so that a secret at the end is seen whole
-KEPT_HEADERS = 1_024  # characters of an answer's headers
+MAX_DELIVERIES = 1_000  # kept per account
+KEPT_SECONDS = 30 * 86_400
+PAGE_ENTRIES = 100  # read at a time
+SHARE_BYTES = 8_388_608  # for an account's log and the data of its events: `lua/events/deliveries.lua`
+KEPT_BODY_BYTES = 1_024  # of a response
+READ_BODY_BYTES = KEPT_BODY_BYTES + 128  # so that a secret at the end is read completely
+KEPT_HEADER_CHARACTERS = 1_024  # of a response
 NOT_KEPT = "(not kept)"
 
 Outcome = Literal["delivered", "failed", "dropped"]
@@ -38,11 +38,11 @@ Outcome = Literal["delivered", "failed", "dropped"]
 class Delivery(msgspec.Struct, kw_only=True):
     """The outcome of one delivery."""
 
-    id: str  # the event's
-    attempt: str  # tells deliveries of the same event apart
+    id: str  # of the event
+    attempt: str  # identifies this delivery among those of the same event
     type: str
     app: str
-    url: str | None  # where it was sent; null if no webhook was set
+    url: str | None  # to which it was sent; null if no webhook was set
     at: catalog.Time  # of the delivery
     eventAt: catalog.Time  # of the event
     durationMs: int
@@ -60,7 +60,7 @@ class SentRequest(msgspec.Struct):
 
 class ReceivedResponse(msgspec.Struct):
     status: int
-    headers: dict[str, str]  # the first of them
+    headers: dict[str, str]  # the first 1,024 characters
     body: str  # its first KiB
 
 
@@ -84,14 +84,17 @@ class Filter(msgspec.Struct, frozen=True):
         )
 
 
-Entry = tuple[str, dict[str, str]]  # the attempt, and what is logged of it
+Entry = tuple[str, dict[str, str]]  # the attempt, and its logged fields
 
 
 async def list_deliveries(store: Store, account_id: str, limit: int, before: str, chosen: Filter) -> list[Delivery]:
-    """Newest first. `before`: an attempt, or the id of an event; '' for the newest. Raises RequestMalformed."""
+    """Returns deliveries, newest first. Raises RequestMalformed.
+
+    `before` is an attempt or the id of an event, or '' to begin with the newest.
+    """
     found: list[Entry] = []
     after = before if _is_attempt(before) or not before else await _oldest_attempt(store, account_id, before)
-    count = limit if chosen == Filter() else PAGE
+    count = limit if chosen == Filter() else PAGE_ENTRIES
     while len(found) < limit:
         page = await _read_page(store, account_id, after, count)
         found += [entry for entry in page if chosen.matches(entry[1])]
@@ -102,15 +105,14 @@ async def list_deliveries(store: Store, account_id: str, limit: int, before: str
 
 
 async def read_delivery(store: Store, account_id: str, delivery_id: str) -> DeliveryDetail:
-    """The delivery of this attempt, or the newest one of this event. Raises NotFound."""
+    """Returns the delivery of this attempt, or the newest one of this event. Raises NotFound."""
     found = await _find(store, account_id, delivery_id)
     if not found:
         raise NotFound("There is no delivery of this id in the last 30 days.")
     attempt, fields = found[0]
-    data = await store.client.hget(bodies_key(account_id), fields["id"])
-    data, timestamp = data or fields.get("data"), int(fields["at"])
+    data, timestamp = await store.client.hget(bodies_key(account_id), fields["id"]), int(fields["at"])
     body = None if data is None else encode_body(fields["id"], fields["type"], data, timestamp).decode()
-    headers = sent_headers(fields["id"], fields["type"], timestamp, NOT_KEPT, [NOT_KEPT]) if fields.get("url") else {}
+    headers = build_headers(fields["id"], fields["type"], timestamp, NOT_KEPT, [NOT_KEPT]) if fields.get("url") else {}
     response = None
     if fields["status"]:
         answered = msgspec.json.decode(fields.get("headers") or "{}", type=dict[str, str])
@@ -120,11 +122,11 @@ async def read_delivery(store: Store, account_id: str, delivery_id: str) -> Deli
 
 
 async def find_failed(store: Store, account_id: str, since: int) -> list[LoggedEvent]:
-    """The events whose newest delivery failed, and which happened at `since` (ms) or later; the oldest first."""
+    """Returns the events from `since` (ms) on whose newest delivery failed, oldest first."""
     newest: dict[str, dict[str, str]] = {}
     entries: Counter[str] = Counter()
     after = ""
-    while page := await _read_page(store, account_id, after, PAGE):
+    while page := await _read_page(store, account_id, after, PAGE_ENTRIES):
         for _, fields in page:
             newest.setdefault(fields["id"], fields)
             entries[fields["id"]] += 1
@@ -144,8 +146,8 @@ async def find_failed(store: Store, account_id: str, since: int) -> list[LoggedE
     ]
 
 
-async def stored_bytes(store: Store, account_id: str) -> int:
-    """What the account's log and the data of its events take, of `SHARE`."""
+async def count_stored_bytes(store: Store, account_id: str) -> int:
+    """Returns the bytes that the account's log and the data of its events take, of `SHARE_BYTES`."""
     return int(await store.client.zscore(stored_key(partition_tag(account_id)), account_id) or 0)
 
 
@@ -158,7 +160,7 @@ def _row(entry: Entry) -> dict[str, str | None]:
 
 
 def _event_time(fields: Mapping[str, str]) -> int:
-    """In milliseconds since the epoch."""
+    """Returns the event's time in milliseconds since the epoch."""
     return time_of(fields["id"]) or int(fields["at"])
 
 
@@ -174,13 +176,13 @@ async def _oldest_attempt(store: Store, account_id: str, event_id: str) -> str:
 
 
 async def _find(store: Store, account_id: str, delivery_id: str) -> list[Entry]:
-    """Newest first."""
+    """Returns the entry of an attempt, or those of an event, newest first."""
     if _is_attempt(delivery_id):
         entries = await store.client.xrange(deliveries_key(account_id), delivery_id, delivery_id)
         return [entry for entry in entries if int(entry[0].partition("-")[0]) >= _oldest()]
     found: list[Entry] = []
     after = ""
-    while page := await _read_page(store, account_id, after, PAGE):
+    while page := await _read_page(store, account_id, after, PAGE_ENTRIES):
         found += [entry for entry in page if entry[1]["id"] == delivery_id]
         after = page[-1][0]
     return found
@@ -195,14 +197,14 @@ async def _read_page(store: Store, account_id: str, before: str, count: int) -> 
 
 
 def _oldest() -> int:
-    return int((time.time() - LOGGED_SECONDS) * 1000)
+    return int((time.time() - KEPT_SECONDS) * 1000)
 
 
 # -- requests and answers ------------------------------------------------------------------------------------
 
 
 def encode_body(event_id: str, event_type: str, data: str, timestamp: int) -> bytes:
-    """The exact bytes that are sent. `timestamp` is in milliseconds."""
+    """Returns the exact bytes to send. `timestamp` is in milliseconds."""
     return b'{"type":%b,"id":%b,"timestamp":%d,"data":%b}' % (
         msgspec.json.encode(event_type),
         msgspec.json.encode(event_id),
@@ -211,10 +213,13 @@ def encode_body(event_id: str, event_type: str, data: str, timestamp: int) -> by
     )
 
 
-def sent_headers(
+def build_headers(
     event_id: str, event_type: str, timestamp: int, signature: str, standard: Sequence[str]
 ) -> dict[str, str]:
-    """`signature` is our own, `standard` are those of Standard Webhooks, whose timestamps are in seconds."""
+    """Returns the request's headers. `timestamp` is in milliseconds.
+
+    `signature` is our own. `standard` are those of Standard Webhooks, whose timestamps are in seconds.
+    """
     return {
         "Content-Type": "application/json",
         "X-Service-Event": event_type,
@@ -227,21 +232,21 @@ def sent_headers(
     }
 
 
-def describe_answer(headers: Iterable[tuple[str, str]], body: bytes, secrets: Sequence[str]) -> tuple[str, str]:
-    """What the log keeps of an answer: its first headers as JSON, and the beginning of its body as text.
+def summarize_answer(headers: Iterable[tuple[str, str]], body: bytes, secrets: Sequence[str]) -> tuple[str, str]:
+    """Returns the parts of a response that the log keeps: its first headers as JSON, the start of its body as text.
 
-    `secrets` are left out of both: a receiver may print its environment, or echo the request.
+    Both leave out the `secrets`: a receiver may print its environment, or echo the request.
     """
     kept: dict[str, str] = {}
-    room = KEPT_HEADERS
+    room = KEPT_HEADER_CHARACTERS
     for name, value in headers:
         room -= len(name) + len(value)
         if room < 0:
             break
-        # The client decodes bytes that are not UTF-8 as surrogates, which no JSON can hold.
+        # The client decodes bytes that are not UTF-8 as surrogates, which JSON cannot hold.
         text = _without(value.encode(errors="surrogateescape"), secrets).decode(errors="replace")
         kept[name] = f"{kept[name]}, {text}" if name in kept else text
-    text = _without(body, secrets)[:KEPT_BODY].decode(errors="replace") if body else ""
+    text = _without(body, secrets)[:KEPT_BODY_BYTES].decode(errors="replace") if body else ""
     return msgspec.json.encode(kept).decode() if kept else "", text
 
 

@@ -30,10 +30,11 @@ def outcomes_key(tag: str) -> str:
 
 
 def event_keys(tag: str, account_id: str) -> list[str]:
-    """What a script needs that queues an event: the partition's events, the account's log, the outcomes, and two more.
+    """Returns the keys of a script that queues an event.
 
-    The scripts make the names of the last two themselves; they stand here because Redis lets a script run during the
-    move of a slot only where it finds all that the call declares.
+    These are the partition's events, the account's log, the partition's outcomes, and two more. The scripts
+    build the names of the last two themselves. The call declares them because, while a slot migrates, Redis runs a
+    script only on the node that has all declared keys.
     """
     return [
         stream_key(tag, "events"),
@@ -61,12 +62,12 @@ def deliveries_key(account_id: str) -> str:
 
 
 def bodies_key(account_id: str) -> str:
-    """The data of the account's events. The scripts that queue and log events append it to the log's key."""
+    """Returns the key of the data of the account's events. The scripts build it from the log's key."""
     return f"{deliveries_key(account_id)}:bodies"
 
 
 def stored_key(tag: str) -> str:
-    """What the accounts' bodies and logs take. The scripts append it to the key of the events."""
+    """Returns the key of the sizes of the accounts' bodies and logs. The scripts build it from the events' key."""
     return f"{stream_key(tag, 'events')}:stored"
 
 

@@ -1,4 +1,4 @@
-"""What the scripts of event deliveries take and answer."""
+"""The arguments and replies of the scripts that deliver events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class QueuedEvent(msgspec.Struct, frozen=True):
     type: str
     data: str  # JSON
     sample: bool = False
-    redelivery: int = 0  # how often it was redelivered, with this time
+    redelivery: int = 0  # number of its redeliveries, this one included
 
 
-class Requested(msgspec.Struct, frozen=True):
+class RequestReply(msgspec.Struct, frozen=True):
     verdict: Literal["queued", "dropped", "rate", "unknown"]
     retry_in: int  # microseconds until the account's next request can pass
 
@@ -31,40 +31,40 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     app: str  # the app's name
     type: str
     sample: bool
-    redelivery: int  # how often it was redelivered, 0 for never
+    redelivery: int  # number of its redeliveries
     entries: int  # of the log
 
 
 class Ownership(msgspec.Struct, frozen=True):
-    owned: bool  # the event is this worker's to send
+    owned: bool  # this worker may send the event
     receiver: str  # the account's receiver, JSON; '' if none is set
     data: str  # the event's, JSON; '' if it is no longer stored
-    previous_secret: str  # the receiver's, encrypted, for as long as it signs too; or ''
-    attempt: int = 0  # from 1; more after a worker died with the event, or a fault of ours
+    previous_secret: str  # the receiver's, encrypted, while it still signs; or ''
+    attempt: int = 0  # from 1; higher after a worker died with the event, or failed on it
 
 
-class Delivery(msgspec.Struct, frozen=True):
-    """How the delivery of an event ended."""
+class DeliveryResult(msgspec.Struct, frozen=True):
+    """The result of a delivery."""
 
     outcome: Literal["delivered", "failed", "dropped"]
     at: int  # ms since the epoch
     duration: int  # ms
     status: int | None  # of the receiver's answer
     reason: str  # '' for none
-    url: str = ""  # where it was sent to
+    url: str = ""  # to which the event was sent
     headers: str = ""  # of the answer, JSON
     body: str = ""  # the beginning of the answer's
 
 
-def flat_event(event: QueuedEvent) -> tuple[str, str, str, str, str]:
+def flatten_event(event: QueuedEvent) -> tuple[str, str, str, str, str]:
     return event.id, event.account, event.app, event.type, event.data
 
 
-def flat_marks(*, sample: bool, redelivery: int) -> tuple[str, str]:
+def flatten_marks(*, sample: bool, redelivery: int) -> tuple[str, str]:
     return "1" if sample else "", str(redelivery or "")
 
 
-def flat_delivery(delivery: Delivery) -> tuple[str | int, ...]:
-    status = "" if delivery.status is None else delivery.status
-    outcome = (delivery.outcome, delivery.at, delivery.duration, status, delivery.reason)
-    return *outcome, delivery.url, delivery.headers, delivery.body
+def flatten_result(result: DeliveryResult) -> tuple[str | int, ...]:
+    status = "" if result.status is None else result.status
+    outcome = (result.outcome, result.at, result.duration, status, result.reason)
+    return *outcome, result.url, result.headers, result.body

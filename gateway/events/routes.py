@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events.catalog import SAMPLES, Time
-from gateway.events.deliveries import LOGGED, Delivery, DeliveryDetail, Filter, Outcome
+from gateway.events.deliveries import MAX_DELIVERIES, Delivery, DeliveryDetail, Filter, Outcome
 from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.process import Injected
 
@@ -30,7 +30,7 @@ class Webhook(msgspec.Struct):
 
 
 class ShownWebhook(Webhook):
-    previousSecretUntil: Time | msgspec.UnsetType = msgspec.UNSET  # for a day after a rotation: both secrets sign
+    previousSecretUntil: Time | msgspec.UnsetType = msgspec.UNSET  # for a day after a rotation, both secrets sign
 
 
 class RotatedSecret(msgspec.Struct):
@@ -54,12 +54,12 @@ class QueuedEvents(msgspec.Struct):
     count: int
 
 
-@get("/webhook", summary="The webhook that receives the account's events", errors=[NotFound])
+@get("/webhook", summary="Show the webhook that receives the account's events", errors=[NotFound])
 async def show_webhook(account: Caller, gateway: Injected) -> ShownWebhook:
-    receiver = await gateway.webhooks.receiver(account.id)
+    receiver = await gateway.webhooks.find_receiver(account.id)
     if receiver is None:
         raise NotFound("No webhook is set; PUT {url} here to set one.")
-    ends = await gateway.webhooks.previous_secret_ends(account.id)
+    ends = await gateway.webhooks.read_previous_secret_end(account.id)
     return ShownWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if ends is None else ends)
 
 
@@ -69,23 +69,23 @@ async def set_webhook(account: Caller, data: JSONBody[WebhookUrl], gateway: Inje
 
     A new URL gets a new signing secret, which is shown only here.
     """
-    receiver, secret = await gateway.webhooks.set(account.id, data.url)
+    receiver, secret = await gateway.webhooks.set_receiver(account.id, data.url)
     return ChangedWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if secret is None else secret)
 
 
 @delete("/webhook", summary="Clear the webhook and its signing secret")
 async def clear_webhook(account: Caller, gateway: Injected) -> None:
-    await gateway.webhooks.clear(account.id)
+    await gateway.webhooks.clear_receiver(account.id)
 
 
 @post("/webhook/rotate", status_code=200, errors=[NotFound])
 async def rotate_secret(account: Caller, gateway: Injected) -> RotatedSecret:
     """Make a new signing secret, which is shown only here.
 
-    For 24 hours both secrets sign: `X-Service-Signature` is the new one's, `webhook-signature` carries both. If the
-    secret is rotated again within that time, the last two sign.
+    For 24 hours both secrets sign: `X-Service-Signature` uses the new one, and `webhook-signature` carries both
+    signatures. If the secret is rotated again within that time, the last two secrets sign.
     """
-    return RotatedSecret(await gateway.webhooks.rotate(account.id))
+    return RotatedSecret(await gateway.webhooks.rotate_secret(account.id))
 
 
 @post("/webhook/test", status_code=202, errors=[RequestMalformed, RateLimited])
@@ -94,64 +94,64 @@ async def test_webhook(account: Caller, data: JSONBody[EventType], gateway: Inje
 
     Its data has `"sample": true`. Samples and redeliveries together are limited to 30 per minute.
     """
-    apps = await gateway.registry.apps_of(account.id)
-    return EventId(await gateway.webhooks.test(account, data.type, apps[0] if apps else None))
+    apps = await gateway.registry.list_apps(account.id)
+    return EventId(await gateway.webhooks.queue_sample(account, data.type, apps[0] if apps else None))
 
 
 @get("/deliveries", errors=[RequestMalformed])
 async def list_deliveries(
     account: Caller,
     gateway: Injected,
-    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED)] = 50,
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_DELIVERIES)] = 50,
     before: FromQuery[str] = "",
     event: Annotated[str | None, QueryParameter(name="type", schema_extra={"enum": list(SAMPLES)})] = None,
     app: FromQuery[str | None] = None,
     outcome: FromQuery[Outcome | None] = None,
 ) -> list[Delivery]:
-    """Outcomes of deliveries, newest first.
+    """List the results of deliveries, newest first.
 
-    The log keeps the last 1,000 outcomes for 30 days. `before` is the `attempt` of the last row of the page before, or
-    its `id`. `type`, `app` (its name) and `outcome` select rows.
+    The log keeps the last 1,000 results for 30 days. `before` is the `attempt` or the `id` of the last row of the
+    previous page. `type`, `app` (its name) and `outcome` select rows.
     """
     if event is not None and event not in SAMPLES:
         raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
     chosen = Filter(event, app, outcome)
-    return await gateway.webhooks.deliveries(account.id, limit, before=before, chosen=chosen)
+    return await gateway.webhooks.list_deliveries(account.id, limit, before=before, chosen=chosen)
 
 
 @get("/deliveries/{delivery_id:str}", errors=[NotFound])
 async def show_delivery(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> DeliveryDetail:
-    """One delivery, with the request and the receiver's response.
+    """Show a delivery, with the request and the receiver's response.
 
     The path takes an event's id, for its newest delivery, or an `attempt`. The values of signatures are left out.
     """
-    return await gateway.webhooks.delivery(account.id, delivery_id)
+    return await gateway.webhooks.read_delivery(account.id, delivery_id)
 
 
 @post("/deliveries/redeliver", status_code=202, errors=[RequestMalformed, RateLimited])
 async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], gateway: Injected) -> QueuedEvents:
-    """Send all events again whose newest delivery failed.
+    """Send again all events whose newest delivery failed.
 
     `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
-    the oldest first, and none that waits already. An account can ask for this once per minute.
+    oldest first, without those that already wait. An account can do this once per minute.
     """
     return QueuedEvents(await gateway.webhooks.redeliver_failed(account.id, parse_time(data.since)))
 
 
 def parse_time(text: str) -> float:
-    """Seconds since the epoch. Raises RequestMalformed."""
+    """Returns seconds since the epoch. Raises RequestMalformed."""
     try:
         moment = datetime.datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise RequestMalformed("since: Use a time in ISO 8601, such as 2026-07-02T10:00:00Z.") from None
+        raise RequestMalformed("since: use a time in ISO 8601, such as 2026-07-02T10:00:00Z.") from None
 
 
 @post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])
 async def redeliver(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> EventId:
     """Send an event again.
 
-    The event keeps its id, and gets a new timestamp and signature. Samples and redeliveries together are limited to 30
+    The event keeps its id and gets a new timestamp and signature. Samples and redeliveries together are limited to 30
     per minute.
     """
     await gateway.webhooks.redeliver(account.id, delivery_id)

@@ -19,56 +19,58 @@ from gateway.events.keys import (
     webhook_key,
 )
 from gateway.events.records import (
-    Delivery,
+    DeliveryResult,
     LoggedEvent,
     Ownership,
     QueuedEvent,
-    Requested,
-    flat_delivery,
-    flat_event,
-    flat_marks,
+    RequestReply,
+    flatten_event,
+    flatten_marks,
+    flatten_result,
 )
 from gateway.redis.client import Script, Store
 from gateway.redis.partitions import partition_tag, stream_key
 
-_EMIT = Script("events/emit")
+_EMIT_EVENT = Script("events/emit_event")
 _REQUEST_EVENT = Script("events/request_event", durable=True)
-_REDELIVER = Script("events/redeliver", durable=True)
+_REDELIVER_EVENTS = Script("events/redeliver_events", durable=True)
 _CLAIM_DELIVERY = Script("events/claim_delivery")
 _RECORD_DELIVERY = Script("events/record_delivery")
 _DEAD_LETTER = Script("events/dead_letter")
-_FORGET_STORED = Script("events/forget_stored")
+_FORGET_STORED_BYTES = Script("events/forget_stored_bytes")
 
 
-async def emit(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
-    """Queues an event. With `once`, a repetition under the same id within an hour changes nothing."""
+async def emit_event(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
+    """Queues an event. With `once`, a second call with the same id within an hour changes nothing."""
     marker = [emitted_key(event.account, event.id)] if once else []
     script_keys = [*event_keys(partition_tag(event.account), event.account), *marker]
-    await store.run_script(_EMIT, script_keys, *flat_event(event))
+    await store.run_script(_EMIT_EVENT, script_keys, *flatten_event(event))
 
 
-async def request_event(store: Store, account: str, event: str, sample: QueuedEvent | None, *, limit: int) -> Requested:
+async def request_event(
+    store: Store, account: str, event: str, sample: QueuedEvent | None, *, limit: int
+) -> RequestReply:
     """Queues a sample, or the event of this id from the account's log, if fewer than `limit` passed in 60 seconds."""
     script_keys = [*event_keys(partition_tag(account), account), events_window_key(account)]
     content = () if sample is None else (sample.app, sample.type, sample.data)
     verdict, retry_in = await store.run_script(_REQUEST_EVENT, script_keys, limit, event, account, *content)
-    return Requested(verdict, int(retry_in))
+    return RequestReply(verdict, int(retry_in))
 
 
-async def redeliver(store: Store, account: str, events: Sequence[LoggedEvent]) -> int:
-    """Queues those events again that do not wait already, while there is room; returns how many."""
+async def redeliver_events(store: Store, account: str, events: Sequence[LoggedEvent]) -> int:
+    """Queues again the events that do not wait already, while there is room; returns their number."""
     script_keys = event_keys(partition_tag(account), account)
     args: list[str | int] = [account]
     for event in events:
-        marks = flat_marks(sample=event.sample, redelivery=event.redelivery + 1)
+        marks = flatten_marks(sample=event.sample, redelivery=event.redelivery + 1)
         args += [event.id, event.app, event.type, *marks, event.entries]
-    return int(await store.run_script(_REDELIVER, script_keys, *args))
+    return int(await store.run_script(_REDELIVER_EVENTS, script_keys, *args))
 
 
 async def claim_delivery(
     store: Store, tag: str, account: str, event: str, *, group: str, consumer: str, entry: str
 ) -> Ownership:
-    """Confirms that an entry of the partition's events is this consumer's, and restarts its idle time."""
+    """Confirms that an entry of the partition's events belongs to this consumer, and restarts its idle time."""
     script_keys = [stream_key(tag, "events"), webhook_key(account), bodies_key(account)]
     script_keys.append(previous_secret_key(account))
     owned, *found = await store.run_script(_CLAIM_DELIVERY, script_keys, group, consumer, entry, event)
@@ -76,14 +78,14 @@ async def claim_delivery(
 
 
 async def record_delivery(
-    store: Store, tag: str, event: QueuedEvent, delivery: Delivery, *, group: str, entry: str
+    store: Store, tag: str, event: QueuedEvent, result: DeliveryResult, *, group: str, entry: str
 ) -> bool:
-    """Logs the outcome of an event and removes it from the stream; False if another worker had done so before."""
+    """Logs the result of a delivery and removes the event from the stream; False if another worker has done so."""
     script_keys = [*event_keys(tag, event.account), awaited_key(tag, event.id)]
     fields = (event.id, event.account, event.app, event.type)
-    marks = flat_marks(sample=event.sample, redelivery=event.redelivery)
+    marks = flatten_marks(sample=event.sample, redelivery=event.redelivery)
     return bool(
-        await store.run_script(_RECORD_DELIVERY, script_keys, group, entry, *fields, *flat_delivery(delivery), *marks)
+        await store.run_script(_RECORD_DELIVERY, script_keys, group, entry, *fields, *flatten_result(result), *marks)
     )
 
 
@@ -98,20 +100,20 @@ async def dead_letter(
     entry: str,
     reason: str,
 ) -> bool:
-    """Moves an entry to the partition's dead letters; False if it had been finished before.
+    """Moves an entry to the partition's dead letters; False if it is already finished.
 
-    With an `event`, the account's log records it as failed.
+    If `event` is given, the account's log records it as failed.
     """
     dead = msgspec.json.encode({name[:64]: value[:256] for name, value in list(fields.items())[:16]}).decode()
     script_keys, about = [stream_key(tag, stream), dead_letters_key(tag)], []
     if event is not None:
         script_keys += event_keys(tag, event.account)[1:]
-        marks = flat_marks(sample=event.sample, redelivery=event.redelivery)
+        marks = flatten_marks(sample=event.sample, redelivery=event.redelivery)
         about = [event.id, event.account, event.app, event.type, *marks]
     return bool(await store.run_script(_DEAD_LETTER, script_keys, group, entry, stream, reason, dead, *about))
 
 
-async def forget_stored(store: Store, account: str) -> bool:
-    """Removes what was counted of the account's log and bodies; False while one of them exists."""
+async def forget_stored_bytes(store: Store, account: str) -> bool:
+    """Removes the byte count of the account's log and bodies; False while one of them exists."""
     script_keys = [deliveries_key(account), bodies_key(account), stored_key(partition_tag(account))]
-    return bool(await store.run_script(_FORGET_STORED, script_keys, account))
+    return bool(await store.run_script(_FORGET_STORED_BYTES, script_keys, account))

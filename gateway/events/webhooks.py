@@ -1,7 +1,7 @@
 """Event webhooks: an account's receiver, the signed bodies sent to it, the queue of events, and the delivery log.
 
-An event waits in its partition's stream until the worker knows its outcome. Its id is set when it is queued. Its
-timestamp and signatures are made when it is sent, with the receiver of that moment.
+An event waits in its partition's stream until a worker knows its outcome. It gets its id when it is queued, and its
+timestamp and signatures when it is sent, to the receiver that is set at that moment.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ from gateway.events.deliveries import (
     Delivery,
     DeliveryDetail,
     Filter,
+    build_headers,
+    count_stored_bytes,
     encode_body,
     find_failed,
     list_deliveries,
     read_delivery,
-    sent_headers,
-    stored_bytes,
 )
 from gateway.events.keys import previous_secret_key, redelivered_key, webhook_key
 from gateway.events.records import QueuedEvent
 from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
 from gateway.redis.client import Store
+from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import compare_and_set
 
 logger = structlog.get_logger()
 
 GROUP = "webhooks"
 STREAM = "events"
-CHECK_SECONDS = 2.0  # for the look-up of a receiver's name when it is saved
+RESOLVE_SECONDS = 2.0  # for the DNS look-up of a new receiver
 REQUESTS_PER_MINUTE = 30  # of one account, for test events and redeliveries together
 DATA_BYTES = 262_144  # per event
-OVERLAP = 86_400  # seconds after a rotation in which the previous secret signs too
-REDELIVER_EVERY = 60  # seconds between requests of one account for all its failed events
-BATCH = 50  # events queued again in one script
-AGAIN = "An account can send all its failed events again once per minute; try again after the time in Retry-After."
-HALFWAY = (
-    "The service lost its store while it queued the events; some may be sent. In a minute, ask again for the rest."
+OVERLAP_SECONDS = 86_400  # after a rotation, in which the previous secret still signs
+REDELIVER_SECONDS = 60  # between requests of one account for all its failed events
+EVENTS_PER_SCRIPT = 50  # queued again in one step
+REDELIVERY_LIMITED = (
+    "An account can send all its failed events again once per minute; try again after the time in Retry-After."
 )
-CONTENDED = "The receiver is being changed from several places at once; try again."
+REDELIVERY_INTERRUPTED = (
+    "The service lost its connection to Redis while it queued the events. Some may be sent; try again in a minute to "
+    "queue the rest."
+)
 
 
 class Receiver(msgspec.Struct, frozen=True):
@@ -73,18 +76,18 @@ class SignedEvent(msgspec.Struct, frozen=True):
 
 
 def sign_event(secrets: Sequence[str], event_id: str, event_type: str, data: str, now: float) -> SignedEvent:
-    """`secrets`: the current one first. `now` is in seconds since the epoch."""
+    """Returns the event as it is sent. `secrets` begins with the current one. `now` is in seconds since the epoch."""
     timestamp = int(now * 1000)
     body = encode_body(event_id, event_type, data, timestamp)
     signature = hmac.new(secrets[0].encode(), b"%d." % timestamp + body, hashlib.sha256).hexdigest()
-    signed = f"{event_id}.{timestamp // 1000}.".encode() + body  # Standard Webhooks has a timestamp in seconds
+    signed = f"{event_id}.{timestamp // 1000}.".encode() + body  # Standard Webhooks counts seconds
     standard = [_sign_standard(secret, signed) for secret in secrets]
-    headers = sent_headers(event_id, event_type, timestamp, signature, standard)
+    headers = build_headers(event_id, event_type, timestamp, signature, standard)
     return SignedEvent(body, headers, [signature, *standard])
 
 
 def _sign_standard(secret: str, signed: bytes) -> str:
-    """Standard Webhooks uses the decoded secret as its key."""
+    """Returns a signature of Standard Webhooks, whose key is the decoded secret."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
     return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
@@ -95,49 +98,45 @@ class Webhooks:
 
     # -- the receiver ----------------------------------------------------------------------------------------
 
-    async def receiver(self, account_id: str) -> Receiver | None:
+    async def find_receiver(self, account_id: str) -> Receiver | None:
         text = await self._store.get(webhook_key(account_id))
         return None if text is None else msgspec.json.decode(text, type=Receiver)
 
-    async def set(self, account_id: str, url: str) -> tuple[Receiver, str | None]:
+    async def set_receiver(self, account_id: str, url: str) -> tuple[Receiver, str | None]:
         """Returns the receiver, and its secret when the URL is new. The secret is never returned again."""
         url = await self._check_url(account_id, url)
-        for _ in range(10):
-            before = await self._store.get(webhook_key(account_id))
-            if before is not None:
-                receiver = msgspec.json.decode(before, type=Receiver)
+
+        async def compute(present: str) -> Change[tuple[Receiver, str | None]]:
+            if present:
+                receiver = msgspec.json.decode(present, type=Receiver)
                 if receiver.url == url:
-                    return receiver, None
+                    return Change(None, (receiver, None))
             secret = new_secret()
             receiver = Receiver(url, self._seal(secret), now_iso())
-            if await self._write(account_id, receiver, before or "", previous_secret=""):
-                return receiver, secret
-        raise BackboneUnavailable(CONTENDED)
+            beside = (previous_secret_key(account_id), "", OVERLAP_SECONDS)
+            return Change(msgspec.json.encode(receiver).decode(), (receiver, secret), beside)
 
-    async def rotate(self, account_id: str) -> str:
-        """Returns a new secret, which is never returned again. The one before signs too until `OVERLAP` is over.
+        return await change_record(self._store, webhook_key(account_id), compute, subject="the receiver")
 
-        Raises NotFound without a receiver.
+    async def rotate_secret(self, account_id: str) -> str:
+        """Returns a new secret, which is never returned again. The previous one signs too for `OVERLAP_SECONDS`.
+
+        Raises NotFound if no receiver is set.
         """
-        for _ in range(10):
-            before = await self._store.get(webhook_key(account_id))
-            if before is None:
+
+        async def compute(present: str) -> Change[str]:
+            if not present:
                 raise NotFound("No webhook is set; PUT {url} to /account/webhook to set one.")
-            receiver = msgspec.json.decode(before, type=Receiver)
+            receiver = msgspec.json.decode(present, type=Receiver)
             secret = new_secret()
             rotated = msgspec.structs.replace(receiver, secret=self._seal(secret))
-            if await self._write(account_id, rotated, before, previous_secret=receiver.secret):
-                return secret
-        raise BackboneUnavailable(CONTENDED)
+            beside = (previous_secret_key(account_id), receiver.secret, OVERLAP_SECONDS)
+            return Change(msgspec.json.encode(rotated).decode(), secret, beside)
 
-    async def _write(self, account_id: str, receiver: Receiver, before: str, *, previous_secret: str) -> bool:
-        """Returns False if the record is no longer the one `before`. The previous secret is encrypted, or ''."""
-        record = msgspec.json.encode(receiver).decode()
-        beside = (previous_secret_key(account_id), previous_secret, OVERLAP)
-        return await compare_and_set(self._store, webhook_key(account_id), record, expected=before, beside=beside)
+        return await change_record(self._store, webhook_key(account_id), compute, subject="the receiver")
 
-    async def previous_secret_ends(self, account_id: str) -> str | None:
-        """When the secret before the last rotation stops signing; None if it has."""
+    async def read_previous_secret_end(self, account_id: str) -> str | None:
+        """Returns the time at which the secret before the last rotation stops signing; None if it has stopped."""
         ends = await self._store.client.pexpiretime(previous_secret_key(account_id))
         return now_iso(ends / 1000) if ends > 0 else None
 
@@ -146,18 +145,18 @@ class Webhooks:
             return self._vault.seal(secret)
         except NoEncryptionKey as error:
             logger.error("webhook.not_sealed", error=str(error))
-            raise ServiceError("No webhook can be set here until the operator gives the service its key.") from None
+            raise ServiceError("No webhook can be set until the operator sets GATEWAY_ENCRYPTION_KEY.") from None
 
-    async def clear(self, account_id: str) -> None:
-        beside = (previous_secret_key(account_id), "", OVERLAP)
+    async def clear_receiver(self, account_id: str) -> None:
+        beside = (previous_secret_key(account_id), "", OVERLAP_SECONDS)
         await compare_and_set(self._store, webhook_key(account_id), "", beside=beside)
 
     async def _check_url(self, account_id: str, url: str) -> str:
-        """Refuses private addresses with a clear message. Each delivery checks again, because names may change."""
+        """Raises RequestMalformed for a private address. Each delivery checks again, because names may change."""
         try:
             url = addresses.check_url(url, allow_private=self._allow_private)
             host, port = addresses.host_and_port(url)
-            async with asyncio.timeout(CHECK_SECONDS):
+            async with asyncio.timeout(RESOLVE_SECONDS):
                 await addresses.resolve(host, port, tenant=account_id, allow_private=self._allow_private)
         except addresses.BlockedAddress as error:
             raise RequestMalformed(f"url: {error}") from None
@@ -170,19 +169,19 @@ class Webhooks:
     async def emit(self, app: App, event: catalog.Event, event_id: str = "") -> str:
         """Queues an event of an app and returns its id. Raises BackboneUnavailable.
 
-        With an `event_id` the call can be repeated: the event is queued once.
+        With an `event_id`, repeated calls queue the event once.
         """
-        queued = catalog.queued_event(event, event_id or new_id("evt"), app.account, app.id, app.name)
-        await scripts.emit(self._store, queued, once=bool(event_id))
+        queued = catalog.prepare_event(event, event_id or new_id("evt"), app.account, app.id, app.name)
+        await scripts.emit_event(self._store, queued, once=bool(event_id))
         return queued.id
 
-    async def test(self, account: Account, event_type: str, app: App | None) -> str:
-        """Queues a sample and returns its id. Raises RateLimited."""
-        sample = catalog.samples(account.plan, time.time()).get(event_type)
+    async def queue_sample(self, account: Account, event_type: str, app: App | None) -> str:
+        """Queues a sample event and returns its id. Raises RequestMalformed and RateLimited."""
+        sample = catalog.build_samples(account.plan, time.time()).get(event_type)
         if sample is None:
             raise RequestMalformed(f"type: choose one of {', '.join(catalog.SAMPLES)}.")
         app_id, name = (app.id, app.name) if app is not None else ("app_sample", "sample")
-        queued = catalog.queued_event(sample, new_id("evt"), account.id, app_id, name)
+        queued = catalog.prepare_event(sample, new_id("evt"), account.id, app_id, name)
         await self._request(account.id, queued.id, queued)
         return queued.id
 
@@ -191,21 +190,22 @@ class Webhooks:
         await self._request(account_id, event_id, None)
 
     async def redeliver_failed(self, account_id: str, since: float) -> int:
-        """Queues the events of the log again whose newest delivery failed, and which happened at `since` or later.
+        """Queues again the logged events from `since` on whose newest delivery failed; returns their number.
 
-        Returns their number. `since` is in seconds since the epoch. Raises RateLimited.
+        `since` is in seconds since the epoch. Raises RateLimited.
         """
         key = redelivered_key(account_id)
-        if not await self._store.client.set(key, "1", nx=True, ex=REDELIVER_EVERY):
+        if not await self._store.client.set(key, "1", nx=True, ex=REDELIVER_SECONDS):
             wait = await self._store.client.pttl(key)
-            raise RateLimited(AGAIN, retry_after=wait / 1000)
+            raise RateLimited(REDELIVERY_LIMITED, retry_after=wait / 1000)
         events = await find_failed(self._store, account_id, int(since * 1000))
         queued = 0
         try:
-            for first in range(0, len(events), BATCH):
-                queued += await scripts.redeliver(self._store, account_id, events[first : first + BATCH])
+            for first in range(0, len(events), EVENTS_PER_SCRIPT):
+                batch = events[first : first + EVENTS_PER_SCRIPT]
+                queued += await scripts.redeliver_events(self._store, account_id, batch)
         except BackboneUnavailable as error:
-            error.message, error.retry_after = HALFWAY, REDELIVER_EVERY
+            error.message, error.retry_after = REDELIVERY_INTERRUPTED, REDELIVER_SECONDS
             raise
         return queued
 
@@ -214,19 +214,19 @@ class Webhooks:
         if requested.verdict == "rate":
             raise RateLimited(retry_after=requested.retry_in / 1_000_000)
         if requested.verdict == "unknown":
-            raise NotFound("There is no delivery of this id whose content is still stored.")
+            raise NotFound("There is no delivery with this id, or its content is no longer stored.")
 
     # -- the log ---------------------------------------------------------------------------------------------
 
-    async def deliveries(
+    async def list_deliveries(
         self, account_id: str, limit: int, *, before: str = "", chosen: Filter | None = None
     ) -> list[Delivery]:
-        """Newest first. Raises RequestMalformed for a `before` that is not in the log."""
+        """Returns deliveries, newest first. Raises RequestMalformed if `before` is not in the log."""
         return await list_deliveries(self._store, account_id, limit, before, chosen or Filter())
 
-    async def delivery(self, account_id: str, delivery_id: str) -> DeliveryDetail:
+    async def read_delivery(self, account_id: str, delivery_id: str) -> DeliveryDetail:
         """Raises NotFound."""
         return await read_delivery(self._store, account_id, delivery_id)
 
-    async def stored_bytes(self, account_id: str) -> int:
-        return await stored_bytes(self._store, account_id)
+    async def count_stored_bytes(self, account_id: str) -> int:
+        return await count_stored_bytes(self._store, account_id)

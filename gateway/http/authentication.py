@@ -1,7 +1,7 @@
-"""Authenticates API requests, and logs in to the pages.
+"""Authenticates API requests and the sessions of the pages.
 
-Account holders send an API key and operators the operator token, both as `Authorization: Bearer …`. The pages send a
-session's cookie instead.
+Account holders send an API key and operators an operator token, both as `Authorization: Bearer …`. The pages send a
+session cookie instead.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from gateway.errors import Unauthorized
 from gateway.http.audit import begin_audit
 from gateway.process import Gateway
 
-ACCOUNT_STATE = "account"  # in the scope of a request that `account_only` admitted
+ACCOUNT_STATE = "account"  # in the scope's state, for requests that `account_only` has admitted
 
-# Routers and routes declare these for the API's description.
+# Routers and routes declare these for the API's OpenAPI document.
 ACCOUNT_SECURITY: list[SecurityRequirement] = [{"apiKey": []}, {"session": []}]
 OPERATOR_SECURITY: list[SecurityRequirement] = [{"operatorToken": []}, {"ops": []}]
 
 
-def bearer(request: Request[Any, Any, State]) -> str:
-    """Returns the bearer credential, or an empty string."""
+def read_bearer(request: Request[Any, Any, State]) -> str:
+    """Returns the bearer credential of the request, or an empty string."""
     headers = request.headers.getall("authorization", [])
     scheme, _, credential = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
     return credential.strip() if scheme.lower() == "bearer" else ""
 
 
 async def require_account(request: Request[Any, Any, State], gateway: Gateway) -> Account:
-    """Returns the account of the API key, or of the session's cookie if there is no authorization header.
+    """Returns the account of the API key, or without an authorization header that of the session cookie.
 
     Raises Unauthorized and CsrfRefused.
     """
     if "authorization" in request.headers:
-        credential = bearer(request)
+        credential = read_bearer(request)
         key = await gateway.registry.api_keys.identify(credential) if credential else None
     else:
-        key = await key_of_session(request, gateway)
+        key = await find_session_key(request, gateway)
     account = await gateway.registry.account(key.account) if key else None
     if key is None or account is None:
         raise Unauthorized
@@ -54,17 +54,17 @@ async def require_account(request: Request[Any, Any, State], gateway: Gateway) -
     return account
 
 
-async def key_of_session(request: Request[Any, Any, State], gateway: Gateway) -> KeyReference | None:
+async def find_session_key(request: Request[Any, Any, State], gateway: Gateway) -> KeyReference | None:
     """Returns the key that opened the request's session, unless it has been revoked. Raises CsrfRefused."""
-    subject = await gateway.sessions.subject_of(request, ACCOUNT)
+    subject = await gateway.sessions.read_subject(request, ACCOUNT)
     key = KeyReference.parse(subject) if subject else None
     return key if key and await gateway.registry.api_keys.is_valid(key) else None
 
 
 async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard: admits an account, which `Caller` then names. Raises Unauthorized, CsrfRefused and RateLimited.
+    """Guards routes for account holders; `Caller` is the account. Raises Unauthorized, CsrfRefused and RateLimited.
 
-    Litestar reads parameters and bodies before it asks dependencies, and guards before both.
+    A guard, because Litestar runs guards first, then reads parameters and bodies, and calls dependencies last.
     """
     request, gateway = request_of(connection)
     account = await require_account(request, gateway)
@@ -82,7 +82,7 @@ Caller = NamedDependency[Account]  # the account of the request, in routes with 
 
 
 def request_of(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Request[Any, Any, State], Gateway]:
-    """What a guard has to decide on, and with: Litestar gives guards no dependencies."""
+    """Returns the request and the gateway for a guard, because Litestar gives guards no dependencies."""
     assert isinstance(connection, Request)
     gateway: Gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
     return connection, gateway
@@ -96,15 +96,15 @@ def is_operator_token(gateway: Gateway, credential: str) -> bool:
 
 
 async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """A guard: admits operators' tokens, and sessions opened with one, and begins the audit record of a change.
+    """Guards routes for operators' tokens and sessions, and begins the audit record of a change.
 
     Raises Unauthorized, CsrfRefused, and BackboneUnavailable if the change cannot be recorded.
     """
     request, gateway = request_of(connection)
     if "authorization" in request.headers:
-        operator = gateway.operators.find(bearer(request))
+        operator = gateway.operators.find(read_bearer(request))
     else:
-        operator = gateway.operators.find_subject(await gateway.sessions.subject_of(request, OPERATOR))
+        operator = gateway.operators.find_subject(await gateway.sessions.read_subject(request, OPERATOR))
     if operator is None:
         raise Unauthorized
     if request.method not in SAFE_METHODS:
@@ -116,11 +116,11 @@ async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler
 
 async def open_session(gateway: Gateway, cookie: str, subject: str) -> Response[None]:
     token = await gateway.sessions.open(subject)
-    return Response(None, cookies=[gateway.sessions.cookie(cookie, token)])
+    return Response(None, cookies=[gateway.sessions.build_cookie(cookie, token)])
 
 
 async def close_session(gateway: Gateway, cookie: str, request: Request[Any, Any, State]) -> Response[None]:
     sessions = gateway.sessions
     sessions.require_own_origin(request)
-    await sessions.close(sessions.token_of(request, cookie))
-    return Response(None, status_code=204, cookies=[sessions.cookie(cookie, "")])
+    await sessions.close(sessions.read_token(request, cookie))
+    return Response(None, status_code=204, cookies=[sessions.build_cookie(cookie, "")])

@@ -1,6 +1,6 @@
-"""Decodes request bodies strictly, and describes those that are not JSON.
+"""Decodes request bodies strictly, and describes bodies that are not JSON.
 
-Litestar alone accepts "1" for 1 and 0 for false.
+Litestar's own decoder accepts "1" for 1 and 0 for false.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 
 def declared_size(request: Request[Any, Any, State]) -> int | None:
-    """The bytes that the request's Content-Length declares, or None."""
+    """Returns the request's Content-Length, or None."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isascii() and declared.isdigit() else None
 
 
-def decode(value: bytes, kind: type[T]) -> T:
-    """For a route that reads its body itself. Raises RequestMalformed."""
+def decode_body(value: bytes, kind: type[T]) -> T:
+    """Decodes the body for a route that reads it itself. Raises RequestMalformed."""
     return _decode(msgspec.json.Decoder(kind), value)
 
 
@@ -48,12 +48,12 @@ def _decode(decoder: msgspec.json.Decoder[T], value: bytes) -> T:
 
 
 class Body(AbstractDTO[Any]):
-    """Plugs msgspec's strict decoder into Litestar. The other methods are what Litestar requires of a DTO."""
+    """Plugs msgspec's strict decoder into Litestar, which requires the other methods of a DTO, too."""
 
     _decoders: ClassVar[dict[str, msgspec.json.Decoder[Any]]] = {}
 
     def decode_bytes(self, value: bytes) -> Any:
-        """Raises RequestMalformed, which names the field but never quotes its value."""
+        """Decodes a body. Raises RequestMalformed, whose message names the field but never quotes its value."""
         body = _decode(self._decoders[self.asgi_connection.route_handler.handler_id], value)
         self.asgi_connection.scope["state"]["body"] = body  # for the audit trail
         return body

@@ -1,7 +1,7 @@
-"""The API's description, OpenAPI 3.1, at /docs and /docs/openapi.json.
+"""Serves the API reference at /docs and the OpenAPI 3.1 document at /docs/openapi.json.
 
-It is made of what the handlers declare: the return annotation, the summary or the docstring's first line, the media
-type, tags and security, and options of our own: `errors`, `body`, `body_required`. Litestar contributes the parameters.
+The document is built from the handlers' declarations: the return annotation, the summary or the docstring's first line,
+the media type, tags, security, and our own options `errors`, `body` and `body_required`. Litestar adds the parameters.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gateway.http.operation import (
     JSON,
     Error,
     Schema,
-    describe_answer,
     describe_body,
     describe_errors,
+    describe_response,
     json_body,
     schemas,
 )
@@ -37,8 +37,8 @@ UNSAFE_METHODS, COOKIES = {"POST", "PUT", "PATCH", "DELETE"}, {"session", "ops"}
 
 DESCRIPTION = """\
 Managed inference for apps, signed event webhooks, and deploy hooks. Times are ISO 8601 UTC with milliseconds; money is
-in whole nano-euro (1 EUR is 1,000,000,000). Every answer carries `X-Request-Id`. Errors say what to do next:
-`{"error": {"code", "message", "requestId"}}`, with `Retry-After` wherever waiting helps."""
+in whole nano-euro (1 EUR is 1,000,000,000). Every response has `X-Request-Id`. Error messages say what to do next:
+`{"error": {"code", "message", "requestId"}}`, with `Retry-After` if a retry can succeed."""
 
 SECURITY = {
     "apiKey": {"type": "http", "scheme": "bearer", "description": "An account's API key, `csk_…`"},
@@ -47,18 +47,18 @@ SECURITY = {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "JWT",
-        "description": "From the app's own backend",
+        "description": "Issued by the app's own backend",
     },
     "session": {"type": "apiKey", "in": "cookie", "name": "capsule_session", "description": "The dashboard's session"},
     "ops": {"type": "apiKey", "in": "cookie", "name": "capsule_operator", "description": "The operators' session"},
 }
 
 
-# -- what a handler declares ---------------------------------------------------------------------------------
+# -- declarations of handlers ---------------------------------------------------------------------------------
 
 
-def answer_type(handler: HTTPRouteHandler) -> Any:
-    """Returns the type of the handler's JSON answer, or None for an answer that is empty or not JSON."""
+def response_type(handler: HTTPRouteHandler) -> Any:
+    """Returns the type of the handler's JSON response, or None for a response that is empty or not JSON."""
     if media_type(handler) != JSON:
         return None
     annotation = handler.parsed_fn_signature.return_type
@@ -73,7 +73,7 @@ def body_type(handler: HTTPRouteHandler) -> Any:
 
 
 def media_type(handler: HTTPRouteHandler) -> str:
-    declared = getattr(handler.media_type, "value", handler.media_type)  # empty for an empty answer
+    declared = getattr(handler.media_type, "value", handler.media_type)  # empty for an empty response
     return str(declared).partition(";")[0] or JSON
 
 
@@ -83,13 +83,13 @@ def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]
     errors: list[type[ServiceError]] = [Unauthorized, BackboneUnavailable] if kinds else []
     if method in UNSAFE_METHODS and kinds & COOKIES:
         errors.append(CsrfRefused)
-    if "apiKey" in kinds:  # the account's turns
+    if "apiKey" in kinds:  # the account's pacing
         errors.append(RateLimited)
     return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))
 
 
 def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: str) -> None:
-    """Completes what Litestar knows of an operation."""
+    """Completes Litestar's description of an operation."""
     summary, _, description = cleandoc(handler.fn.__doc__ or "").partition("\n\n")
     operation["summary"] = handler.summary or summary.removesuffix(".")
     operation.pop("description", None)
@@ -97,7 +97,7 @@ def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: st
         operation["description"] = description
     status = next(code for code in operation["responses"] if code.startswith("2"))
     operation["responses"] = {
-        status: describe_answer(answer_type(handler), media_type(handler)),
+        status: describe_response(response_type(handler), media_type(handler)),
         **describe_errors(errors_of(handler, method), path),
     }
     if body := handler.opt.get("body"):
@@ -123,7 +123,7 @@ def build(app: Litestar) -> Schema:
         for method, operation in item.items():
             handler = handlers[path, method.upper()]
             describe(handler, operation, method.upper(), path)
-            types += [body_type(handler), answer_type(handler)]
+            types += [body_type(handler), response_type(handler)]
     return {
         **document,
         "paths": {**openapi_extra.inference_paths(), **document["paths"], **openapi_extra.agents_path()},
@@ -132,7 +132,7 @@ def build(app: Litestar) -> Schema:
     }
 
 
-# -- how it is served ----------------------------------------------------------------------------------------
+# -- routes ----------------------------------------------------------------------------------------
 
 
 class ReferencePage(OpenAPIRenderPlugin):

@@ -1,6 +1,6 @@
-"""The part of the API's description that Litestar's routes do not cover.
+"""Describes the part of the API that Litestar does not serve.
 
-The inference path and `/mcp` are served in front of Litestar. Webhook events are requests that receivers get.
+The inference path and `/mcp` are served in front of Litestar. Webhook events are requests to receivers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from gateway import errors as e
 from gateway.events.catalog import SAMPLES
-from gateway.http.operation import Schema, describe_answer, describe_errors, json_body, schemas
+from gateway.http.operation import Schema, describe_errors, describe_response, json_body, schemas
 from gateway.inference.formats.native import Prompt
 from gateway.inference.formats.openai import Completion
 
@@ -23,8 +23,8 @@ class TokenUsage(msgspec.Struct):
     outputTokens: int
 
 
-class Answer(msgspec.Struct):
-    """The whole completion."""
+class PromptResponse(msgspec.Struct):
+    """The completion of a prompt, if it is not streamed."""
 
     text: str
     model: str
@@ -33,7 +33,7 @@ class Answer(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """In the OpenAI format."""
+    """A model in the OpenAI format."""
 
     id: str
     object: Literal["model"]
@@ -59,6 +59,7 @@ COMPLETION_ERRORS = (
     e.AppNotFound,
     e.RequestTooLarge,
     e.MultimodalUnsupported,
+    e.TokensLimited,
     e.AppRateLimited,
     e.UserRateLimited,
     e.ProviderUnreachable,
@@ -74,19 +75,20 @@ MODELS_ERRORS = (
     e.TokenInvalid,
     e.OriginNotAllowed,
     e.AppNotFound,
+    e.TokensLimited,
     e.InferenceDisabled,
     e.AppBackendUnreachable,
     e.BackboneUnavailable,
 )
 
-PROMPT = {"prompt": "What is a capsule?", "stream": True}
-ANSWER = {
+PROMPT_EXAMPLE = {"prompt": "What is a capsule?", "stream": True}
+RESPONSE_EXAMPLE = {
     "text": "An app and its backend in one.",
     "model": "gpt-oss-120b",
     "finishReason": "stop",
     "usage": {"inputTokens": 5, "outputTokens": 8},
 }
-STREAM = """\
+STREAM_EXAMPLE = """\
 data: {"token":"Hello"}
 
 data: {"token":" there"}
@@ -95,8 +97,12 @@ event: done
 data: {"model":"gpt-oss-120b","finishReason":"stop","usage":{"inputTokens":5,"outputTokens":2}}
 
 """
-COMPLETION = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "What is a capsule?"}], "stream": True}
-CHUNKS = """\
+COMPLETION_EXAMPLE = {
+    "model": "gpt-oss-120b",
+    "messages": [{"role": "user", "content": "What is a capsule?"}],
+    "stream": True,
+}
+CHUNKS_EXAMPLE = """\
 data: {"id":"chatcmpl-…","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"Hello"}}]}
 
 data: [DONE]
@@ -109,9 +115,9 @@ STREAMED_EVENT = {
 }
 
 
-ELSEWHERE = (
+BROWSER_NOTE = (
     "In a browser, only the app's own pages may call this: “Try it out” on this page gets 403 `ORIGIN_NOT_ALLOWED`. "
-    "Calls without an `Origin`, such as curl's, are accepted."
+    "Calls without an `Origin` header, such as those of curl, are accepted."
 )
 
 
@@ -119,11 +125,11 @@ def _inference_operation(path: str, summary: str, answer: Any, errors: tuple[typ
     return {
         "operationId": path.replace("/", "-"),
         "summary": summary,
-        "description": ELSEWHERE,
+        "description": BROWSER_NOTE,
         "tags": ["Inference"],
         "security": [{"userToken": []}],
         "parameters": [_path_parameter("app", "The app's name")],
-        "responses": {"200": describe_answer(answer), **describe_errors(errors, "")},
+        "responses": {"200": describe_response(answer), **describe_errors(errors, "")},
     }
 
 
@@ -132,25 +138,25 @@ def _path_parameter(name: str, description: str) -> Schema:
 
 
 def inference_paths() -> Schema:
-    native = _inference_operation("ai", "Ask the model", Answer, COMPLETION_ERRORS)
-    native["requestBody"] = json_body(Prompt, PROMPT)
+    native = _inference_operation("ai", "Ask the model", PromptResponse, COMPLETION_ERRORS)
+    native["requestBody"] = json_body(Prompt, PROMPT_EXAMPLE)
     content = native["responses"]["200"]["content"]
-    content["application/json"]["example"] = ANSWER
-    content["text/event-stream"] = {"schema": STREAMED_EVENT, "example": STREAM}
+    content["application/json"]["example"] = RESPONSE_EXAMPLE
+    content["text/event-stream"] = {"schema": STREAMED_EVENT, "example": STREAM_EXAMPLE}
 
     openai = _inference_operation(
         "ai/chat/completions", "Ask the model, in the OpenAI format", dict[str, Any], COMPLETION_ERRORS
     )
-    openai["requestBody"] = json_body(Completion, COMPLETION)
-    openai["responses"]["200"]["content"]["text/event-stream"] = {"schema": STREAMED_EVENT, "example": CHUNKS}
+    openai["requestBody"] = json_body(Completion, COMPLETION_EXAMPLE)
+    openai["responses"]["200"]["content"]["text/event-stream"] = {"schema": STREAMED_EVENT, "example": CHUNKS_EXAMPLE}
 
-    model = _inference_operation("ai/models/model", "One model", Model, (*MODELS_ERRORS, e.NotFound))
+    model = _inference_operation("ai/models/model", "Get a model", Model, (*MODELS_ERRORS, e.NotFound))
     model["parameters"] = [*model["parameters"], _path_parameter("model", "The model's id")]
     return {
         "/capsule/{app}/ai": {"post": native},
         "/capsule/{app}/ai/chat/completions": {"post": openai},
         "/capsule/{app}/ai/models": {
-            "get": _inference_operation("ai/models", "The available models", Models, MODELS_ERRORS)
+            "get": _inference_operation("ai/models", "List the models", Models, MODELS_ERRORS)
         },
         "/capsule/{app}/ai/models/{model}": {"get": model},
     }
@@ -162,13 +168,14 @@ def inference_paths() -> Schema:
 def agents_path() -> Schema:
     operation = {
         "operationId": "mcp",
-        "summary": "The agent tool",
-        "description": "Model Context Protocol over streamable HTTP: the tool `service_hook`.",
+        "summary": "Call an agent tool",
+        "description": "Model Context Protocol over streamable HTTP. The tools are `service_app`, `service_delivery`, "
+        "`service_deploy` and `service_hook`.",
         "tags": ["Agents"],
         "security": [{"apiKey": []}],
         "requestBody": json_body(dict[str, Any], {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}),
         "responses": {
-            "200": describe_answer(dict[str, Any]),
+            "200": describe_response(dict[str, Any]),
             **describe_errors((e.Unauthorized, e.BackboneUnavailable), ""),
         },
     }
@@ -204,8 +211,10 @@ def _event(name: str, sample: Any) -> Schema:
             for header in ("Event", "Delivery", "Timestamp", "Signature")
         ],
         "requestBody": {"required": True, "content": {"application/json": {"schema": envelope, "example": example}}},
-        "responses": {"2XX": {"description": "Delivered. Any other status is a failure, and is not retried."}},
+        "responses": {
+            "2XX": {"description": "Delivered. Any other status is a failure. Failed deliveries are not retried."}
+        },
     }
 
 
-TYPES = [Answer, Model, Models, Prompt, Completion, *map(type, SAMPLES.values())]
+TYPES = [PromptResponse, Model, Models, Prompt, Completion, *map(type, SAMPLES.values())]

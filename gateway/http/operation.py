@@ -1,4 +1,4 @@
-"""Describes one operation of the API in OpenAPI 3.1: its answer, its errors and its body."""
+"""Describes one operation of the API in OpenAPI 3.1: its request body, its response and its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Security = Sequence[dict[str, list[str]]]
 Errors = Sequence[type[errors.ServiceError]]
 JSON = "application/json"
 
-# Examples for the errors whose message depends on the request.
+# Example messages of the errors whose message depends on the request.
 MESSAGES: dict[type[errors.ServiceError], str] = {
     errors.RequestMalformed: "name: must be text, not a whole number.",
     errors.ModelNotAllowed: "model: choose one of gpt-oss-120b, qwen3.6-35b-a3b, llama-3.3-70b-instruct.",
@@ -32,29 +32,29 @@ class Error(msgspec.Struct):
 
 
 def schemas(types: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
-    """Returns a schema for each type, and the components that they refer to."""
+    """Returns a schema for each type, and the components to which they refer."""
     return msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
 
 
-def describe_answer(answer: Any, media_type: str = JSON) -> Schema:
-    """`answer` is the type of a JSON answer, or None."""
+def describe_response(body: Any, media_type: str = JSON) -> Schema:
+    """Describes a response with status 2xx. `body` is the type of its JSON, or None."""
     if media_type != JSON:
         schema = {"type": "object"} if media_type == "text/event-stream" else {"type": "string"}
         return {"description": "Done", "content": {media_type: {"schema": schema}}}
-    if answer is None:
+    if body is None:
         return {"description": "Done"}
-    (schema,), _ = schemas([answer])
+    (schema,), _ = schemas([body])
     return {"description": "Done", "content": {JSON: {"schema": schema}}}
 
 
 def describe_errors(errors: Errors, path: str) -> Schema:
-    """Returns a response for each status."""
+    """Returns the description of the error responses by status."""
     responses: Schema = {}
     for status in sorted({error.status for error in errors}):
         responses[str(status)] = _describe_status([error for error in errors if error.status == status])
     if "{" in path and "404" not in responses:
         responses["404"] = {
-            "description": "There is no such address",
+            "description": "No such address",
             "content": {"text/plain": {"example": "Not Found"}},
         }
     return responses
@@ -81,11 +81,11 @@ def _describe_status(errors: Errors) -> Schema:
 
 
 def describe_body(content: Schema, *, required: bool = True) -> Schema:
-    """`content`: media type → schema and example."""
+    """Describes a request body. `content` maps media types to a schema and an example."""
     return {"required": required, "content": content}
 
 
 def json_body(body: Any, example: Any = None) -> Schema:
-    """`body` is the type of the request's JSON."""
+    """Describes a request body of JSON. `body` is its type."""
     (schema,), _ = schemas([body])
     return describe_body({JSON: {"schema": schema} if example is None else {"schema": schema, "example": example}})

@@ -1,6 +1,6 @@
-"""The public page, and the dashboard: its files and its log-in.
+"""Serves the public page and the dashboard, and logs in to the dashboard.
 
-The dashboard's scripts fetch their data from the account API, with the session's cookie.
+The dashboard's scripts read their data from the account API, with the session cookie.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOG_OUT_ERRORS = [CsrfRefused, BackboneUnavailable]
 
 PAGES = Path(__file__).parents[1] / "pages"
 DASHBOARD, PUBLIC, SHARED = PAGES / "dashboard", PAGES / "public", PAGES / "shared"
-PUBLIC_FILES = ("public.css", "public.js")  # its page is a template
+PUBLIC_FILES = ("public.css", "public.js")  # the page itself is a template
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -46,12 +46,12 @@ HEADERS = {
 
 
 def page_file(folder: Path, name: str) -> Response[bytes]:
-    """Raises NotFoundException."""
-    # The name is only compared with existing files: used as a path, it could lead out of the folder.
+    """Returns a file of a folder of pages. Raises NotFoundException."""
+    # The name is only compared with existing files: as a path, it could leave the folder.
     path = next((path for path in folder.iterdir() if path.name == name and path.is_file()), None)
     if path is None:
         raise NotFoundException
-    # Fixed, because the machine's own table may differ, and with nosniff a module of another type does not run.
+    # Fixed, because the table of the machine may differ, and with nosniff a module of another type does not run.
     media_type = {".js": "text/javascript"}.get(path.suffix) or mimetypes.guess_type(name)[0]
     return Response(path.read_bytes(), media_type=media_type, headers=HEADERS)
 
@@ -94,7 +94,7 @@ def render(settings: Settings, *, open_today: bool) -> str:
 
 
 async def may_register(gateway: Gateway) -> bool:
-    """What the page says at first; the registration itself decides. While Redis is away it says yes."""
+    """Whether the page offers registration at first. True while Redis is unavailable: the registration decides."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
     try:
         registered = await gateway.store.get(f"{REGISTRATIONS_KEY}:{day}")
@@ -111,7 +111,7 @@ async def index(gateway: Injected) -> Response[str]:
 
 @get("/pages/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
 def shared_file(file: FromPath[str]) -> Response[bytes]:
-    """A file that the pages share."""
+    """A shared file of the pages."""
     return page_file(PUBLIC if file in PUBLIC_FILES else SHARED, file)
 
 

@@ -1,12 +1,12 @@
-"""Whether inference is available, and if not, why.
+"""Determines whether inference is available, and if not, why.
 
-Configuration (the switch, the approval, the emergency-off file, the credential) decides whether it is available. What
-requests and probes reveal about the provider only refines the status, so that an outage never removes the endpoint's
-address from builds. The switch and the provider's health live in Redis, and every process keeps a copy. Until a
-process has read them, it answers as if Redis were unreachable.
+Configuration (the switch, the approval, the emergency-off file, the credential) decides whether inference is available.
+Signals about the provider, from requests and probes, only refine the status, so an outage never removes the endpoint's
+address from builds. The switch and the provider's health are in Redis, and every process keeps a copy. Until a process
+has read them, it responds as if Redis were unreachable.
 
-Each change of the health makes every process read it again. So a process writes at most one change per
-`PUBLISH_INTERVAL`: signals that come in between are kept, and written as one change if they amount to any.
+Each change of the health makes every process read it again. A process therefore writes at most one change per
+`PUBLISH_INTERVAL_SECONDS`. It collects the signals in between, and writes them as one change if they change anything.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import enum
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import reduce
 
 import msgspec
@@ -24,15 +25,15 @@ from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.redis.scripts import compare_and_set
+from gateway.redis.compare_and_set import Change, change_record
 from gateway.settings import Settings
 
 logger = structlog.get_logger()
 
 FAILURES = 3  # failed attempts in a row after which the provider counts as unreachable
-PROBE_INTERVAL = 30.0  # seconds between probes while the provider refuses the credential or is unreachable
-PROBE_LEASE = 20  # seconds for which one process has the right to probe
-PUBLISH_INTERVAL = 0.5  # seconds between two changes of the provider's health by one process
+PROBE_INTERVAL_SECONDS = 30.0  # between probes while the provider refuses the credential or is unreachable
+PROBE_LEASE_SECONDS = 20  # for which one process has the right to probe
+PUBLISH_INTERVAL_SECONDS = 0.5  # between two changes of the provider's health by one process
 
 
 class InferenceStatus(enum.StrEnum):
@@ -68,12 +69,12 @@ class ProviderHealth(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def condense(signals: list[ProviderSignal]) -> list[ProviderSignal]:
-    """The fewest signals that change any health as these do: at most five."""
+    """Returns the fewest signals, at most five, that change any health as these do."""
     condensed: list[ProviderSignal] = []
     for signal in signals:
         match signal:
             case ProviderSignal.COMPLETION | ProviderSignal.QUOTA | ProviderSignal.REFUSED:
-                condensed = [signal]  # whatever was before
+                condensed = [signal]  # earlier signals have no effect
             case ProviderSignal.REACHED | ProviderSignal.CONGESTED:
                 condensed = [*(s for s in condensed[:1] if s is not ProviderSignal.FAILED), signal]
             case ProviderSignal.FAILED if condensed[-FAILURES:] != [signal] * FAILURES:
@@ -89,7 +90,7 @@ class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InferenceState(msgspec.Struct):
-    """What operators see: the status, and the gates it follows from."""
+    """The status, and the gates that determine it, for operators."""
 
     managedInference: bool
     managedInferenceStatus: InferenceStatus
@@ -99,7 +100,7 @@ class InferenceState(msgspec.Struct):
 
 
 def derive_status(*, enabled: bool, approved: bool, configured: bool, health: ProviderHealth) -> InferenceStatus:
-    """`configured`: there is a credential, and a usable address for it."""
+    """Derives the status. `configured` means that there is a credential, and a usable address for it."""
     if not enabled or not approved:
         return InferenceStatus.DISABLED
     if not configured or health.refused:
@@ -112,7 +113,10 @@ def derive_status(*, enabled: bool, approved: bool, configured: bool, health: Pr
 
 
 class Availability:
-    """`is_configured` says whether there is a credential and an address; `probe` sends the provider a GET /models."""
+    """The status of inference in this process.
+
+    `is_configured` returns whether there is a credential and an address; `probe` sends the provider a GET /models.
+    """
 
     def __init__(
         self,
@@ -126,33 +130,33 @@ class Availability:
         self._switch: Switch | None = None
         self._health = ProviderHealth()
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
-        self._signals: list[ProviderSignal] = []  # noted, and not yet written
-        self._written = float("-inf")  # when the health was last written by this process, on the loop's clock
+        self._signals: list[ProviderSignal] = []  # not written yet
+        self._written = float("-inf")  # when this process last wrote the health, on the loop's clock
         self._recorder: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
-        # Each by itself: in a cluster they may be on two nodes.
-        registry.subscribe(INFERENCE_KEY, self._reload_switch, self._doubt_switch)
-        registry.subscribe(PROVIDER_KEY, self._reload_health)
+        # Two subscriptions, because in a cluster the two records may be on different nodes.
+        registry.cache.subscribe(INFERENCE_KEY, self._reload_switch, self._doubt_switch)
+        registry.cache.subscribe(PROVIDER_KEY, self._reload_health)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def emergency_off(self) -> bool:
+    def is_emergency_off(self) -> bool:
         try:
             os.lstat(self._settings.emergency_off_file)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # whether the file exists is unknown, so inference is off
+            return True  # it is unknown whether the file exists, so inference is off
         return True
 
     def status(self) -> InferenceStatus:
-        """Raises BackboneUnavailable until the switch has been read for the first time, and while it is in doubt."""
+        """Returns the status. Raises BackboneUnavailable until the switch has been read, and while it is in doubt."""
         if self._status is None:
             raise BackboneUnavailable
-        return InferenceStatus.DISABLED if self.emergency_off() else self._status
+        return InferenceStatus.DISABLED if self.is_emergency_off() else self._status
 
-    def provider_up(self) -> bool:
-        """The provider's last known health, whatever the switches say."""
+    def is_provider_up(self) -> bool:
+        """Returns the provider's last known health, independent of the switches."""
         health = self._health
         return not (health.refused or health.quota or health.failures >= FAILURES)
 
@@ -162,7 +166,7 @@ class Availability:
             managedInferenceStatus=status,
             enabled=self._enabled(),
             approved=self._approved(),
-            emergencyOff=self.emergency_off(),
+            emergencyOff=self.is_emergency_off(),
         )
 
     def _enabled(self) -> bool:
@@ -190,46 +194,47 @@ class Availability:
         self._update_status()
 
     def _doubt_switch(self) -> None:
-        """It was changed, perhaps to off, and cannot be read."""
+        """Treats the switch as unknown: it was changed, perhaps to off, and cannot be read."""
         if self._switch is not None:
             logger.warning("inference.unknown", action="refuses requests until the switch can be read")
         self._switch = self._status = None
 
-    async def set(self, *, enabled: bool | None = None, approved: bool | None = None) -> InferenceStatus:
-        """Changes what is not None, for all processes."""
-        while True:
-            before = await self._store.get(INFERENCE_KEY)
-            switch = msgspec.json.decode(before or "{}", type=Switch)
+    async def change_switch(self, *, enabled: bool | None = None, approved: bool | None = None) -> InferenceStatus:
+        """Changes the values that are not None, for all processes. Returns the new status."""
+
+        async def compute(present: str) -> Change[None]:
+            switch = msgspec.json.decode(present or "{}", type=Switch)
             switch = Switch(
                 enabled=switch.enabled if enabled is None else enabled,
                 approved=switch.approved if approved is None else approved,
             )
-            after = msgspec.json.encode(switch).decode()
-            if await compare_and_set(self._store, INFERENCE_KEY, after, expected=before or ""):
-                await self.reload()
-                return self.status()
+            return Change(msgspec.json.encode(switch).decode(), None)
 
-    def note(self, signal: ProviderSignal) -> None:
-        """Records a signal in the background. Writes nothing if it changes nothing."""
+        await change_record(self._store, INFERENCE_KEY, compute, subject="the switch")
+        await self.reload()
+        return self.status()
+
+    def note_signal(self, signal: ProviderSignal) -> None:
+        """Records a signal in the background. Writes nothing if the signal changes nothing."""
         if not self._signals and self._health.after(signal) == self._health:
             return
         self._signals = condense([*self._signals, signal])
         if self._recorder is None or self._recorder.done():
-            self._recorder = asyncio.create_task(self._record())
+            self._recorder = asyncio.create_task(self._write_signals())
 
     def check_credential(self) -> None:
-        """Call this after a request met a 401 or 403. Only a second refusal, of a probe, counts."""
+        """Probes the provider after a request got a 401 or 403. Only a refusal of the probe counts."""
         if self._prober is None or self._prober.done():
             self._prober = asyncio.create_task(self._probe_and_note())
 
     async def keep_probing(self) -> None:
-        """Runs for the life of the process. One process at a time probes the provider."""
+        """Probes the provider while it is down. One process does so at a time. Runs for the life of the process."""
         while True:
-            await asyncio.sleep(PROBE_INTERVAL)
+            await asyncio.sleep(PROBE_INTERVAL_SECONDS)
             if not self._health.refused and self._health.failures < FAILURES:
                 continue
             try:
-                mine = await self._store.client.set(PROBE_KEY, str(os.getpid()), nx=True, ex=PROBE_LEASE)
+                mine = await self._store.client.set(PROBE_KEY, str(os.getpid()), nx=True, ex=PROBE_LEASE_SECONDS)
             except BackboneUnavailable:
                 continue
             if mine:
@@ -237,32 +242,28 @@ class Availability:
 
     async def _probe_and_note(self) -> None:
         if (signal := await self._probe()) is not None:
-            self.note(signal)
+            self.note_signal(signal)
 
-    async def _record(self) -> None:
-        """Writes the signals that were noted, until there are none."""
+    async def _write_signals(self) -> None:
+        """Writes the collected signals until there are none."""
         loop = asyncio.get_running_loop()
         while self._signals:
-            await asyncio.sleep(self._written + PUBLISH_INTERVAL - loop.time())
+            await asyncio.sleep(self._written + PUBLISH_INTERVAL_SECONDS - loop.time())
             signals, self._signals = self._signals, []
-            try:
-                while not await self._change_health(signals):
-                    pass  # another process changed it in between
-            except BackboneUnavailable:
-                pass  # the next attempt reveals the same
+            with suppress(BackboneUnavailable):  # the next request reveals the same
+                await self._change_health(signals)
 
-    async def _change_health(self, signals: list[ProviderSignal]) -> bool:
-        before = await self._store.get(PROVIDER_KEY)
-        health = msgspec.json.decode(before or "{}", type=ProviderHealth)
-        after = reduce(ProviderHealth.after, signals, health)
-        if after != health:
-            value = msgspec.json.encode(after).decode()
-            if not await compare_and_set(self._store, PROVIDER_KEY, value, expected=before or ""):
-                return False
+    async def _change_health(self, signals: list[ProviderSignal]) -> None:
+        async def compute(present: str) -> Change[tuple[ProviderHealth, bool]]:
+            health = msgspec.json.decode(present or "{}", type=ProviderHealth)
+            after = reduce(ProviderHealth.after, signals, health)
+            changed = after != health
+            return Change(msgspec.json.encode(after).decode() if changed else None, (after, changed))
+
+        self._health, changed = await change_record(self._store, PROVIDER_KEY, compute, subject="the provider's health")
+        if changed:
             self._written = asyncio.get_running_loop().time()
-        self._health = after
         self._update_status()
-        return True
 
     def _update_status(self) -> None:
         if self._switch is None:

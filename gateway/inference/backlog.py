@@ -1,26 +1,28 @@
-"""Answers that the provider has sent and slow clients have not taken yet.
+"""Buffers of answers that the provider has sent and slow clients have not taken yet.
 
-An answer is read to its end whether its client keeps up or not, so that a slow reader holds memory here and no permit.
-All of it together is at most TOTAL bytes in a process, and an account may hold as much of it as is still free: however
-many accounts are at their limit, another one finds room. An answer of more than ANSWER bytes, which no model gives for
-the most tokens that a request may ask for, slows its provider down instead.
+An answer is read to its end whether its client keeps up or not, so a slow reader holds memory here, but no permit. All
+backlogs of a process together hold at most TOTAL_BYTES. An account may hold as much as is still free, so that however
+many accounts are at their limit, another one finds room. No model's answer is longer than ANSWER_BYTES, even with the
+most tokens that a request may ask for. If one is, its provider is slowed down.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-TOTAL = 67_108_864  # bytes in a process
-ANSWER = 2_097_152  # bytes of one answer
-PIECE = 16_384  # bytes that are sent at once, unless one event is longer
+TOTAL_BYTES = 67_108_864  # in a process
+ANSWER_BYTES = 2_097_152  # of one answer
+PIECE_BYTES = 16_384  # that are sent at once, unless one event is longer
 
 
 class Backlogs:
-    def __init__(self, total: int = TOTAL) -> None:
-        self.free = total
-        self._accounts: dict[str, int] = {}  # bytes that each holds
+    """The memory for all backlogs of a process."""
 
-    def take(self, account: str, size: int) -> bool:
+    def __init__(self, total: int = TOTAL_BYTES) -> None:
+        self.free = total
+        self._accounts: dict[str, int] = {}  # account -> bytes that it holds
+
+    def reserve(self, account: str, size: int) -> bool:
         held = self._accounts.get(account, 0)
         if held + size > self.free:
             return False
@@ -28,7 +30,7 @@ class Backlogs:
         self.free -= size
         return True
 
-    def give_back(self, account: str, size: int) -> None:
+    def release(self, account: str, size: int) -> None:
         self.free += size
         if held := self._accounts.get(account, 0) - size:
             self._accounts[account] = held
@@ -37,7 +39,7 @@ class Backlogs:
 
 
 class Backlog:
-    """Of one answer. `clear` it when the request has ended."""
+    """The backlog of one answer. Call `clear` when the request has ended."""
 
     __slots__ = ("_account", "_all", "_pieces", "_size")
 
@@ -50,24 +52,24 @@ class Backlog:
         return self._size
 
     def add(self, data: bytes) -> bool:
-        """False if the account has no room for it."""
-        if not self._all.take(self._account, len(data)):
+        """Returns False if the account has no room for the data."""
+        if not self._all.reserve(self._account, len(data)):
             return False
         self._size += len(data)
-        if self._pieces and len(self._pieces[-1]) + len(data) <= PIECE:
+        if self._pieces and len(self._pieces[-1]) + len(data) <= PIECE_BYTES:
             self._pieces[-1] += data
         else:
             self._pieces.append(bytearray(data))
         return True
 
     def next_piece(self) -> bytes:
-        """What was added at once stays together."""
+        """Removes and returns the next piece. It never splits the data of one `add`."""
         piece = bytes(self._pieces.popleft())
         self._size -= len(piece)
-        self._all.give_back(self._account, len(piece))
+        self._all.release(self._account, len(piece))
         return piece
 
     def clear(self) -> None:
         self._pieces.clear()
-        self._all.give_back(self._account, self._size)
+        self._all.release(self._account, self._size)
         self._size = 0

@@ -1,7 +1,7 @@
-"""CORS: which browser pages may read an answer. Only those at the app's own addresses may.
+"""CORS: only browser pages at the app's own addresses may read an answer.
 
-Litestar's CORS is one list for a whole application, and Litestar skips it where no route matches. So the handler adds
-these headers itself to every response under /capsule/<app>/, errors and preflights included.
+Litestar's CORS has one list for a whole application, and does not apply if no route matches. The handler therefore adds
+these headers itself to every response under /capsule/<app>/, including errors and preflights.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gateway.settings import Settings
 
 EXPOSED_HEADERS = b"X-Request-Id, Retry-After, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset"
 VARY = (b"vary", b"Origin")
-MAX_REQUESTED = 4_096  # bytes of Access-Control-Request-Headers that a preflight may name
+MAX_REQUESTED_BYTES = 4_096  # of Access-Control-Request-Headers in a preflight
 _HEADER_NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+( *, *[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 
 
 def is_allowed(settings: Settings, app: App, origin: bytes) -> bool:
-    """Compares whole origins, never a suffix or prefix."""
+    """Returns whether the origin is one of the app's. Compares whole origins, never a suffix or prefix."""
     host = f"{app.name}.{settings.apps_domain}"
     if origin == f"https://{host}".encode():
         return True
@@ -31,7 +31,7 @@ def is_allowed(settings: Settings, app: App, origin: bytes) -> bool:
 
 
 def response_headers(origin: bytes) -> Headers:
-    """`origin` must be an allowed one."""
+    """Returns the headers for an allowed origin."""
     return [
         (b"access-control-allow-origin", origin),
         (b"access-control-expose-headers", EXPOSED_HEADERS),
@@ -40,13 +40,13 @@ def response_headers(origin: bytes) -> Headers:
 
 
 def preflight_headers(origin: bytes, requested: bytes | None, methods: bytes) -> Headers:
-    """`origin` must be an allowed one; `requested` is the value of Access-Control-Request-Headers."""
+    """Returns the headers for an allowed origin; `requested` is the value of Access-Control-Request-Headers."""
     headers = [
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-methods", methods),
         (b"access-control-max-age", b"7200"),
         (b"vary", b"Origin, Access-Control-Request-Headers"),
     ]
-    if requested and len(requested) <= MAX_REQUESTED and _HEADER_NAMES.fullmatch(requested.strip()):
+    if requested and len(requested) <= MAX_REQUESTED_BYTES and _HEADER_NAMES.fullmatch(requested.strip()):
         headers.append((b"access-control-allow-headers", requested.strip()))
     return headers

@@ -1,8 +1,8 @@
 """The hot path: verify, admit, wait for a permit, relay, settle.
 
-This is a bare ASGI handler in front of the framework. The interface fixes the order of the outcomes: availability, app,
-origin, token, the app's rate, the user's rate, the reservation, the body. The size of the body prices the reservation,
-so the body is read before admission, but its fault is reported last.
+This is a bare ASGI handler in front of the framework. It checks in this order, which the API documents: availability,
+app, origin, token, the app's rate, the user's rate, the reservation, the body. The size of the body determines the
+reservation, so the body is read before admission, but a fault of the body is reported last.
 
 Failure policy: if a check cannot be completed, the request is refused. Money is settled once, however the request ends
 (see `_charge_for`).
@@ -37,7 +37,7 @@ from gateway.errors import (
 from gateway.inference import cors
 from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
-from gateway.inference.backlog import ANSWER, Backlog, Backlogs
+from gateway.inference.backlog import ANSWER_BYTES, Backlog, Backlogs
 from gateway.inference.concurrency.permits import Permit, Permits
 from gateway.inference.formats import native, openai
 from gateway.inference.formats.completion import CompletionRequest, Format, FullAnswer
@@ -46,19 +46,27 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.pool import Provider
 from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
-from gateway.inference.spend.prices import NOTHING, PRICES, Charge, charge_for_usage, most_tokens, worst_case
-from gateway.inference.traces import SETTLE, RequestTraces
+from gateway.inference.spend.prices import (
+    NOTHING,
+    PRICES,
+    Charge,
+    charge_for_usage,
+    worst_case_cost,
+    worst_case_tokens,
+)
+from gateway.inference.traces import EXCHANGE, SETTLE, RequestTraces
 from gateway.inference.unknown_paths import explain_missing
-from gateway.log import RequestLine, request_line
+from gateway.log import RequestLine, write_request_line
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.spans import Kind
 
 logger = structlog.get_logger()
 
-WAIT_CHECK_INTERVAL = 0.1  # seconds
-WHOLE_LIMIT = 1_048_576  # characters of an answer that is not streamed
+WAITER_CHECK_SECONDS = 0.1  # between two checks of the waiting requests
+FULL_ANSWER_CHARACTERS = 1_048_576  # of an answer that is not streamed
 MODELS = {f"ai/{path}": answer for path, answer in openai.MODELS.items()}
 METHODS = {"ai": b"POST", "ai/chat/completions": b"POST", **dict.fromkeys(MODELS, b"GET")}
 NOT_FOUND = b"Not Found"
@@ -98,15 +106,14 @@ class Inference:
         except Exception as error:
             logger.error("request.crashed", request_id=request.request_id, error=_origin_of(error))
             if request.status:
-                if request.trace is not None:
-                    request.trace.fail("INTERNAL")
+                request.trace.fail("INTERNAL")
                 raise RuntimeError("the stream broke") from None  # the server closes the connection
             await request.refuse(ServiceError())
         finally:
             self._report(request)
 
     async def _handle(self, request: InferenceRequest) -> None:
-        """Checks what comes before the token: the route, availability, the app and its origin."""
+        """Checks the route, availability, the app and its origin, then the token."""
         name, _, route = request.path.removeprefix("/capsule/").partition("/")
         if route not in METHODS:
             return await self._not_found(request, name, route)
@@ -124,8 +131,7 @@ class Inference:
         if request.method.encode() != METHODS[route]:
             raise MethodNotAllowed(METHODS[route].decode(), "OPTIONS")
 
-        if request.trace is not None:
-            request.trace.enter("verify")
+        request.trace.enter("verify")
         if route in MODELS:
             await self._users.verify(app, _bearer_token(request.authorization))
             return await request.answer(MODELS[route])
@@ -136,26 +142,19 @@ class Inference:
         user = await self._users.verify(app, _bearer_token(request.authorization))
         request.authorization = None
         request.format = format_name
-        if request.trace is not None:
-            request.trace.leave()
+        request.trace.leave()
         completion = await _read_completion_request(request)
         account = await self._registry.account_of(app)
         if account is None:
             raise AppNotFound
-        # A faulty request reserves nothing, but counts against the rates.
-        bound = (
-            worst_case(completion.model, completion.text_bytes, completion.max_tokens)
-            if isinstance(completion, CompletionRequest)
-            else 0
-        )
+        max_cost = 0  # a faulty request reserves nothing, but counts against the rates
         if isinstance(completion, CompletionRequest):
-            request.model = completion.model
-        if request.trace is not None:
-            request.trace.enter("admit")
-        admitted = await self._admission.admit(app, account, user, bound)
+            request.model, request.max_tokens = completion.model, completion.max_tokens
+            max_cost = worst_case_cost(completion.model, completion.text_bytes, completion.max_tokens)
+        request.trace.enter("admit")
+        admitted = await self._admission.admit(app, account, user, max_cost)
         request.headers += admitted.headers
-        if request.trace is not None:
-            request.trace.leave()
+        request.trace.leave()
         if isinstance(completion, ServiceError):
             raise completion  # after admission, because a fault of the body must not mask a refusal
         assert admitted.reservation is not None
@@ -169,7 +168,7 @@ class Inference:
     # -- before the token ------------------------------------------------------------------------------------
 
     async def _find_app(self, request: InferenceRequest, name: str) -> tuple[bool, App | None]:
-        """Whether inference is available, and the app. While it is off, only the CORS headers need the app."""
+        """Returns whether inference is available, and the app. While it is off, only the CORS headers need the app."""
         available = self._availability.status().available
         app = None
         try:
@@ -202,7 +201,7 @@ class Inference:
         with contextlib.suppress(ServiceError):
             _, app = await self._find_app(request, name)
         if route.startswith("ai/"):
-            if request.method == "OPTIONS" and request.origin is not None:  # so that the page can read the hint
+            if request.method == "OPTIONS" and request.origin is not None:  # so that the page can read the explanation
                 return await self._preflight(request, app, request.origin, b"GET, POST")
             raise NotFound(explain_missing(route.removeprefix("ai/")))
         request.code = "NOT_FOUND"
@@ -219,9 +218,9 @@ class Inference:
         account: Account,
         backlog: Backlog,
     ) -> None:
-        """Relays the answer, and settles the reservation on every way out.
+        """Relays the answer, and settles the reservation however the request ends.
 
-        The permit is held until the answer has been read; what a slow client has not taken by then is sent afterwards.
+        The permit is held until the answer has been read. Data that a slow client has not taken by then is sent later.
         """
         format: Format = native.NATIVE
         if request.format == "openai":
@@ -231,12 +230,11 @@ class Inference:
         failure: ServiceError | None = None
         full, held = FullAnswer("", "", []), b""
         try:
-            tokens = most_tokens(completion.text_bytes, completion.max_tokens)
+            tokens = worst_case_tokens(completion.text_bytes, completion.max_tokens)
             permit = self._permits.take_now(account.id, tokens)
             if permit is None:
                 permit = await self._wait_for_permit(request, account, completion, tokens, format)
-            if request.trace is not None and self._traces is not None:
-                self._traces.enter_exchange(request.trace, completion)
+            request.trace.enter(EXCHANGE, Kind.CLIENT)
             stream = request.stream = await self._post(completion)
             self._permits.mark_sent(permit)
             request.watch(stream.fail, stream.nudge)
@@ -257,12 +255,10 @@ class Inference:
             if charge.anomaly is not None:
                 self._metrics.anomalies.labels(charge.anomaly).inc()
             request.nano_euro = charge.cost
-            if request.trace is not None:
-                request.trace.enter(SETTLE)
-            # Settled before the end is sent, so that a client who has the whole answer can read its cost.
+            request.trace.enter(SETTLE)
+            # Settled before the end is sent, so that a client that has the whole answer can read its cost.
             await self._admission.settle(reservation, charge.cost)
-            if request.trace is not None:
-                request.trace.leave()
+            request.trace.leave()
         if failure is not None:
             return await self._end_with_failure(request, format, failure)
         assert stream is not None
@@ -279,26 +275,28 @@ class Inference:
     async def _wait_for_permit(
         self, request: InferenceRequest, account: Account, completion: CompletionRequest, tokens: int, format: Format
     ) -> Permit:
-        """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone.
+        """Waits in the queue for a permit. Raises ProviderQuotaExhausted, or ClientGone.
 
-        A stream begins with a keep-alive if that takes longer than one may be due.
+        If a keep-alive is due before the permit arrives, the stream begins with it.
         """
-        if request.trace is not None:
-            request.trace.enter("wait")
-        turn = self._permits.join(account.id, request.app, self._settings.provider_weights[account.plan], tokens)
-        request.watch(turn.leave)
+        request.trace.enter("wait")
+        waiter = self._permits.join(account.id, request.app, self._settings.provider_weights[account.plan], tokens)
+        request.watch(waiter.leave)
         try:
             if not completion.stream:
-                return await turn.permit()
-            return await turn.permit(self._settings.keep_alive, lambda: request.keep_alive(format.keep_alive))
+                return await waiter.wait()
+            return await waiter.wait(self._settings.keep_alive, lambda: request.keep_alive(format.keep_alive))
         finally:
             request.unwatch()
 
-    async def end_vain_waits(self) -> None:
-        """Runs for the life of the process. Ends the waiting of requests that can no longer be served."""
+    async def check_waiters(self) -> None:
+        """Updates the gauges of permits, and fails waiting requests that can no longer be served.
+
+        Runs for the life of the process.
+        """
         while True:
-            await asyncio.sleep(WAIT_CHECK_INTERVAL)
-            self._metrics.count()
+            await asyncio.sleep(WAITER_CHECK_SECONDS)
+            self._metrics.count_queued()
             self._metrics.provider_permits.set(self._permits.in_force)
             self._metrics.provider_permits_used.set(self._permits.used)
             self._metrics.provider_waiting.set(self._permits.waiting)
@@ -314,26 +312,26 @@ class Inference:
     async def _post(self, completion: CompletionRequest) -> Stream:
         connection = await self._provider.connect()
         # Checked again because reading the body and verifying the token took time, and the file acts at once.
-        if self._availability.emergency_off():
+        if self._availability.is_emergency_off():
             self._provider.keep(connection)
             raise InferenceDisabled
         payload, completion.payload = completion.payload, b""  # an open stream does not keep its prompt
         return self._provider.post(connection, payload)
 
     def _note_signal(self, stream: Stream | None, failure: ServiceError | None) -> None:
-        """Passes on what the exchange revealed about the provider."""
+        """Reports what the exchange revealed about the provider."""
         if stream is None:
             if isinstance(failure, ProviderUnreachable):
-                self._availability.note(ProviderSignal.FAILED)
+                self._availability.note_signal(ProviderSignal.FAILED)
         elif stream.answer.signal is not None:
-            self._availability.note(stream.answer.signal)
+            self._availability.note_signal(stream.answer.signal)
             if stream.answer.signal is ProviderSignal.CONGESTED:
-                self._permits.halve_bound()
+                self._permits.halve_limit()
         elif isinstance(failure, ProviderFailed) and stream.status in (401, 403):
             self._availability.check_credential()
 
     async def _end_with_failure(self, request: InferenceRequest, format: Format, failure: ServiceError) -> None:
-        """As an event if the answer has begun, else as a response with the failure's own status."""
+        """Sends the failure as an event if the answer has begun, otherwise as a response with its own status."""
         if failure.code in PROVIDER_FAULT_CODES:
             self._metrics.provider_errors.labels(failure.code, request.model).inc()
         if not request.status:
@@ -342,7 +340,7 @@ class Inference:
         await request.stream_body(format.error(failure), last=True)
 
     def _report(self, request: InferenceRequest) -> None:
-        """Counts the request and writes its log line, without content."""
+        """Counts the request, writes its log line without content, and ends its trace."""
         now = time.perf_counter()
         usage = request.stream.answer.usage if request.stream is not None else None
         ttft = None if request.first_token is None else request.first_token - request.began  # seconds
@@ -360,12 +358,12 @@ class Inference:
             duration_ms=round((now - request.began) * 1000, 1),
             provider_status=(request.stream.status or None) if request.stream is not None else None,
         )
-        self._metrics.ended(line, admitted=request.admitted)
+        self._metrics.queue_request(line, admitted=request.admitted)
         if request.account or request.code:  # neither a preflight nor the list of models
-            self._counters.request(request.account, line, admitted=request.admitted)
-        request_line(line)
-        if request.trace is not None and self._traces is not None:
-            self._traces.finish(request, request.trace)
+            self._counters.count_request(request.account, line, admitted=request.admitted)
+        write_request_line(line)
+        if self._traces is not None:
+            self._traces.finish(request)
 
 
 def _bearer_token(authorization: bytes | None) -> bytes:
@@ -380,7 +378,7 @@ def _bearer_token(authorization: bytes | None) -> bytes:
 
 
 async def _read_completion_request(request: InferenceRequest) -> CompletionRequest | ServiceError:
-    """What the body asks for, or its fault. Raises ClientGone."""
+    """Reads the body, and returns the request or the body's fault. Raises ClientGone."""
     read_completion_request = (
         native.read_completion_request if request.format == "native" else openai.read_completion_request
     )
@@ -393,28 +391,31 @@ async def _read_completion_request(request: InferenceRequest) -> CompletionReque
 def _charge_for(
     completion: CompletionRequest, reservation: Reservation, stream: Stream | None, failure: ServiceError | None
 ) -> Charge:
-    """What a request owes that ended, on whatever way:
+    """Returns the charge for a request that has ended:
 
     - nothing, if it was not sent;
-    - the price of the usage, if the provider reported any, at most the bound;
+    - the price of the usage, if the provider reported any, at most the reservation's maximum cost;
     - nothing, if the provider failed before it produced anything;
-    - the bound otherwise: a complete answer without usage, a client that left, a provider that failed halfway,
+    - the maximum cost otherwise: a complete answer without usage, a client that left, a provider that failed halfway,
       a gateway that stopped.
     """
     if stream is None:
         return NOTHING
     usage = stream.answer.usage
     if usage is not None:
-        return charge_for_usage(_answering_model(completion, stream), usage, reservation.bound)
+        return charge_for_usage(_answering_model(completion, stream), usage, reservation.max_cost)
     if failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted):
         return NOTHING
     if isinstance(stream.answer.failure, ClientGone | Interrupted):
-        return Charge(reservation.bound)  # nobody waited for the usage
-    return Charge(reservation.bound, "no usage")
+        return Charge(reservation.max_cost)  # the stream ended before the usage could arrive
+    return Charge(reservation.max_cost, "no usage")
 
 
 def _answering_model(completion: CompletionRequest, stream: Stream) -> str:
-    """The model that the answer names and is charged for: the provider's word counts if the model has a price."""
+    """Returns the model that the answer names and is charged for: the one that the provider reports, if it has a price.
+
+    Otherwise it is the requested model.
+    """
     model = stream.answer.model
     return model if model is not None and model in PRICES else completion.model
 
@@ -422,10 +423,10 @@ def _answering_model(completion: CompletionRequest, stream: Stream) -> str:
 async def _relay_stream(
     request: InferenceRequest, completion: CompletionRequest, format: Format, stream: Stream, backlog: Backlog
 ) -> bytes:
-    """Sends what `read` returns, but returns the chunks that came in the same read as the end, to be sent with it.
+    """Sends the chunks that `read` returns. Returns those that came with the end, so that they are sent with it.
 
-    While this waits in `read`, what arrives after the first token is sent past ASGI's coroutines. While the client does
-    not read, it goes to the backlog; a client whose account has no room there is disconnected.
+    While this waits in `read`, data that arrives after the first token bypasses ASGI's coroutines. While the client
+    does not read, data goes to the backlog. A client whose account has no room there is disconnected.
     """
     stream.format = format
     forward = None if request.connection is None else request.connection.write_chunk
@@ -443,7 +444,7 @@ async def _relay_stream(
         if backlog or request.stalled:
             if not backlog.add(out):
                 request.disconnect()
-            while backlog and (not request.stalled or len(backlog) > ANSWER):
+            while backlog and (not request.stalled or len(backlog) > ANSWER_BYTES):
                 await request.stream_body(backlog.next_piece())
         elif out or not deltas:
             await request.stream_body(out or format.keep_alive)
@@ -456,7 +457,7 @@ async def _relay_stream(
 async def _collect(stream: Stream) -> FullAnswer:
     text, reasoning, calls = [], [], []
     while (deltas := await stream.read()) is not None:
-        if stream.answer.produced > WHOLE_LIMIT:
+        if stream.answer.produced > FULL_ANSWER_CHARACTERS:
             raise ProviderFailed
         for delta in deltas:
             if delta.content:
@@ -469,7 +470,7 @@ async def _collect(stream: Stream) -> FullAnswer:
 
 
 def _origin_of(error: BaseException) -> str:
-    """The type of an error and the line that raised it. Its message is left out because it could hold content."""
+    """Returns the type of an error and the line that raised it. Its message is left out: it could hold content."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,21 +1,21 @@
-"""Keys of inference: windows, spend, permits and what is known about the provider.
+"""Keys of inference: rate windows, spend, permits and the provider's state.
 
 | key | type | holds | expires |
 | --- | --- | --- | --- |
 | `inference` | string | the runtime switch and the approval, JSON | never: one record |
-| `provider` | string | what is known about the provider's state, JSON | never: one record |
+| `provider` | string | the provider's health, JSON | never: one record |
 | `probe` | string | id of the process that is probing the provider | 20 s |
-| `{provider}:state` | hash | the state of all permits: `last` call, bound after a `cut`, … | 84 s after the last call |
+| `{provider}:state` | hash | the state of all permits: `last` call, limit after a `cut`, … | 84 s after the last call |
 | `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
-| `{provider}:waiting` | hash | account → its weight, and by process what waits and what is in use | when none waits |
-| `{provider}:turns` | zset | waiting accounts by their virtual counter | when none waits |
+| `{provider}:waiting` | hash | account → weight, and by process waiting requests and used permits | when none waits |
+| `{provider}:order` | zset | waiting accounts by their virtual counter | when none waits |
 | `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
 | `{provider}:leases` | zset | processes by the end of their lease, ms | each with its lease, 28 s |
-| `{provider}:waiters` | zset | the same of the processes in which requests wait | each with its lease, 28 s |
-| `{provider}:rate` | hash | held and spent of the quota; process → its budget | 144 s after the last call |
+| `{provider}:waiters` | zset | the same for processes with waiting requests | each with its lease, 28 s |
+| `{provider}:quota` | hash | held and spent of the quota; process → its budget | 144 s after the last call |
 | `{provider}:spent` | list | requests and tokens of the last minute, by second | each after a minute |
-| `{pNN}:key-set:<app id>` | hash | the app's public keys as its backend gave them, and when | 5 min |
-| `{pNN}:key-set-claim:<app id>` | string | that a process fetches them, and for which address | 6 s |
+| `{pNN}:key-set:<app id>` | hash | the app's public keys, and when its backend sent them | 5 min |
+| `{pNN}:key-set-claim:<app id>` | string | a process's claim to fetch them, with their address | 6 s |
 | `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
 | `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
 | `{pNN}:spend:<account>:<day>` | hash | nano-euro of the day: `settled`, `reserved`; `…:<app>`, `…:deleted` | 35 days |
@@ -35,9 +35,9 @@ from gateway.redis.partitions import CACHE_SIZE, partition_tag
 INFERENCE_KEY = "inference"
 PROVIDER_KEY = "provider"
 PROBE_KEY = "probe"
-LEASE_NAMES = ("state", "permits", "waiting", "turns", "past", "leases", "waiters")
-QUOTA_NAMES = ("rate", "spent")
-PERMITS_CHANNEL = "permits"  # channel; `permits:<process>` is one process's
+LEASE_NAMES = ("state", "permits", "waiting", "order", "past", "leases", "waiters")
+QUOTA_NAMES = ("quota", "spent")
+PERMITS_CHANNEL = "permits"  # for all processes; each process also has its own, `permits:<process>`
 
 
 def app_window_key(tag: str, app_id: str) -> str:
@@ -46,7 +46,7 @@ def app_window_key(tag: str, app_id: str) -> str:
 
 @lru_cache(CACHE_SIZE)
 def user_hash(user: str) -> str:
-    """The user's id is the app's affair: Redis sees only its hash."""
+    """Returns the hash that stands for a user's id in Redis, which never sees the id itself."""
     return hashlib.sha256(user.encode()).hexdigest()[:32]
 
 
@@ -55,12 +55,12 @@ def user_window_key(tag: str, app_id: str, hashed: str) -> str:
 
 
 def key_set_keys(account_id: str, app_id: str) -> list[str]:
-    """The copy of an app's public keys, and the claim to fetch them."""
+    """Returns the keys of the copy of an app's public keys, and of the claim to fetch them."""
     return [f"{partition_tag(account_id)}:{kind}:{app_id}" for kind in ("key-set", "key-set-claim")]
 
 
 def reservation_keys(tag: str) -> list[str]:
-    """Reservations, their leases."""
+    """Returns the keys of a partition's reservations, and of their leases."""
     return [f"{tag}:reservations", f"{tag}:leases"]
 
 
@@ -69,12 +69,12 @@ def settled_key(tag: str, reservation: str) -> str:
 
 
 def spend_prefix(tag: str) -> str:
-    """The scripts append account and day, or `-by-user` and what follows there, in the same slot."""
+    """Returns a prefix. Scripts append account and day or, for a user, `-by-user` and more; the slot stays the same."""
     return f"{tag}:spend"
 
 
 def account_spend_prefix(account_id: str) -> str:
-    """The day is appended, in the same slot."""
+    """Returns a prefix to which a script appends the day; the slot stays the same."""
     return f"{spend_prefix(partition_tag(account_id))}:{account_id}"
 
 
@@ -83,12 +83,12 @@ def spend_key(account_id: str, day: str) -> str:
 
 
 def app_spend_fields(app_id: str) -> list[str]:
-    """Of the account's spend: what is settled and reserved for one of its apps."""
+    """Returns the fields of an account's spend that hold the settled and the reserved money of one app."""
     return [f"settled:{app_id}", f"reserved:{app_id}"]
 
 
 def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
-    """The day is appended, in the same slot."""
+    """Returns a prefix to which a script appends the day; the slot stays the same."""
     return f"{spend_prefix(partition_tag(account_id))}-by-user:{account_id}:{app_id}:{hashed}"
 
 
@@ -105,5 +105,5 @@ def waiting_key() -> str:
 
 
 def lease_keys(*, rated: bool = False) -> list[str]:
-    """What `lease.lua` needs, in its order; with a quota of the provider's two more."""
+    """Returns the keys of `lease.lua`, in its order. With a quota of the provider there are two more."""
     return [f"{{provider}}:{name}" for name in (*LEASE_NAMES, *(QUOTA_NAMES if rated else ()))]

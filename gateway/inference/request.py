@@ -1,4 +1,4 @@
-"""One request as ASGI delivers it: its headers, its body, and its answer."""
+"""One request as ASGI delivers it: its headers, its body and its answer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError
 from gateway.ids import request_id
-from gateway.inference.backlog import PIECE, Backlog
+from gateway.inference.backlog import PIECE_BYTES, Backlog
 from gateway.inference.provider.connection import ClientGone, Stream
 from gateway.protocol import Connection
-from gateway.telemetry.spans import Trace
+from gateway.telemetry.spans import NULL_TRACE, Trace
 
-BODY_LIMIT = 102_400  # bytes
-BODY_SECONDS = 30.0  # that a body may take to arrive
+BODY_BYTES = 102_400  # of a body at most
+BODY_SECONDS = 30.0  # within which a body must arrive
 MEDIA_TYPES = (
     b"image/",
     b"audio/",
@@ -29,12 +29,12 @@ STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-SINGLETONS = (b"authorization", b"origin", b"content-type", b"content-length")  # headers that may come once
-DUPLICATE = b"several"  # for one that came more than once: no copy of it can be trusted
+SINGLETONS = (b"authorization", b"origin", b"content-type", b"content-length")  # headers that may appear only once
+DUPLICATE = b"several"  # the value of one that appears more than once: no copy of it can be trusted
 
 
 class InferenceRequest:
-    """One request, and what its answer and its log line need."""
+    """One request, with everything that its answer and its log line need."""
 
     __slots__ = (
         "account",
@@ -50,6 +50,7 @@ class InferenceRequest:
         "first_token",
         "format",
         "headers",
+        "max_tokens",
         "method",
         "model",
         "nano_euro",
@@ -77,11 +78,11 @@ class InferenceRequest:
         self.first_token: float | None = None
         self.status, self.code = 0, ""
         self.account = self.app = self.model = self.format = ""
-        self.origin_allowed = False  # there is none, or it is one of the app's
+        self.origin_allowed = False  # True if there is no origin, or it is one of the app's
         self.admitted = False
-        self.nano_euro = 0
+        self.nano_euro = self.max_tokens = 0
         self.stream: Stream | None = None
-        self.trace: Trace | None = None  # None while traces are off, or leave this request out
+        self.trace: Trace = NULL_TRACE
         self.watcher: asyncio.Task[None] | None = None
         self.headers: Headers = [(b"x-request-id", self.request_id.encode())]
         self._read_headers(scope["headers"])
@@ -99,7 +100,7 @@ class InferenceRequest:
         self.wants_stream = found.get(b"accept", b"").lower().find(b"text/event-stream") >= 0
 
     async def read_body(self) -> bytes:
-        """At most BODY_LIMIT bytes. Raises the fault of the headers or the size, or ClientGone."""
+        """Reads at most BODY_BYTES. Raises the fault of the headers or the size, or ClientGone."""
         if self.content_type is not None:
             kind = self.content_type.partition(b";")[0].strip().lower()
             if kind.startswith(MEDIA_TYPES):
@@ -107,12 +108,12 @@ class InferenceRequest:
             if kind != b"application/json":
                 raise RequestMalformed("Send the body as 'Content-Type: application/json'.")
         if self.content_encoding is not None and self.content_encoding.lower() != b"identity":
-            raise RequestMalformed("Send the body as it is, without a Content-Encoding.")
+            raise RequestMalformed("Send the body uncompressed, without a Content-Encoding.")
         length = self.content_length
-        if length is not None and (not length.isdigit() or int(length) > BODY_LIMIT):
+        if length is not None and (not length.isdigit() or int(length) > BODY_BYTES):
             raise RequestTooLarge
         if self.connection is not None and (body := self.connection.take_body()) is not None:
-            if len(body) > BODY_LIMIT:
+            if len(body) > BODY_BYTES:
                 raise RequestTooLarge
             return body
         try:
@@ -129,20 +130,20 @@ class InferenceRequest:
                 raise ClientGone
             part: bytes = message["body"]
             body = body + part if body else part
-            if len(body) > BODY_LIMIT:
+            if len(body) > BODY_BYTES:
                 raise RequestTooLarge
             if not message.get("more_body"):
                 return body
 
     @property
     def stalled(self) -> bool:
-        """The client does not read what was sent. Another server does not say so: there, sending waits."""
+        """Whether the client has stopped reading. Under another server this is unknown: there, `send` waits."""
         return self.connection is not None and self.connection.stalled
 
     def watch(self, fail: Callable[[Exception], None], resume: Callable[[], None] | None = None) -> None:
-        """Calls `fail` when the client leaves, by a callback or under another server by a task.
+        """Calls `fail` when the client leaves, and `resume` when a stalled client reads again.
 
-        Calls `resume` when a client that stalled reads again.
+        Our own server calls back; under another server a task waits for the disconnect.
         """
         if (connection := self.connection) is None:
             self.watcher = asyncio.create_task(self._wait_for_disconnect(fail))
@@ -184,12 +185,12 @@ class InferenceRequest:
             await self.stream_body(comment)
 
     def disconnect(self) -> None:
-        """Ends a connection whose client reads too slowly."""
+        """Ends the connection of a client that reads too slowly."""
         if self.connection is not None:
             self.connection.end("stalled")
 
     async def answer(self, body: bytes, backlog: Backlog | None = None) -> None:
-        """Sends `body`, a long one piece by piece as the client takes them."""
+        """Sends `body`. A long one is sent in pieces, as fast as the client takes them."""
         await self.start(
             200,
             [
@@ -198,8 +199,8 @@ class InferenceRequest:
                 (b"cache-control", b"no-store"),
             ],
         )
-        if backlog is not None and len(body) > PIECE:
-            if not all(backlog.add(body[start : start + PIECE]) for start in range(0, len(body), PIECE)):
+        if backlog is not None and len(body) > PIECE_BYTES:
+            if not all(backlog.add(body[start : start + PIECE_BYTES]) for start in range(0, len(body), PIECE_BYTES)):
                 self.disconnect()
                 raise ClientGone
             del body
@@ -216,7 +217,7 @@ class InferenceRequest:
 
 
 def _combine(headers: Headers) -> dict[bytes, bytes]:
-    """Each header's value: its lines joined with commas, or DUPLICATE if it may come only once."""
+    """Returns each header's value: its lines joined with commas, or DUPLICATE if it may appear only once."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name not in found:

@@ -1,7 +1,7 @@
-"""What the spans of a request say. Names follow OpenTelemetry's conventions for HTTP servers and generative AI.
+"""Describes the spans of a request. Names follow OpenTelemetry's conventions for HTTP servers and generative AI.
 
-A trace holds neither content nor anything about the user, and of the caller's headers only `traceparent`. The provider
-gets no `traceparent`: it is a third party, and could link the requests of one visitor by it.
+A trace holds no content and nothing about the user. Of the caller's headers it holds only `traceparent`. The provider
+gets no `traceparent`: it is a third party, and could use it to link the requests of one visitor.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.errors import Headers
-from gateway.inference.formats.completion import CompletionRequest, finish_reason
+from gateway.inference.formats.completion import finish_reason
 from gateway.inference.formats.tools import TOOL_CALLS
 from gateway.inference.provider.connection import Stream
 from gateway.inference.request import InferenceRequest
@@ -20,7 +20,7 @@ from gateway.settings import Settings
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})
-SETTLE = "settle"
+EXCHANGE, SETTLE = "chat", "settle"
 
 
 class RequestTraces:
@@ -28,31 +28,24 @@ class RequestTraces:
         self._tracer, self._routes = tracer, routes
         self._provider = _describe_provider(settings.provider_url)
 
-    def begin(self, request: InferenceRequest, headers: Headers) -> Trace | None:
+    def begin(self, request: InferenceRequest, headers: Headers) -> Trace:
         parents = [value for name, value in headers if name == b"traceparent"]
         parent = parents[0] if len(parents) == 1 else None
         return self._tracer.begin(_method(request), Kind.SERVER, request.began, parent)
 
-    def enter_exchange(self, trace: Trace, completion: CompletionRequest) -> None:
-        span = trace.enter(f"chat {completion.model}", Kind.CLIENT)
-        span.attributes = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.request.model": completion.model,
-            "gen_ai.request.max_tokens": completion.max_tokens,
-            "gen_ai.request.stream": True,  # also for a caller who wants the answer as a whole
-            **self._provider,
-        }
-
-    def finish(self, request: InferenceRequest, trace: Trace) -> None:
+    def finish(self, request: InferenceRequest) -> None:
+        trace = request.trace
+        if not trace.recorded:
+            return
         self._describe_request(request, trace.root)
         if request.code:
-            # A refused or absent caller is no failure of the service.
+            # If the service refused the caller, or the caller left, the service did not fail.
             failed = request.status >= 500 or (request.status == 200 and request.code != "CLIENT_GONE")
             for span in (trace.root, *_failed_stage(trace)):
                 span.set_error(request.code, failed=failed)
         for span in trace.stages:
-            if span.kind is Kind.CLIENT and request.stream is not None:
-                _describe_answer(span, request.stream, request.first_token)
+            if span.kind is Kind.CLIENT:
+                self._describe_exchange(request, span)
             elif span.name == SETTLE:
                 span.attributes["capsule.nano_euro"] = request.nano_euro
         trace.finish()
@@ -70,13 +63,25 @@ class RequestTraces:
         if request.account:
             root.attributes["capsule.account"] = request.account
 
+    def _describe_exchange(self, request: InferenceRequest, span: Span) -> None:
+        span.name = f"{EXCHANGE} {request.model}"
+        span.attributes |= {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": request.model,
+            "gen_ai.request.max_tokens": request.max_tokens,
+            "gen_ai.request.stream": True,  # also if the caller wants the whole answer at once
+            **self._provider,
+        }
+        if request.stream is not None:
+            _describe_answer(span, request.stream, request.first_token)
+
 
 def _method(request: InferenceRequest) -> str:
     return request.method if request.method in METHODS else "_OTHER"
 
 
 def _describe_provider(url: str) -> dict[str, Value]:
-    """Its name is its host: that it speaks OpenAI's format does not say who it is."""
+    """Returns the provider's attributes. Its name is its host, because OpenAI's format does not identify it."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -86,7 +91,7 @@ def _describe_provider(url: str) -> dict[str, Value]:
 
 
 def _failed_stage(trace: Trace) -> list[Span]:
-    """The stage in which the request ended: the last one before the settlement, unless the request had left it."""
+    """Returns the stage in which the request ended: the last one before the settlement, unless the request left it."""
     stages = [span for span in trace.stages if span.name != SETTLE]
     left = len(stages) == len(trace.stages) and bool(stages) and stages[-1].ended is not None
     return [] if left else stages[-1:]

@@ -1,4 +1,4 @@
-"""What a caller may have meant with an address below `/capsule/<app>/ai/` that does not exist."""
+"""Explains unknown addresses below `/capsule/<app>/ai/` by what their caller may have meant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
 
 
 def explain_missing(path: str) -> str:
-    """`path` is what follows `/ai/`. It is not repeated."""
+    """Returns the message for `path`, the part after `/ai/`. The message does not repeat it."""
     first = path.partition("/")[0]
     if first == "v1":
         return "Leave out '/v1': the base URL ends with '/ai'."

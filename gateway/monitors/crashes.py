@@ -1,6 +1,6 @@
-"""The crashes of an app: each one is an event for its account, and is kept with the last lines of the app's output.
+"""The crashes of an app: each is an event for its account, and is kept with the last lines of the app's output.
 
-The last 20 of an app are kept for 30 days.
+The last 20 crashes of an app are kept for 30 days.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gateway.monitors.keys import crashes_key
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 
-KEPT = 20
+MAX_CRASHES = 20  # of one app
 KEPT_SECONDS = 30 * 86_400
-LINES = 20
-LINES_LENGTH = 4_096  # characters of all lines of a crash
+MAX_LINES = 20  # of one crash
+MAX_CHARACTERS = 4_096  # of all lines of a crash
 
 
 class Crash(msgspec.Struct):
     at: Time
     reason: Literal["exit", "oom"]
     exitCode: int | None
-    lines: list[str]  # the last ones of the output; empty if they are not known
+    lines: list[str]  # the last lines of the output; empty if not known
 
 
 class Crashes:
@@ -37,22 +37,22 @@ class Crashes:
     async def report(self, app: App, crash: AppCrashed, event_id: str = "", lines: Sequence[str] = ()) -> str:
         """Queues the event, keeps the crash, and returns the event's id. Raises BackboneUnavailable.
 
-        With an `event_id` the call can be repeated.
+        With an `event_id`, repeated calls report one crash.
         """
         queued = await self._webhooks.emit(app, crash, event_id)
-        text = "\n".join(lines[-LINES:])[-LINES_LENGTH:]
+        text = "\n".join(lines[-MAX_LINES:])[-MAX_CHARACTERS:]
         kept = Crash(crash.at, crash.reason, crash.exitCode, text.split("\n") if text else [])
         key = crashes_key(partition_tag(app.account), app.id)
         fields = {"event": queued, "crash": msgspec.json.encode(kept).decode()}
         async with self._store.client.pipeline(transaction=False) as pipeline:
-            pipeline.xadd(key, fields, maxlen=KEPT, approximate=False)
+            pipeline.xadd(key, fields, maxlen=MAX_CRASHES, approximate=False)
             pipeline.expire(key, KEPT_SECONDS)
             await pipeline.execute()
         return queued
 
     async def list(self, app: App) -> list[Crash]:
-        """Newest first."""
+        """Returns the kept crashes, newest first."""
         entries = await self._store.client.xrevrange(crashes_key(partition_tag(app.account), app.id))
-        # A report that was repeated is one crash.
+        # A repeated report is one crash.
         by_event = {fields["event"]: fields["crash"] for _, fields in entries}
         return [msgspec.json.decode(text, type=Crash) for text in by_event.values()]

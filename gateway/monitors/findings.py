@@ -1,12 +1,12 @@
 """Stores the security findings of an app, and notifies its account of new red ones.
 
-A scan replaces the one before: findings it does not name are closed, and count as new if they come back. Findings are
-the same if their cve and component are. The account of a live app is notified of each red finding once while it is
-open. While an app is not live, its red findings wait for the first scan after it went live. Yellow findings are stored
-and counted only.
+A scan replaces the previous one: findings that it does not name are closed, and count as new if they come back.
+Findings are the same if their cve and component are. The account of a live app is notified of each red finding once
+while the finding is open. While an app is not live, its red findings wait for the first scan after it went live.
+Yellow findings are only stored and counted.
 
-The open findings of an app are one record, which is replaced under its version together with the events that follow.
-Therefore two scans at the same time cannot notify twice.
+The open findings of an app are one record. A script replaces the record under its version and queues the events in the
+same step, so two concurrent scans cannot notify twice.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ import structlog
 from gateway.accounts.records import App
 from gateway.deploys.keys import site_key
 from gateway.errors import BackboneUnavailable, RequestMalformed
-from gateway.events.catalog import Finding, SecurityFinding, queued_event
+from gateway.events.catalog import Finding, SecurityFinding, prepare_event
 from gateway.events.webhooks import DATA_BYTES
 from gateway.ids import new_id, now_iso
 from gateway.monitors import scripts
 from gateway.monitors.keys import findings_key
-from gateway.monitors.scans import RANKS, Reported, Scan, Tier
+from gateway.monitors.scans import RANKS, ReportedFinding, Scan, Tier
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 
 logger = structlog.get_logger()
 
-MOST_OPEN = 5_000  # findings per app
-DAY = 86_400  # seconds
+MAX_OPEN = 5_000  # findings per app
+DAY_SECONDS = 86_400
 
 
-class Open(Finding, frozen=True, kw_only=True):
-    notified: bool = msgspec.field(default=False, name="told")
+class OpenFinding(Finding, frozen=True, kw_only=True):
+    notified: bool = False
 
 
-class Counts(msgspec.Struct, frozen=True):
+class ScanCounts(msgspec.Struct, frozen=True):
     new: int
     known: int
-    ignored: int  # duplicates, and those that do not affect the app
+    ignored: int  # duplicates, and findings that do not affect the app
 
 
-def merge(
-    before: list[Open], scan: Scan, now: float, deadlines: Mapping[str, int], live: bool
-) -> tuple[list[Open], list[Open], Counts]:
-    """Returns the open findings, those of them to notify now, and the counts.
+def merge_scan(
+    before: list[OpenFinding], scan: Scan, now: float, deadlines: Mapping[str, int], live: bool
+) -> tuple[list[OpenFinding], list[OpenFinding], ScanCounts]:
+    """Returns the open findings, those to notify now, and the counts.
 
-    `now` is in seconds, deadlines are in days. Pure.
+    `now` is in seconds, `deadlines` are in days. Pure.
     """
     known = {(each.cve, each.component): each for each in before}
-    reported: dict[tuple[str, str], Reported] = {}
+    reported: dict[tuple[str, str], ReportedFinding] = {}
     for each in scan.reported:
         key = (each.cve, each.component)
         if key not in reported or _weight(each) > _weight(reported[key]):
@@ -64,13 +64,13 @@ def merge(
         deadline = each.deadlineAt or (old.deadlineAt if old and old.tier == tier else None)
         notified = old is not None and old.notified
         due = live and tier == "red" and not notified
-        finding = Open(
+        finding = OpenFinding(
             cve=each.cve,
             component=each.component,
             severity=each.severity,
             fixedIn=each.fixedIn,
             tier=tier,
-            deadlineAt=deadline or now_iso(now + deadlines[tier] * DAY),
+            deadlineAt=deadline or now_iso(now + deadlines[tier] * DAY_SECONDS),
             notified=notified or due,
         )
         after.append(finding)
@@ -78,19 +78,19 @@ def merge(
             notify.append(finding)
     again = len(reported.keys() & known.keys())
     ignored = scan.ignored + len(scan.reported) - len(reported)
-    return after, notify, Counts(len(reported) - again, again, ignored)
+    return after, notify, ScanCounts(len(reported) - again, again, ignored)
 
 
-def _tier(reported: Reported) -> Tier:
+def _tier(reported: ReportedFinding) -> Tier:
     return "red" if reported.red else "yellow"
 
 
-def _weight(reported: Reported) -> tuple[bool, int, bool]:
+def _weight(reported: ReportedFinding) -> tuple[bool, int, bool]:
     return reported.red, RANKS.index(reported.severity), reported.fixedIn is not None
 
 
-def events(findings: list[Open]) -> Iterator[SecurityFinding]:
-    """Splits the findings into events whose data stays within its bound."""
+def split_into_events(findings: list[OpenFinding]) -> Iterator[SecurityFinding]:
+    """Yields events whose data stays below its limit."""
     part: list[Finding] = []
     size = 0
     for each in findings:
@@ -110,29 +110,31 @@ class Findings:
         self._deadlines, self._store = settings.finding_deadlines, store
 
     async def find_open(self, app: App) -> list[Finding]:
-        """The most urgent first: red ones, then by deadline."""
+        """Returns the open findings, most urgent first: red ones, then by deadline."""
         text = await self._store.client.hget(findings_key(partition_tag(app.account), app.id), "open")
         found = msgspec.json.decode(text or "[]", type=list[Finding])
         return sorted(found, key=lambda each: (each.tier != "red", each.deadlineAt or "", each.cve, each.component))
 
-    async def take_in(self, app: App, scan: Scan) -> Counts:
-        """Replaces the open findings of an app. Raises RequestMalformed or BackboneUnavailable, without any change."""
+    async def record_scan(self, app: App, scan: Scan) -> ScanCounts:
+        """Replaces the open findings of an app. Raises RequestMalformed or BackboneUnavailable before any change."""
         key = findings_key(partition_tag(app.account), app.id)
         for _ in range(10):
             seconds, _micros = await self._store.client.time()
             version, text = await self._store.client.hmget(key, ["version", "open"])
             live = bool(await self._store.client.hget(site_key(app.account, app.id), "live"))
-            before = msgspec.json.decode(text or "[]", type=list[Open])
-            after, notify, counts = merge(before, scan, seconds, self._deadlines, live)
-            if len(after) > MOST_OPEN:
+            before = msgspec.json.decode(text or "[]", type=list[OpenFinding])
+            after, notify, counts = merge_scan(before, scan, seconds, self._deadlines, live)
+            if len(after) > MAX_OPEN:
                 raise RequestMalformed(
-                    f"findings: {len(after)} different ones; at most {MOST_OPEN} are kept of an app."
+                    f"findings: the scan has {len(after)} different findings; an app can have at most {MAX_OPEN}."
                 )
             if await self._write(app, key, version or "", after, notify):
                 return counts
-        raise BackboneUnavailable("Several scans of this app arrive at once; send it again.")
+        raise BackboneUnavailable("Several scans of this app arrived at once; send this one again.")
 
-    async def _write(self, app: App, key: str, version: str, after: list[Open], notify: list[Open]) -> bool:
+    async def _write(
+        self, app: App, key: str, version: str, after: list[OpenFinding], notify: list[OpenFinding]
+    ) -> bool:
         red = sum(each.tier == "red" for each in after)
         recorded = await scripts.record_observation(
             self._store,
@@ -142,7 +144,10 @@ class Findings:
             version=version,
             next_version=new_id("ver"),
             fields={"open": msgspec.json.encode(after).decode(), "red": red, "yellow": len(after) - red},
-            events=[queued_event(event, new_id("evt"), app.account, app.id, app.name) for event in events(notify)],
+            events=[
+                prepare_event(event, new_id("evt"), app.account, app.id, app.name)
+                for event in split_into_events(notify)
+            ],
         )
         if recorded and notify:
             logger.info(

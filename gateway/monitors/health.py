@@ -4,14 +4,14 @@
        ╰──────3 failures in a row──▶ unhealthy
 
 `step` is pure: it takes the state, the result of a probe, the known outcomes of deliveries and the time, and returns
-the next state and the events that follow. It holds no clock and no connection, so any worker can continue where another
-one stopped. The state is stored as JSON beside its version; `of_apps` reads it for the account's page.
+the next state and the events that follow. It has no clock and no connection, so any worker can continue where another
+one stopped. The state is stored as JSON with its version; `read_monitored_apps` reads it for the account's page.
 
-- An account is notified once of a window of failures, by app.unhealthy: at the third failure or, when the last
-  notification was within the cooldown, once the cooldown is over and the app still fails. A window that ends before
-  then is suppressed, and so is its recovery.
-- When a window ends of which the account was notified, its app.recovered waits for the outcome of its app.unhealthy. It
-  is sent when that was delivered, and discarded when that was not, or when there is no outcome for a day.
+- The account is notified of each outage once, by app.unhealthy: at the third failure or, if the last notification was
+  within the cooldown, as soon as the cooldown is over and the app still fails. An outage that ends before then is not
+  reported, nor is its recovery.
+- When a reported outage ends, its app.recovered waits for the outcome of its app.unhealthy. It is sent when the
+  app.unhealthy was delivered. It is discarded when the delivery failed, or when there is no outcome for a day.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 
 FAILURES = 3  # in a row
-READS = 4  # values per app
-PENDING = 100  # recoveries per app; a day has at most 96, by the cooldown of 15 minutes
-PENDING_FOR = 86_400_000  # ms; then the app.unhealthy itself has expired
+VALUES = 4  # that are read per app
+MAX_PENDING = 100  # recoveries per app; a cooldown of 15 minutes allows at most 96 per day
+PENDING_MS = 86_400_000  # after which the app.unhealthy itself has expired
 
 Reason = Literal["", "dns", "connect", "tls", "timeout", "status"]  # empty: the app answers
 HealthStatus = Literal["unknown", "healthy", "unhealthy"]
@@ -52,18 +52,18 @@ class AppHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     """Times in ms."""
 
     status: HealthStatus = "unknown"
-    since: int = 0  # when the status began: unhealthy begins with the first of the failures
+    since: int = 0  # start of the status: unhealthy begins with the first of the failures
     failures: int = 0  # in a row
     failing_since: int = 0
     reason: Reason = ""  # of the last failure in the row
-    notified: str = msgspec.field(default="", name="told")  # id of this window's app.unhealthy
-    delivered: bool = False  # whether that was delivered; stored because outcomes are kept for two days only
-    notified_at: int = msgspec.field(default=0, name="told_at")  # when the last app.unhealthy was sent
-    pending: tuple[PendingRecovery, ...] = msgspec.field(default=(), name="owed")
+    notified: str = ""  # id of this outage's app.unhealthy
+    delivered: bool = False  # the app.unhealthy; stored because outcomes are kept for two days only
+    notified_at: int = 0  # time of the last app.unhealthy
+    pending: tuple[PendingRecovery, ...] = ()
 
     @property
     def awaited(self) -> list[str]:
-        """Ids of the events whose outcomes the next step needs."""
+        """The ids of the events whose outcomes the next step needs."""
         return [*([self.notified] if self.notified else []), *(each.event for each in self.pending)]
 
 
@@ -73,7 +73,7 @@ class OpenFindings(msgspec.Struct):
 
 
 class MonitoredApp(msgspec.Struct):
-    """What the monitors know of an app, as account holders see it."""
+    """An app's state in the monitors, as account holders see it."""
 
     status: Literal["live", "never-live"]
     health: HealthStatus
@@ -92,7 +92,10 @@ def step(
     cooldown: int,
     new_id: Callable[[], str],
 ) -> tuple[AppHealth, list[tuple[str, Event]]]:
-    """`outcomes` are by event id: `waiting`, `delivered`, or any other when the event did not arrive. Times in ms."""
+    """Returns the next state, and the events that follow with their ids. Times in ms.
+
+    `outcomes` by event id are `waiting`, `delivered`, or another text when the event did not arrive.
+    """
     if health.notified and outcomes.get(health.notified) == "delivered":
         health = msgspec.structs.replace(health, delivered=True)
     events: list[tuple[str, Event]] = []
@@ -105,9 +108,9 @@ def step(
         outcome = outcomes.get(each.event)
         if each.delivered or outcome == "delivered":
             events.append((new_id(), _recovered(each, url)))
-        elif outcome == "waiting" and now - each.up_at < PENDING_FOR:
+        elif outcome == "waiting" and now - each.up_at < PENDING_MS:
             pending.append(each)
-    return msgspec.structs.replace(health, pending=tuple(pending[-PENDING:])), events
+    return msgspec.structs.replace(health, pending=tuple(pending[-MAX_PENDING:])), events
 
 
 def _record_failure(
@@ -143,7 +146,7 @@ def _recovered(recovery: PendingRecovery, url: str) -> AppRecovered:
 
 
 def is_probed(plan: str, live: bool) -> bool:
-    """Only live apps are probed, from the Starter plan on."""
+    """Whether an app is probed: only live apps are, from the Starter plan on."""
     return live and plan != "free"
 
 
@@ -152,7 +155,7 @@ def public_address(app: str, settings: Settings) -> str:
     return settings.probe_url.replace("{app}", app).replace("{apps_domain}", settings.apps_domain)
 
 
-def read(state: str | None) -> AppHealth:
+def decode_health(state: str | None) -> AppHealth:
     return msgspec.json.decode(state, type=AppHealth) if state else AppHealth()
 
 
@@ -160,13 +163,8 @@ def status_and_since(health: AppHealth) -> tuple[HealthStatus, str | None]:
     return health.status, now_iso(health.since / 1000) if health.since else None
 
 
-async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[MonitoredApp]:
-    """In the order of `apps`."""
-    return await of_owned_apps(store, [(app, account) for app in apps])
-
-
-async def of_owned_apps(store: Store, apps: Sequence[tuple[App, Account]]) -> list[MonitoredApp]:
-    """Apps of any accounts, in the same order."""
+async def read_monitored_apps(store: Store, apps: Sequence[tuple[App, Account]]) -> list[MonitoredApp]:
+    """Returns the state of these apps, in the same order."""
     async with store.client.pipeline(transaction=False) as pipeline:
         for app, account in apps:
             tag = partition_tag(account.id)
@@ -175,7 +173,7 @@ async def of_owned_apps(store: Store, apps: Sequence[tuple[App, Account]]) -> li
             pipeline.hget(certificate_key(tag, app.id), "expiresAt")
             pipeline.hmget(findings_key(tag, app.id), ["red", "yellow"])
         found = await pipeline.execute() if apps else []
-    answers = [found[first : first + READS] for first in range(0, len(found), READS)]
+    answers = [found[first : first + VALUES] for first in range(0, len(found), VALUES)]
     return [_monitored(account, *answer) for (_, account), answer in zip(apps, answers, strict=True)]
 
 
@@ -183,7 +181,7 @@ def _monitored(
     account: Account, live: str | None, state: str | None, expires: str | None, findings: Sequence[str | None]
 ) -> MonitoredApp:
     # An app that is no longer probed may still have the health of its last probe, until a worker removes it.
-    status, since = status_and_since(read(state if is_probed(account.plan, bool(live)) else None))
+    status, since = status_and_since(decode_health(state if is_probed(account.plan, bool(live)) else None))
     red, yellow = findings
     return MonitoredApp(
         status="live" if live else "never-live",

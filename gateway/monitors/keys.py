@@ -1,15 +1,15 @@
-"""Keys of what the monitors know about apps.
+"""Keys of the monitors' records of apps.
 
 | key | type | holds | expires |
 | --- | --- | --- | --- |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
 | `{pNN}:certificates:ends` | zset | app ids by the end of their domain's certificate, ms | with its domain |
-| `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
+| `{pNN}:health:<app id>` | hash | `version`; `state`: the health, JSON | when the app is no longer probed |
 | `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `issuer`, `expiresAt`, `fingerprint`, … | with its domain |
-| `{pNN}:unhealthy` | zset | app ids by the time since when they are unhealthy, ms | each when the app answers |
+| `{pNN}:unhealthy` | zset | app ids by the time at which they became unhealthy, ms | each when the app answers |
 | `{pNN}:findings:<app id>` | hash | `version`; `open`: the last scan, JSON, 5,000; `red`, `yellow` | with the app |
-| `{pNN}:health-days:<app id>` | hash | `<day>:down`, ms, and `<day>:outages` of the days it was probed; 91 | 91 days |
+| `{pNN}:health-days:<app id>` | hash | `<day>:down`, ms, and `<day>:outages` of days with probes; 91 | 91 days |
 | `{pNN}:crashes:<app id>` | stream | the last 20 crashes, each with its last lines of output | 30 days |
 """
 
@@ -53,6 +53,6 @@ def unhealthy_key(tag: str) -> str:
 
 
 def monitored_keys(tag: str, app_id: str) -> list[str]:
-    """All that the monitors know of an app."""
+    """Returns the keys of all records that the monitors have of an app."""
     kinds = (health_key, health_days_key, certificate_key, findings_key, crashes_key)
     return [kind(tag, app_id) for kind in kinds]

@@ -1,7 +1,7 @@
 """Reads security scans: our own list, or the JSON that Trivy, Grype and OSV-Scanner print.
 
-Only the fields in use are read, by the published schema of the format. A field of another type is refused with its
-path, and the scan with it. `SEVERITIES` translates the severities of every scanner. Entries that the scanner itself
+Only the fields in use are read, according to the published schema of the format. If a field has another type, the scan
+is refused with the path of the field. `SEVERITIES` maps the severities of all scanners. Entries that the scanner itself
 marks as not affecting the app are ignored.
 """
 
@@ -32,12 +32,12 @@ SEVERITIES: dict[str, Severity] = {
     "unknown": "unknown",
 }
 RANKS: list[Severity] = ["unknown", "negligible", "low", "medium", "high", "critical"]
-LONGEST = {"cve": 100, "component": 300, "fixedIn": 200}  # characters; longer values of a scanner are cut
+MAX_CHARACTERS = {"cve": 100, "component": 300, "fixedIn": 200}  # a scanner's longer values are cut
 
 T = TypeVar("T")
 
 
-class Reported(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A vulnerability of a component, whichever scanner reported it."""
 
     cve: str
@@ -56,11 +56,11 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    reported: list[Reported]
-    ignored: int  # entries that the scanner says do not affect the app
+    reported: list[ReportedFinding]
+    ignored: int  # entries that do not affect the app, according to the scanner
 
 
-def read(body: bytes) -> Scan:
+def read_scan(body: bytes) -> Scan:
     """Raises RequestMalformed, whose message names the field."""
     top = _decode(body, dict[str, msgspec.Raw])
     if "findings" in top:
@@ -71,7 +71,7 @@ def read(body: bytes) -> Scan:
         return _trivy(_decode(body, _Trivy))
     if "results" in top:
         return _osv(_decode(body, _Osv))
-    raise RequestMalformed("findings: a list of them, or a scan as Trivy, Grype or OSV-Scanner print it in JSON.")
+    raise RequestMalformed("findings: a list of findings, or a scan as Trivy, Grype or OSV-Scanner print it in JSON.")
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -85,7 +85,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _cut(field: str, text: str) -> str:
-    return text[: LONGEST[field]]
+    return text[: MAX_CHARACTERS[field]]
 
 
 def _component(name: str, version: str | None) -> str:
@@ -108,10 +108,10 @@ def _text(longest: int) -> Any:
 
 
 class _Listed(msgspec.Struct, forbid_unknown_fields=True):
-    cve: _text(LONGEST["cve"])  # type: ignore[valid-type]
-    component: _text(LONGEST["component"])  # type: ignore[valid-type]
+    cve: _text(MAX_CHARACTERS["cve"])  # type: ignore[valid-type]
+    component: _text(MAX_CHARACTERS["component"])  # type: ignore[valid-type]
     severity: str
-    fixedIn: _text(LONGEST["fixedIn"]) | None = None  # type: ignore[valid-type]
+    fixedIn: _text(MAX_CHARACTERS["fixedIn"]) | None = None  # type: ignore[valid-type]
     tier: Tier | None = None
     deadlineAt: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
 
@@ -126,7 +126,7 @@ def _ours(scan: _Ours) -> Scan:
         if each.severity.lower() not in SEVERITIES:
             raise RequestMalformed(f"findings[{number}].severity: choose one of {', '.join(SEVERITIES)}.")
         reported.append(
-            Reported(
+            ReportedFinding(
                 cve=each.cve,
                 component=each.component,
                 severity=_severity(each.severity),
@@ -163,7 +163,7 @@ def _trivy(scan: _Trivy) -> Scan:
     found = [each for result in scan.results or [] for each in result.vulnerabilities or []]
     affecting = [each for each in found if each.status != "not_affected"]
     reported = [
-        Reported(
+        ReportedFinding(
             cve=_cut("cve", each.vulnerability_id),
             component=_component(each.pkg_name, each.installed_version),
             severity=_severity(each.severity),
@@ -211,7 +211,7 @@ def _grype(scan: _Grype) -> Scan:
         every = [match.vulnerability, *(match.related_vulnerabilities or [])]
         fix = match.vulnerability.fix
         reported.append(
-            Reported(
+            ReportedFinding(
                 cve=_cve(each.id for each in every),
                 component=_component(match.artifact.name, match.artifact.version),
                 severity=_severity(match.vulnerability.severity),
@@ -290,7 +290,7 @@ def _osv(scan: _Osv) -> Scan:
                 continue
             aliases = [*(group.aliases or []), *(alias for each in members for alias in each.aliases or [])]
             reported.append(
-                Reported(
+                ReportedFinding(
                     cve=_cve(iter([*group.ids, *aliases])),
                     component=_component(found.package.name, found.package.version),
                     severity=_osv_severity(group, members),

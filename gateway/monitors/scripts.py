@@ -1,4 +1,4 @@
-"""The scripts that claim apps to inspect, and record what was seen."""
+"""The scripts that claim apps for inspection, and record observations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.deploys.keys import site_prefix
 from gateway.events.keys import awaited_prefix, event_keys
-from gateway.events.records import QueuedEvent, flat_event
+from gateway.events.records import QueuedEvent, flatten_event
 from gateway.redis.client import Script, Store, flatten
 from gateway.redis.partitions import partition_tag
 
@@ -19,7 +19,7 @@ _RECORD_OBSERVATION = Script("monitors/record_observation")
 class DueApp(msgspec.Struct, frozen=True):
     id: str
     live: bool
-    known: dict[str, str]  # what the monitor recorded of it
+    known: dict[str, str]  # the monitor's record of it
 
 
 class DueApps(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class DueApps(msgspec.Struct, frozen=True):
 
 
 async def claim_due_apps(store: Store, tag: str, schedule: str, known: str, *, limit: int, lease: int) -> DueApps:
-    """Takes the apps that are due in the zset `schedule` for `lease` milliseconds; `known` prefixes their records."""
+    """Claims the apps that are due in the zset `schedule` for `lease` ms. `known` is the prefix of their records."""
     script_keys = [schedule, site_prefix(tag), known]
     now, *found = await store.run_script(_CLAIM_DUE_APPS, script_keys, limit, lease)
     apps = [DueApp(id, bool(live), dict(zip(flat[::2], flat[1::2], strict=True))) for id, live, flat in found]
@@ -48,7 +48,7 @@ async def record_observation(
     schedule: str | None = None,
     due_in: int = 0,
 ) -> bool:
-    """Writes what a monitor saw of an app (id), and queues the events that follow, in one step.
+    """Records an observation of an app (id) and queues the events that follow, in one step.
 
     Without `fields` the record stays as it is. With a `schedule` (a zset) the app is due again in `due_in` ms. Returns
     False if the record no longer has the `version` that was read ('' for none), or the app is not in the schedule.
@@ -56,6 +56,6 @@ async def record_observation(
     tag = partition_tag(account)
     script_keys = [record, *event_keys(tag, account), awaited_prefix(tag)]
     script_keys += [] if schedule is None else [schedule]
-    flat_fields, flat_events = flatten(fields), [part for event in events for part in flat_event(event)]
+    flat_fields, flat_events = flatten(fields), [part for event in events for part in flatten_event(event)]
     head = (version, next_version, app, due_in, len(flat_fields))
     return bool(await store.run_script(_RECORD_OBSERVATION, script_keys, *head, *flat_fields, *flat_events))

@@ -1,16 +1,17 @@
 """The audit trail: every change that an operator made or tried to make.
 
-- `{ops}:audit:changes` has the changes that people make; `{ops}:audit:reports` what watchdogs, scanners and deploy
-  engines report with the operator token, so that they do not push the changes out
+- `{ops}:audit:changes` has the changes by people
+- `{ops}:audit:reports` has the reports of watchdogs, scanners and deploy engines, which use the operator token too. In
+  a trail of their own they do not push out the changes
 
-A request writes its record before anything else happens, and again with its result before the answer ends. The second
+A request writes its record before anything else happens, and again with its result before the response ends. The second
 write replaces the first in one step.
 
 Failure policy: when the first record cannot be written, the request is refused and changes nothing. When the result
-cannot be written, the change has happened: the record stays without a result, and the log has it as `audit.unfinished`.
+cannot be written, the change has happened. The record stays without a result, and the log has it as `audit.unfinished`.
 A gateway that dies in between leaves the same record.
 
-A record never holds a secret. Of a body it has the fields in `FIELDS`; of other fields only that they were given.
+A record never contains a secret. It has the values of the body's `FIELDS`, and only the names of other fields.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from gateway.redis.faults import code_of
 logger = structlog.get_logger()
 
 Trail = Literal["changes", "reports"]
-MOST = 10_000  # records of a trail
-LIFE = 400 * 86_400  # seconds
-TEXT = 200  # characters kept of a value
+MAX_RECORDS = 10_000  # per trail
+KEPT_SECONDS = 400 * 86_400
+VALUE_LENGTH = 200  # characters
 
-# Fields of bodies and answers whose values are no secrets.
+# Fields of bodies whose values are not secret.
 FIELDS = {
     "account",
     "approved",
@@ -50,30 +51,32 @@ FIELDS = {
     "name",
 }
 FIELDS |= {"ok", "phase", "plan", "reason"}
-ANSWERED = {"deployId", "id"}
+RESPONSE_FIELDS = {"deployId", "id"}
 HIDDEN = "(not recorded)"
 
 Value = str | int | bool | None
 
 
 class AuditRecord(msgspec.Struct, kw_only=True):
-    id: str = ""  # of its place in the trail; it changes when the result is known
+    id: str = ""  # of its entry in the trail; it changes when the result is known
     at: Time
     operator: str
     token: str  # fingerprint of the token
     action: str  # such as `change_account`
     target: str  # the account, app or deploy; empty for the whole service
     details: dict[str, Value] = {}
-    status: int | None = None  # of the answer; null: the result is not known
+    status: int | None = None  # of the response; null: the result is not known
     code: str = ""  # of a refusal
     requestId: str
 
 
-class Audit:
+class AuditTrail:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def begin(self, trail: Trail, operator: Operator, action: str, target: str, request_id: str) -> AuditRecord:
+    async def begin_record(
+        self, trail: Trail, operator: Operator, action: str, target: str, request_id: str
+    ) -> AuditRecord:
         """Records that an operator is about to change something. Raises BackboneUnavailable."""
         record = AuditRecord(
             at=now_iso(),
@@ -85,32 +88,32 @@ class Audit:
         )
         key = audit_key(trail)
         async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
-            pipe.expire(key, LIFE)
+            pipe.xadd(key, _encode(record), maxlen=MAX_RECORDS, approximate=False)
+            pipe.expire(key, KEPT_SECONDS)
             record.id, _ = await pipe.execute()
         record.at = now_iso(int(record.id.partition("-")[0]) / 1000)  # Redis's clock
         return record
 
-    async def finish(self, trail: Trail, record: AuditRecord) -> None:
-        """Records and logs the result. A failure is logged too: the change has happened."""
-        key, begun = audit_key(trail), record.id
+    async def finish_record(self, trail: Trail, record: AuditRecord) -> None:
+        """Records and logs the result. If it cannot be written, logs that too: the change has happened."""
+        key, first = audit_key(trail), record.id
         who = {"operator": record.operator, "token": record.token}
         what = {"action": record.action, "target": record.target, "status": record.status, "code": record.code}
         logger.info("audit.recorded", trail=trail, request_id=record.requestId, **who, **what)
         try:
             async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
-                pipe.xdel(key, begun)
-                pipe.expire(key, LIFE)
+                pipe.xadd(key, _encode(record), maxlen=MAX_RECORDS, approximate=False)
+                pipe.xdel(key, first)
+                pipe.expire(key, KEPT_SECONDS)
                 await pipe.execute()
         except BackboneUnavailable as error:
             record_fields = msgspec.to_builtins(record)
             logger.error("audit.unfinished", trail=trail, record=record_fields, error=code_of(error.__cause__))
 
-    async def list(self, trail: Trail, limit: int, before: str | None) -> list[AuditRecord]:
-        """Newest first; `before` is the id of a record. Raises BackboneUnavailable."""
+    async def list_records(self, trail: Trail, limit: int, before: str | None) -> list[AuditRecord]:
+        """Returns records, newest first. `before` is the id of a record. Raises BackboneUnavailable."""
         newest = "+" if before is None else f"({before}"
-        oldest = int((time.time() - LIFE) * 1000)
+        oldest = int((time.time() - KEPT_SECONDS) * 1000)
         entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=limit)
         return [_decode(entry, fields) for entry, fields in entries]
 
@@ -128,7 +131,7 @@ def _decode(entry: str, fields: Mapping[str, str]) -> AuditRecord:
 
 
 def describe_body(body: Any) -> dict[str, Value]:
-    """The fields that a body gives, without those that it leaves at their defaults."""
+    """Returns the body's fields, without those that have their defaults."""
     if not isinstance(body, msgspec.Struct):
         return {}
     given = {field.name: getattr(body, field.name) for field in msgspec.structs.fields(body) if _is_given(body, field)}
@@ -140,20 +143,20 @@ def _is_given(body: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
     return value is not msgspec.UNSET and (field.required or value != field.default)
 
 
-def describe_answer(answer: bytes) -> tuple[dict[str, Value], str]:
-    """What an answer says was made, and the code of a refusal."""
+def read_response(body: bytes) -> tuple[dict[str, Value], str]:
+    """Returns the ids in a response, and the code of a refusal."""
     try:
-        fields = msgspec.json.decode(answer)
+        fields = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return {}, ""
     if not isinstance(fields, dict):
         return {}, ""
     error = fields.get("error")
     code = str(error.get("code", "")) if isinstance(error, dict) else ""
-    return {name: _shorten(fields[name]) for name in sorted(ANSWERED & fields.keys())}, code
+    return {name: _shorten(fields[name]) for name in sorted(RESPONSE_FIELDS & fields.keys())}, code
 
 
 def _shorten(value: Any) -> Value:
     if value is None or isinstance(value, bool | int):
         return value
-    return value[:TEXT] if isinstance(value, str) else HIDDEN
+    return value[:VALUE_LENGTH] if isinstance(value, str) else HIDDEN

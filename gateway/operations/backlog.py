@@ -1,8 +1,8 @@
-"""The workers' queues, and the workers themselves.
+"""The workers' queues, and the workers.
 
-Workers are found as the consumers of their streams' groups, or in the list of those that read no stream. A worker lives
-while its heartbeat key does. Nothing scans keys, so reading the backlog costs the same for any number of accounts, in a
-cluster too.
+Workers are found as the consumers of their streams' groups, or in the list of workers that read no stream. A worker is
+alive while its heartbeat key exists. Nothing scans keys, so reading the backlog costs the same for any number of
+accounts, in a cluster too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.events import webhooks
 from gateway.events.keys import outcomes_key
 from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
 from gateway.redis.client import Store
-from gateway.redis.errors import backbone
+from gateway.redis.errors import map_redis_errors
 from gateway.redis.partitions import PARTITION_TAGS, stream_key
 
 STREAMS = {webhooks.GROUP: webhooks.STREAM, states.GROUP: states.STREAM}
@@ -26,10 +26,10 @@ GROUPS = (*STREAMS, "monitors", "sites")
 
 
 class Queue(msgspec.Struct):
-    """Sums of all partitions."""
+    """The state of a queue, summed over all partitions."""
 
     waiting: int = 0  # entries without an outcome
-    pending: int = 0  # of those, the ones that a worker has taken
+    pending: int = 0  # waiting entries that a worker has claimed
     oldestMs: int | None = None
 
     def add(
@@ -51,16 +51,16 @@ class Worker(msgspec.Struct):
 class Backlog(msgspec.Struct):
     webhooks: Queue
     deploys: Queue
-    workers: list[Worker]  # living ones, and dead ones that still hold entries
+    workers: list[Worker]  # those alive, and dead ones with pending entries
     outcomes: dict[str, int]  # of all deliveries so far
 
-    def workers_alive(self) -> dict[str, int]:
+    def count_workers_alive(self) -> dict[str, int]:
         groups = [worker.group for worker in self.workers if worker.heartbeatMs is not None]
         return {group: groups.count(group) for group in GROUPS}
 
 
 async def read_backlog(store: Store, now: int) -> Backlog:
-    """`now`: Redis's clock, ms. Raises the Redis client's errors."""
+    """Reads all queues and workers. `now` is Redis's clock in ms. Raises BackboneUnavailable."""
     tags = PARTITION_TAGS
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in tags:
@@ -92,11 +92,11 @@ async def read_backlog(store: Store, now: int) -> Backlog:
 
 
 def _value(answer: Any) -> Any:
-    """Raises the answer's error. A stream or group that no worker has created yet counts as empty."""
+    """Returns the answer, or raises its error. A stream or group that no worker has created yet counts as empty."""
     if isinstance(answer, RedisError) and str(answer).startswith(("NOGROUP", "no such key")):
         return []
     if isinstance(answer, BaseException):
-        with backbone():
+        with map_redis_errors():
             raise answer
     return answer
 

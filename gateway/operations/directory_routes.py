@@ -1,4 +1,4 @@
-"""The operators' API: lists of all accounts, apps and failed deploys, and what one account has."""
+"""The operators' API: lists all accounts, apps and failed deploys, and shows an account."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ListedAccount(msgspec.Struct, kw_only=True):
 
 class AccountPage(msgspec.Struct):
     accounts: list[ListedAccount]
-    next: str | None  # the `before` of the next page; null: there is no more
+    next: str | None  # the `before` of the next page; null: this is the last page
 
 
 class OperatorsApp(msgspec.Struct, kw_only=True):
@@ -61,7 +61,7 @@ class OperatorsApp(msgspec.Struct, kw_only=True):
 
 class AppPage(msgspec.Struct):
     apps: list[OperatorsApp]
-    next: str | None  # the `after` of the next page; null: there is no more
+    next: str | None  # the `after` of the next page; null: this is the last page
 
 
 class AccountDetails(ListedAccount, kw_only=True):
@@ -79,23 +79,23 @@ class FailedDeploy(DeployView, kw_only=True):
 async def list_accounts(
     gateway: Injected, search: Search = "", limit: Limit = 50, before: Cursor = None
 ) -> AccountPage:
-    """All accounts, newest first.
+    """List all accounts, newest first.
 
-    `search` is part of a name or an id. A search looks at 2,000 accounts at a time; `next` goes on with the others.
+    `search` is part of a name or an id. A search reads 2,000 accounts at a time; `next` continues with the others.
     """
-    page = await gateway.directory.accounts(search.strip(), limit, before)
+    page = await gateway.directory.list_accounts(search.strip(), limit, before)
     return AccountPage(await _list_accounts(page.rows, await gateway.store.today(), gateway), page.next)
 
 
 @get("/accounts/{account_id:str}", errors=[NotFound])
 async def show_account(account_id: FromPath[str], gateway: Injected) -> AccountDetails:
-    """An account: its plan, spend, apps and API keys."""
+    """Show an account: its plan, spend, apps and API keys."""
     account = await gateway.registry.account(account_id)
     if account is None:
         raise NotFound
     day = await gateway.store.today()
     (listed,) = await _list_accounts([account], day, gateway)
-    apps = [(app, account) for app in await gateway.registry.apps_of(account_id)]
+    apps = [(app, account) for app in await gateway.registry.list_apps(account_id)]
     return AccountDetails(
         **msgspec.structs.asdict(listed),
         deploysToday=await gateway.deploys.count_today(account_id, day),
@@ -116,22 +116,22 @@ async def list_apps(
     after: Cursor = None,
     only: Annotated[Literal["unhealthy"] | None, QueryParameter(name="health")] = None,
 ) -> AppPage:
-    """All apps, by id.
+    """List all apps, by id.
 
-    `search` is part of a name, an id, a custom domain, or of the account's name or id. A search looks at 2,000 apps at
-    a time; `next` goes on with the others. With `health=unhealthy`, the apps that have been unhealthy the longest.
+    `search` is part of a name, an id, a custom domain, or the account's name or id. A search reads 2,000 apps at a
+    time; `next` continues with the others. `health=unhealthy` lists the apps that have been unhealthy the longest.
     """
     if only == "unhealthy":
         return AppPage(await _list_apps(await list_unhealthy_apps(gateway.registry, limit), gateway), None)
-    page = await gateway.directory.apps(search.strip(), limit, after)
+    page = await gateway.directory.list_apps(search.strip(), limit, after)
     return AppPage(await _list_apps(page.rows, gateway), page.next)
 
 
 @get("/deploys/failed", errors=[RequestMalformed])
 async def list_failed(gateway: Injected, limit: Limit = 50) -> list[FailedDeploy]:
-    """The deploys of all accounts that failed in the last 24 hours, newest first.
+    """List the deploys of all accounts that failed in the last 24 hours, newest first.
 
-    At most 100 of each of the 16 partitions.
+    At most 100 from each of the 16 partitions.
     """
     failed = await list_failed_deploys(gateway.store, limit)
     return [FailedDeploy.of(deploy, account=deploy.account) for deploy in failed]
@@ -156,7 +156,7 @@ async def _list_accounts(accounts: Sequence[Account], day: str, gateway: Gateway
 
 
 async def _list_apps(apps: Sequence[OwnedApp], gateway: Gateway) -> list[OperatorsApp]:
-    monitored = await health.of_owned_apps(gateway.store, apps)
+    monitored = await health.read_monitored_apps(gateway.store, apps)
     return [
         OperatorsApp(
             id=app.id,
@@ -171,4 +171,4 @@ async def _list_apps(apps: Sequence[OwnedApp], gateway: Gateway) -> list[Operato
     ]
 
 
-HANDLERS = [list_accounts, show_account, list_apps, list_failed]  # of the router of `operators.py`
+HANDLERS = [list_accounts, show_account, list_apps, list_failed]  # for the router in `routes.py`

@@ -1,7 +1,7 @@
-"""What needs an operator: unhealthy apps, and the deploys that failed in the last day.
+"""Lists what needs an operator: unhealthy apps, expiring certificates, and deploys that failed in the last day.
 
-The monitors list the apps that they find unhealthy, and `advance_deploy.lua` the deploys that fail. The list may name
-an app that answers again, because its monitor died in between: the record of each app decides, and corrects the list.
+The monitors list the apps that they find unhealthy, and `advance_deploy.lua` lists failed deploys. The list may contain
+an app that answers again, because its monitor died in between. So each app's record decides, and corrects the list.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gateway.operations.directory import OwnedApp
 from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS
 
-DAY = 86_400_000  # ms
-EXPIRING = 7 * DAY  # ms
-COUNTED = 500  # unhealthy apps, or certificates
+DAY_MS = 86_400_000
+EXPIRING_MS = 7 * DAY_MS
+MAX_COUNTED = 500  # unhealthy apps, or certificates of a partition
 
 
 async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
-    """Those that have been unhealthy the longest. Raises BackboneUnavailable."""
+    """Returns the apps that have been unhealthy the longest. Raises BackboneUnavailable."""
     client = registry.store.client
     async with client.pipeline(transaction=False) as pipe:
         for tag in PARTITION_TAGS:
@@ -33,11 +33,11 @@ async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
     listed = sorted((since, app_id, tag) for tag, page in tagged for app_id, since in page)[:limit]
     if not listed:
         return []
-    found = await registry.by_ids([app_id for _, app_id, _ in listed])
+    found = await registry.read_apps([app_id for _, app_id, _ in listed])
     rows = [found[app_id] for _, app_id, _ in listed if app_id in found]
     states = {
         app.id: state.health
-        for (app, _), state in zip(rows, await health.of_owned_apps(registry.store, rows), strict=True)
+        for (app, _), state in zip(rows, await health.read_monitored_apps(registry.store, rows), strict=True)
     }
     for _, app_id, tag in listed:
         if states.get(app_id) != "unhealthy":
@@ -46,37 +46,43 @@ async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
 
 
 async def count_unhealthy_apps(registry: Registry) -> int:
-    """At most `COUNTED`. Raises BackboneUnavailable."""
-    return len(await list_unhealthy_apps(registry, COUNTED))
+    """Counts the unhealthy apps, at most `MAX_COUNTED`. Raises BackboneUnavailable."""
+    return len(await list_unhealthy_apps(registry, MAX_COUNTED))
 
 
 async def count_expiring_certificates(store: Store, now: int) -> int:
-    """Those that end within `EXPIRING`, at most `COUNTED` per partition. `now` is in ms. Raises BackboneUnavailable."""
+    """Counts certificates that end within `EXPIRING_MS`, at most `MAX_COUNTED` per partition. `now` is in ms.
+
+    Raises BackboneUnavailable.
+    """
     client, tags = store.client, PARTITION_TAGS
     async with client.pipeline(transaction=False) as pipe:
         for tag in tags:
-            pipe.zrangebyscore(certificate_ends_key(tag), "-inf", now + EXPIRING, 0, COUNTED)
+            pipe.zrangebyscore(certificate_ends_key(tag), "-inf", now + EXPIRING_MS, 0, MAX_COUNTED)
         pages = await pipe.execute()
         listed = [(tag, app_id) for tag, page in zip(tags, pages, strict=True) for app_id in page]
         for tag, app_id in listed:
             pipe.hget(certificate_key(tag, app_id), "expiresAt")
         ends = await pipe.execute() if listed else []
     for (tag, app_id), end in zip(listed, ends, strict=True):
-        if end is None:  # the app has no such domain any more
+        if end is None:  # the app no longer has this domain
             await client.zrem(certificate_ends_key(tag), app_id)
-    return sum(end is not None and int(end) <= now + EXPIRING for end in ends)
+    return sum(end is not None and int(end) <= now + EXPIRING_MS for end in ends)
 
 
 async def count_failed_deploys(store: Store, now: int) -> int:
-    """Of the last 24 hours, at most 100 per partition. `now` is in ms. Raises the Redis client's errors."""
+    """Counts deploys that failed in the last 24 hours, at most 100 per partition. `now` is in ms.
+
+    Raises BackboneUnavailable.
+    """
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in PARTITION_TAGS:
-            pipe.zcount(failed_deploys_key(tag), now - DAY, "+inf")
+            pipe.zcount(failed_deploys_key(tag), now - DAY_MS, "+inf")
         return sum(await pipe.execute())
 
 
 async def count_ended_deploys(store: Store) -> dict[str, int]:
-    """All deploys that ended, by their final state. Raises the Redis client's errors."""
+    """Counts all deploys that have ended, by their final state. Raises BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in PARTITION_TAGS:
             pipe.hgetall(ended_deploys_key(tag))
@@ -88,9 +94,9 @@ async def count_ended_deploys(store: Store) -> dict[str, int]:
 
 
 async def list_failed_deploys(store: Store, limit: int) -> list[Deploy]:
-    """Those of the last 24 hours, newest first. Raises BackboneUnavailable."""
+    """Returns deploys that failed in the last 24 hours, newest first. Raises BackboneUnavailable."""
     seconds, _ = await store.client.time()
-    oldest = seconds * 1000 - DAY
+    oldest = seconds * 1000 - DAY_MS
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in PARTITION_TAGS:
             pipe.zrevrangebyscore(failed_deploys_key(tag), "+inf", oldest, 0, limit, withscores=True)

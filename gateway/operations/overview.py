@@ -4,7 +4,7 @@ Each process refreshes its gauges every ten seconds. While somebody watches the 
 every two seconds.
 
 The admission script enforces each account's daily cap. This module verifies it independently: for every account whose
-money moved, it reads what is settled and reserved and compares the sum with the cap of the account's plan.
+spend changed, it compares the sum of the settled and reserved amounts with the cap of the account's plan.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gateway.operations.needs_attention import (
 from gateway.operations.snapshot import (
     AccountSpend,
     DaySpend,
+    NeedsAttention,
     Process,
     ProviderShare,
     RedisFigures,
     Snapshot,
-    Troubles,
     WaitingAccount,
     first_token,
     model_figures,
@@ -53,13 +53,13 @@ from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
 
-GAUGES_INTERVAL = 10.0  # seconds
-SNAPSHOT_INTERVAL = 2.0  # seconds
+GAUGES_SECONDS = 10.0  # between two refreshes
+SNAPSHOT_SECONDS = 2.0  # between two snapshots
 MINUTES = 60
-TOP = 8  # accounts
-CLOCK_SECONDS = 60
+TOP_ACCOUNTS = 8
+CLOCK_SECONDS = 60  # lifetime of the record
 OUTCOMES = ("delivered", "failed", "dropped")
-BATCH = 100  # accounts whose spend is read together
+ACCOUNTS_PER_READ = 100  # whose spend is read together
 
 
 class Overview:
@@ -72,41 +72,43 @@ class Overview:
         counters: Counters,
         metrics: Metrics,
     ) -> None:
-        # With an outside engine, there need be no workers of these groups.
-        self._elsewhere = ("deploys", "sites") if settings.deploy_engine == "external" else ()
+        # An outside engine replaces the workers of these groups.
+        self._replaced_groups = ("deploys", "sites") if settings.deploy_engine == "external" else ()
         self._caps, self._registry, self._store = settings.daily_caps, registry, registry.store
         self._availability, self._permits, self._counters, self._metrics = availability, permits, counters, metrics
 
     # -- gauges ----------------------------------------------------------------------------------------------
 
     async def keep_gauges_fresh(self) -> None:
-        """Runs as long as the process."""
+        """Refreshes the gauges every ten seconds. Runs as long as the process."""
         while True:
             try:
                 await self.refresh_gauges()
             except BackboneUnavailable as error:
                 logger.debug("overview.waiting", error=code_of(error.__cause__))
-            self._metrics.provider_up.set(self._availability.provider_up())
+            self._metrics.provider_up.set(self._availability.is_provider_up())
             self._metrics.available.set(self._is_available())
-            await asyncio.sleep(GAUGES_INTERVAL)
+            await asyncio.sleep(GAUGES_SECONDS)
 
     def _is_available(self) -> bool:
         try:
             return self._availability.status().available
-        except BackboneUnavailable:  # the switch is not known, and requests are refused
+        except BackboneUnavailable:  # the switch is not known, so requests are refused
             return False
 
     async def refresh_gauges(self) -> None:
-        now = await self._now()
+        """Raises BackboneUnavailable."""
+        now = await self._read_clock()
         backlog = await read_backlog(self._store, now)
         self._metrics.webhook_queue.set(backlog.webhooks.waiting)
         self._metrics.webhook_oldest.set((backlog.webhooks.oldestMs or 0) / 1000)
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
         self._metrics.deploy_oldest.set((backlog.deploys.oldestMs or 0) / 1000)
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
-        for group, workers in self._workers_alive(backlog).items():
+        for group, workers in self._count_workers_alive(backlog).items():
             self._metrics.workers.labels(group).set(workers)
-        # Counted in Redis. A process that starts must not show zeros first: the next value would look like an increase.
+        # These are counted in Redis. A process that starts must not show zeros first: the next value would look like an
+        # increase.
         ended = await count_ended_deploys(self._store)
         for outcome in OUTCOMES:
             self._metrics.deliveries.labels(outcome).set(backlog.outcomes.get(outcome, 0))
@@ -117,12 +119,16 @@ class Overview:
         await self._write_clock(now)
         await self._check_caps(now)
 
-    def _workers_alive(self, backlog: Backlog) -> dict[str, int]:
-        """By group, without those that are not needed."""
-        return {name: workers for name, workers in backlog.workers_alive().items() if name not in self._elsewhere}
+    def _count_workers_alive(self, backlog: Backlog) -> dict[str, int]:
+        """Returns the number of workers by group, without groups that are not needed."""
+        return {
+            name: workers
+            for name, workers in backlog.count_workers_alive().items()
+            if name not in self._replaced_groups
+        }
 
     async def _write_clock(self, now: int) -> None:
-        """Grafana's variables read this: it renders times in the browser's time zone, and names of keys are in UTC."""
+        """Writes the time for Grafana's variables: Grafana uses the browser's time zone, names of keys are in UTC."""
         moment = time.gmtime(now // 1000)
         formats = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H", "minute": "%Y-%m-%dT%H:%M"}
         async with self._store.client.pipeline(transaction=True) as pipe:
@@ -132,8 +138,8 @@ class Overview:
 
     async def _check_caps(self, now: int) -> None:
         spenders, day = sorted(self._counters.spenders), day_of(now)
-        for first in range(0, len(spenders), BATCH):
-            batch = spenders[first : first + BATCH]
+        for first in range(0, len(spenders), ACCOUNTS_PER_READ):
+            batch = spenders[first : first + ACCOUNTS_PER_READ]
             spends = await self._read_spends(batch, day)
             self._counters.spenders.difference_update(batch)
             for spend in spends:
@@ -142,7 +148,7 @@ class Overview:
                     logger.error("cap.breached", **msgspec.structs.asdict(spend))
 
     async def _read_spends(self, accounts: Sequence[str], day: str) -> list[AccountSpend]:
-        """In the same order, without accounts that no longer exist."""
+        """Returns the spend of the day in the same order, without accounts that no longer exist."""
         async with self._store.client.pipeline(transaction=False) as pipe:
             for account in accounts:
                 pipe.hmget(spend_key(account, day), ["settled", "reserved"])
@@ -156,16 +162,16 @@ class Overview:
                 )
         return found
 
-    async def _now(self) -> int:
-        """Redis's clock, ms."""
+    async def _read_clock(self) -> int:
+        """Returns Redis's clock in ms."""
         seconds, microseconds = await self._store.client.time()
         return int(seconds * 1000 + microseconds // 1000)
 
     # -- the page's snapshot ---------------------------------------------------------------------------------
 
-    async def snapshot(self) -> Snapshot:
+    async def take_snapshot(self) -> Snapshot:
         """Raises BackboneUnavailable."""
-        now = await self._now()
+        now = await self._read_clock()
         backlog, minutes = await read_backlog(self._store, now), await self._read_minutes(now)
         return Snapshot(
             at=now_iso(),
@@ -183,15 +189,15 @@ class Overview:
             redis=await self._read_redis(),
             provider=await self._read_provider_share(),
             models=model_figures([counts for _, counts in minutes]),
-            troubles=Troubles(
+            needsAttention=NeedsAttention(
                 failedDeploys=await count_failed_deploys(self._store, now),
                 unhealthyApps=await count_unhealthy_apps(self._registry),
-                missingWorkers=[name for name, workers in self._workers_alive(backlog).items() if not workers],
+                missingWorkers=[name for name, workers in self._count_workers_alive(backlog).items() if not workers],
             ),
         )
 
     async def _read_minutes(self, now: int) -> list[tuple[str, dict[str, str]]]:
-        """The counts of the last hour, oldest first; the last is the current minute."""
+        """Returns the counts of the last hour, oldest first; the last is the current minute."""
         moments = (time.gmtime(now // 1000 - 60 * ago) for ago in reversed(range(MINUTES)))
         names = [time.strftime("%Y-%m-%dT%H:%M", moment) for moment in moments]
         async with self._store.client.pipeline(transaction=False) as pipe:
@@ -200,7 +206,7 @@ class Overview:
             return list(zip(names, await pipe.execute(), strict=True))
 
     async def _read_top_spends(self, day: str) -> DaySpend:
-        top = await self._store.client.zrevrange(spenders_key(day), 0, TOP, withscores=True)
+        top = await self._store.client.zrevrange(spenders_key(day), 0, TOP_ACCOUNTS, withscores=True)
         total = next((int(spent) for account, spent in top if account == TOTAL), 0)
         return DaySpend(day, total, await self._read_spends([account for account, _ in top if account != TOTAL], day))
 
@@ -210,16 +216,16 @@ class Overview:
             record = await self._store.client.hgetall(process_key(process))
             if record:
                 found.append(msgspec.convert({"id": process, **record}, Process, strict=False))
-            else:  # it died; a process that lives adds itself again within two seconds
+            else:  # it is dead; a live process adds itself again within two seconds
                 await self._store.client.srem(PROCESSES_KEY, process)
         return found
 
     async def _read_provider_share(self) -> ProviderShare:
         share = await read_share(self._store)
-        waiting = sorted(share.waiting.items(), key=lambda each: -each[1])[:TOP]
+        waiting = sorted(share.waiting.items(), key=lambda each: -each[1])[:TOP_ACCOUNTS]
         names = [(account, await self._registry.account(account), count) for account, count in waiting]
         return ProviderShare(
-            bound=self._permits.in_force,
+            limit=self._permits.in_force,
             used=share.used,
             waiting=sum(share.waiting.values()),
             top=[WaitingAccount(account, record.name if record else "", count) for account, record, count in names],
@@ -249,7 +255,7 @@ class SnapshotFeed:
         self._next: asyncio.Future[bytes]
         self.viewers = 0
 
-    async def events(self) -> AsyncGenerator[bytes]:
+    async def stream_events(self) -> AsyncGenerator[bytes]:
         """Yields server-sent events for one viewer. A viewer that is too slow for a snapshot gets the next one."""
         if self._publishing is None:
             self._last, self._next = b"", asyncio.get_running_loop().create_future()
@@ -269,9 +275,9 @@ class SnapshotFeed:
     async def _keep_publishing(self) -> None:
         while True:
             try:
-                self._last = b"data: " + msgspec.json.encode(await self._overview.snapshot()) + b"\n\n"
+                self._last = b"data: " + msgspec.json.encode(await self._overview.take_snapshot()) + b"\n\n"
             except BackboneUnavailable:
                 self._last = b"event: away\ndata: {}\n\n"
             current, self._next = self._next, asyncio.get_running_loop().create_future()
             current.set_result(self._last)
-            await asyncio.sleep(SNAPSHOT_INTERVAL)
+            await asyncio.sleep(SNAPSHOT_SECONDS)

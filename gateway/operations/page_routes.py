@@ -1,4 +1,4 @@
-"""The operators' page: its files, its log-in, and its live figures."""
+"""The operators' page: its files, log-in and live figures."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gateway.http.pages import FILE, HTML, LOG_IN_ERRORS, LOG_OUT_ERRORS, PAGES,
 from gateway.process import Injected
 
 OPS = PAGES / "ops"
-VIEWERS = 50  # of one process
-STREAM_SECONDS = 600.0  # then the browser reconnects, which checks the viewer's credential again
+MAX_VIEWERS = 50  # of one process
+STREAM_SECONDS = 600.0  # after which the browser reconnects, and the credential is checked again
 
 
 @get("/ops", media_type=HTML, tags=["Pages"], sync_to_thread=False)
 def ops_page() -> Response[bytes]:
-    """The operators' page."""
+    """Show the operators' page."""
     return page_file(OPS, "index.html")
 
 
 @get("/ops/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
 def ops_file(file: FromPath[str]) -> Response[bytes]:
-    """A file of the operators' page."""
+    """Load a file of the operators' page."""
     return page_file(OPS, file)
 
 
@@ -46,16 +46,16 @@ def ops_file(file: FromPath[str]) -> Response[bytes]:
     errors=[ViewersLimited],
 )
 async def ops_events(gateway: Injected) -> Stream:
-    """The operators' page's figures, every two seconds.
+    """Stream the figures of the operators' page, every two seconds.
 
-    A stream of server-sent events. The event `away` means that Redis does not answer.
+    The response is a stream of server-sent events. The event `away` means that Redis does not answer.
     """
-    if gateway.feed.viewers >= VIEWERS:
+    if gateway.feed.viewers >= MAX_VIEWERS:
         raise ViewersLimited(retry_after=60)
 
     async def events() -> AsyncGenerator[bytes]:
         until = time.monotonic() + STREAM_SECONDS
-        async with contextlib.aclosing(gateway.feed.events()) as snapshots:
+        async with contextlib.aclosing(gateway.feed.stream_events()) as snapshots:
             async for event in snapshots:
                 yield event
                 if gateway.draining or time.monotonic() > until:
@@ -73,7 +73,7 @@ class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):
 async def log_in(request: Request[Any, Any, State], data: JSONBody[OperatorLogIn], gateway: Injected) -> Response[None]:
     """Log in with the operator token.
 
-    Exchanges the token for a cookie, so that no script of the page keeps the token.
+    Exchanges the token for a cookie, so that no script of the page has to keep the token.
     """
     async with gateway.sessions.attempt(request):
         operator = gateway.operators.find(data.token)

@@ -33,7 +33,7 @@ from gateway.http.bodies import TARBALL, declared_size
 from gateway.ids import now_iso
 from gateway.inference.availability import InferenceState
 from gateway.monitors import scans
-from gateway.monitors.findings import Counts
+from gateway.monitors.findings import ScanCounts
 from gateway.operations import directory_routes
 from gateway.process import Injected
 from gateway.settings import Plan
@@ -83,16 +83,16 @@ async def change_account(
 # -- reports about an app ------------------------------------------------------------------------------------
 
 
-class Crash(msgspec.Struct, forbid_unknown_fields=True):
+class CrashReport(msgspec.Struct, forbid_unknown_fields=True):
     reason: Literal["exit", "oom"]
     exitCode: ExitCode | None = None
 
 
 @post("/apps/{app:str}/crashes", status_code=202, opt=REPORTS, errors=[RequestMalformed, NotFound])
-async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injected) -> EventId:
+async def report_crash(app: FromPath[str], data: JSONBody[CrashReport], gateway: Injected) -> EventId:
     """Report a crash.
 
-    For a watchdog that saw the app end, or run out of memory.
+    For a watchdog that saw the app exit or run out of memory.
     """
     crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
     return EventId(await gateway.crashes.report(await require_app(app, gateway), crash))
@@ -106,12 +106,12 @@ async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injec
     body=SCAN_BODY,
     errors=[RequestMalformed, NotFound],
 )
-async def take_in_scan(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> Counts:
+async def report_scan(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> ScanCounts:
     """Report a complete security scan.
 
-    Takes one of four formats. Open findings that the scan does not name are closed.
+    Accepts four formats. Open findings that the scan does not name are closed.
     """
-    return await gateway.findings.take_in(await require_app(app, gateway), scans.read(await request.body()))
+    return await gateway.findings.record_scan(await require_app(app, gateway), scans.read_scan(await request.body()))
 
 
 # -- sources and deploys -------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ async def take_in_scan(app: FromPath[str], request: Request[Any, Any, State], ga
 
 class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     kind: Kind
-    # Neither an option for git nor control characters. Other names that git refuses fail with the deploy.
+    # No option for git, and no control characters. With other invalid names, the deploy fails.
     branch: Annotated[str, msgspec.Meta(max_length=250, pattern=r"^(?![\s\S]*[\x00-\x1f\x7f])[^-]")] | None = None
 
 
@@ -179,13 +179,13 @@ async def switch_inference(
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
     before = gateway.availability.describe(gateway.availability.status())
     note_before(request, **{name: getattr(before, name) for name in changes})
-    status = await gateway.availability.set(**changes)
+    status = await gateway.availability.change_switch(**changes)
     return gateway.availability.describe(status)
 
 
 @get("/inference")
 async def show_inference(gateway: Injected, request: Request[Any, Any, State]) -> InferenceState:
-    """The inference switch, the approval, and the resulting status."""
+    """Show the inference switch, the approval, and the resulting status."""
     return gateway.availability.describe(gateway.availability.status())
 
 
@@ -196,7 +196,7 @@ ROUTES = [
             create_account,
             change_account,
             report_crash,
-            take_in_scan,
+            report_scan,
             publish_source,
             clean_up_source,
             deploy_app,

@@ -1,4 +1,4 @@
-"""What the operators' page shows, as types, and the figures it computes from counts."""
+"""The data of the operators' page, and the figures that are computed from counts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gateway.inference.availability import InferenceState
 from gateway.operations.backlog import Queue, Worker
 from gateway.operations.storage import DeadLetters, StorageByAccount
 from gateway.settings import Plan
-from gateway.telemetry.counters import MODEL, TTFT, TTFT_FIELDS
+from gateway.telemetry.counters import MODEL_PREFIX, TTFT_BUCKETS_MS, TTFT_FIELDS
 
 
 class Process(msgspec.Struct):
-    """A gateway process that lives."""
+    """A live gateway process."""
 
     id: str
     streams: int
@@ -31,14 +31,14 @@ class Minute(msgspec.Struct):
 
 
 class FirstToken(msgspec.Struct):
-    """Milliseconds from a request to its first token; null without streams."""
+    """Milliseconds from a request to its first token; null if there were no streams."""
 
     p50: int | None
     p99: int | None
 
 
 class AccountSpend(msgspec.Struct):
-    """Nano-euro of a UTC day."""
+    """An account's spend of a UTC day in nano-euro."""
 
     account: str
     name: str
@@ -49,7 +49,7 @@ class AccountSpend(msgspec.Struct):
 
 
 class DaySpend(msgspec.Struct):
-    """Nano-euro."""
+    """The spend of a UTC day in nano-euro."""
 
     day: str
     total: int
@@ -57,7 +57,7 @@ class DaySpend(msgspec.Struct):
 
 
 class RedisFigures(msgspec.Struct):
-    """Sums of all nodes; memory in bytes, and a limit of 0 for none."""
+    """Sums of all nodes. Memory is in bytes; a limit of 0 means none."""
 
     latencyMs: float
     memory: int
@@ -73,16 +73,16 @@ class WaitingAccount(msgspec.Struct):
 
 
 class ProviderShare(msgspec.Struct):
-    """Requests at the provider and waiting for it, of all gateways."""
+    """The requests of all gateways at the provider, and those that wait for it."""
 
-    bound: int  # in force; 0 for none
+    limit: int  # in force; 0 for none
     used: int
     waiting: int
     top: list[WaitingAccount]
 
 
 class ModelFigures(msgspec.Struct):
-    """Of the last hour."""
+    """The figures of a model for the last hour."""
 
     model: str
     requests: int
@@ -90,10 +90,10 @@ class ModelFigures(msgspec.Struct):
     firstToken: FirstToken
 
 
-class Troubles(msgspec.Struct):
+class NeedsAttention(msgspec.Struct):
     failedDeploys: int  # of the last 24 hours
     unhealthyApps: int
-    missingWorkers: list[str]  # groups of which no worker lives; with an outside engine, two need none
+    missingWorkers: list[str]  # groups without a live worker; with an outside engine, two groups need none
 
 
 class Snapshot(msgspec.Struct):
@@ -112,7 +112,7 @@ class Snapshot(msgspec.Struct):
     redis: RedisFigures
     provider: ProviderShare
     models: list[ModelFigures]
-    troubles: Troubles
+    needsAttention: NeedsAttention
 
 
 def render_counts(minute: str, counts: Mapping[str, str]) -> Minute:
@@ -126,21 +126,21 @@ def first_token(minutes: Sequence[Mapping[str, str]]) -> FirstToken:
 
 
 def model_figures(minutes: Sequence[Mapping[str, str]]) -> list[ModelFigures]:
-    """Of each model that was asked, by name."""
-    fields = {name for counts in minutes for name in counts if name.startswith(MODEL)}
-    models = sorted({name.removeprefix(MODEL).partition(":")[0] for name in fields})
+    """Returns the figures of each model that had requests, by name."""
+    fields = {name for counts in minutes for name in counts if name.startswith(MODEL_PREFIX)}
+    models = sorted({name.removeprefix(MODEL_PREFIX).partition(":")[0] for name in fields})
     return [_figures_of(model, minutes) for model in models]
 
 
 def _figures_of(model: str, minutes: Sequence[Mapping[str, str]]) -> ModelFigures:
-    prefix = f"{MODEL}{model}:"
+    prefix = f"{MODEL_PREFIX}{model}:"
     requests, errors = (sum(int(counts.get(prefix + name, 0)) for counts in minutes) for name in ("requests", "errors"))
     counts = histogram(minutes, prefix)
     return ModelFigures(model, requests, errors, FirstToken(quantile(counts, 0.5), quantile(counts, 0.99)))
 
 
 def histogram(minutes: Iterable[Mapping[str, str]], prefix: str = "") -> list[int]:
-    """Streams by their bucket of TTFT; `prefix` is that of a model's fields."""
+    """Returns the number of streams in each bucket of `TTFT_BUCKETS_MS`. `prefix` selects the fields of a model."""
     sums = [0] * len(TTFT_FIELDS)
     for counts in minutes:
         for n, field in enumerate(TTFT_FIELDS):
@@ -149,13 +149,13 @@ def histogram(minutes: Iterable[Mapping[str, str]], prefix: str = "") -> list[in
 
 
 def quantile(counts: Sequence[int], q: float) -> int | None:
-    """Milliseconds, interpolated within a bucket. The last bucket has no upper end, so its lower end is returned."""
+    """Returns milliseconds, interpolated within a bucket. The last bucket has no upper end, so its lower end counts."""
     rank = q * sum(counts)
     if not rank:
         return None
     below = 0
-    for lower, upper, count in zip((0, *TTFT), TTFT, counts, strict=False):
+    for lower, upper, count in zip((0, *TTFT_BUCKETS_MS), TTFT_BUCKETS_MS, counts, strict=False):
         if count and below + count >= rank:
             return round(lower + (upper - lower) * (rank - below) / count)
         below += count
-    return TTFT[-1]
+    return TTFT_BUCKETS_MS[-1]

@@ -1,4 +1,4 @@
-"""Entries that no worker could process, and the accounts that store most in Redis, of all partitions."""
+"""Lists the dead letters of all partitions, and the accounts that store the most in Redis."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import msgspec
 from gateway.accounts.registry import Registry
 from gateway.events import scripts
 from gateway.events.catalog import Time
-from gateway.events.deliveries import SHARE
+from gateway.events.deliveries import SHARE_BYTES
 from gateway.events.keys import dead_letters_key, stored_key
 from gateway.ids import now_iso
 from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS
 
-TOP = 8  # accounts
-NEWEST = 10  # dead letters
+TOP_ACCOUNTS = 8
+NEWEST_LETTERS = 10
 
 
 class DeadLetter(msgspec.Struct):
@@ -22,9 +22,9 @@ class DeadLetter(msgspec.Struct):
 
     stream: str
     entry: str  # its id in the stream
-    at: Time  # when it was taken out
+    at: Time  # of its removal from the stream
     reason: str
-    fields: dict[str, str]  # the beginning of each
+    fields: dict[str, str]  # each cut to its beginning
 
 
 class DeadLetters(msgspec.Struct):
@@ -44,7 +44,7 @@ class StorageByAccount(msgspec.Struct):
 
 
 async def count_dead_letters(store: Store) -> int:
-    """Raises the Redis client's errors."""
+    """Raises BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in PARTITION_TAGS:
             pipe.xlen(dead_letters_key(tag))
@@ -52,34 +52,34 @@ async def count_dead_letters(store: Store) -> int:
 
 
 async def read_dead_letters(store: Store) -> DeadLetters:
-    """Raises the Redis client's errors."""
+    """Raises BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in PARTITION_TAGS:
-            pipe.xrevrange(dead_letters_key(tag), count=NEWEST)
+            pipe.xrevrange(dead_letters_key(tag), count=NEWEST_LETTERS)
         letters = [letter for page in await pipe.execute() for letter in page]
     letters.sort(key=lambda letter: -int(letter[0].partition("-")[0]))
-    return DeadLetters(await count_dead_letters(store), [_dead_letter(*letter) for letter in letters[:NEWEST]])
+    return DeadLetters(await count_dead_letters(store), [_dead_letter(*letter) for letter in letters[:NEWEST_LETTERS]])
 
 
 def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
     at = now_iso(int(letter_id.partition("-")[0]) / 1000)
     try:
         fields = msgspec.json.decode(letter.get("fields", ""), type=dict[str, str])
-    except msgspec.DecodeError:  # not ours; it must not hide the others
+    except msgspec.DecodeError:  # not written by the service; it must not hide the others
         fields = {}
     return DeadLetter(letter.get("stream", ""), letter.get("entry", ""), at, letter.get("reason", ""), fields)
 
 
 async def read_storage(store: Store, registry: Registry) -> StorageByAccount:
-    """Raises the Redis client's errors, or BackboneUnavailable."""
+    """Returns the accounts that store the most. Raises BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in PARTITION_TAGS:
-            pipe.zrevrange(stored_key(tag), 0, TOP - 1, withscores=True)
+            pipe.zrevrange(stored_key(tag), 0, TOP_ACCOUNTS - 1, withscores=True)
         stored = [(account, int(count)) for page in await pipe.execute() for account, count in page]
     top = []
-    for account, count in sorted(stored, key=lambda each: -each[1])[:TOP]:
-        if await scripts.forget_stored(store, account):
+    for account, count in sorted(stored, key=lambda each: -each[1])[:TOP_ACCOUNTS]:
+        if await scripts.forget_stored_bytes(store, account):
             continue
         record = await registry.account(account)
         top.append(StoredAccount(account, record.name if record else "", count))
-    return StorageByAccount(SHARE, top)
+    return StorageByAccount(SHARE_BYTES, top)

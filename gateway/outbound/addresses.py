@@ -1,16 +1,16 @@
-"""Decides which addresses chosen by customers may be called, and resolves their names.
+"""Decides which addresses of customers may be called, and resolves their names.
 
-An address is checked twice. `check_url` checks its text when it is saved, without a look-up, so that the customer gets
-a clear answer at once. `resolve` checks every address of the name at each connection and returns the addresses it has
-checked. Nothing looks the name up again, so a name whose addresses change in between (DNS rebinding) gains nothing. A
-name with a single address that is not public is refused as a whole.
+An address is checked twice. `check_url` checks its text when it is saved, without a lookup, so that the customer gets a
+clear message at once. `resolve` checks every address of the name at each connection and returns the checked addresses.
+Nothing looks up the name again, so a name whose addresses change in between (DNS rebinding) gains nothing. If one
+address of a name is not public, the whole name is refused.
 
 Failure policy: closed. An address that cannot be parsed, resolved or checked is refused. Every failure is a
-`CallFailed` with a stable reason. Its message names the host at most: paths and user names hold secrets, and customers
-must not learn what an internal name resolves to.
+`CallFailed` with a stable reason. Its message names at most the host, because paths and user names may contain secrets
+and customers must not learn what an internal name resolves to.
 
-httpx-secure and safehttpx rely on `ipaddress`, whose answers depend on the Python version. ssrfguard has its own
-table, but bounds neither the time nor the size of an answer. Therefore the table is kept here and tested case by case.
+The table of public networks is kept here and tested case by case. httpx-secure and safehttpx rely on `ipaddress`, whose
+results depend on the Python version. ssrfguard has its own table, but limits neither the time nor the response's size.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ import httpx
 
 from gateway.outbound.public import Address, is_own_service
 from gateway.outbound.public import is_public as is_public
-from gateway.outbound.tenant_limiter import Turns
+from gateway.outbound.tenant_limiter import TenantLimiter
 
 Reason = Literal["blocked", "dns", "connect", "tls", "timeout", "too-large", "encoded"]
 
-LONGEST_URL = 2048  # characters
-LOOKUPS = 64  # at a time
-MOST_ADDRESSES = 8  # of one name
+URL_CHARACTERS = 2048
+MAX_LOOKUPS = 64  # concurrent
+MAX_ADDRESSES = 8  # of one name
 
 
 class CallFailed(Exception):
-    """A call brought no usable answer. `reason` is stable; the message may be shown to the customer.
+    """A call without a usable response. `reason` is stable; the message may be shown to the customer.
 
-    `connect` also covers connections that break, or speak something other than HTTP, before the answer is complete.
+    The reason `connect` also covers connections that break, or do not speak HTTP, before the response is complete.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -54,8 +54,8 @@ class BlockedAddress(CallFailed):
         super().__init__("blocked", message)
 
 
-# Names that only an internal resolver answers. Their addresses would be refused too; this refuses them when they are
-# saved, with a clear message.
+# Names that only an internal resolver knows. Their addresses would be refused anyway; this refuses the names when they
+# are saved, with a clear message.
 INTERNAL_NAME = re.compile(r"(.+\.)?(localhost|localdomain|local|internal|intranet|private|corp|home|lan|home\.arpa)")
 HOST_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -75,7 +75,7 @@ def _check_host(host: str, port: int, *, allow_private: bool) -> Address | str:
             six = ipaddress.IPv6Address(host)
             address = six.ipv4_mapped or six
         elif NUMBER.fullmatch(host.rpartition(".")[2]):
-            # Accepts what the system's resolver accepts: octal, hexadecimal, shortened, a single number.
+            # Accepts all forms that the system's resolver accepts: octal, hexadecimal, shortened, a single number.
             address = ipaddress.IPv4Address(socket.inet_aton(host))
     except (ValueError, OSError):
         valid = False
@@ -91,31 +91,31 @@ def _check_host(host: str, port: int, *, allow_private: bool) -> Address | str:
 
 
 def check_url(url: str, *, allow_private: bool) -> str:
-    """Returns the canonical form of an address, to be saved and called. Looks nothing up. Raises BlockedAddress."""
-    if len(url) > LONGEST_URL:
-        raise BlockedAddress(f"The address is longer than {LONGEST_URL} characters; use a shorter one.")
+    """Returns the canonical form of an address, to save and to call. Does no lookup. Raises BlockedAddress."""
+    if len(url) > URL_CHARACTERS:
+        raise BlockedAddress(f"The address is longer than {URL_CHARACTERS} characters; use a shorter one.")
     if not url.isprintable() or " " in url or "\\" in url:
-        raise BlockedAddress("The address holds a space, a backslash or a control character; remove it.")
+        raise BlockedAddress("The address contains a space, a backslash or a control character; remove it.")
     try:
         parsed = httpx.URL(url)
         host, target = parsed.raw_host.decode("ascii"), parsed.raw_path.decode("ascii")
         _ = parsed.host  # decodes xn-- labels, which fails late and with another error otherwise
     except (httpx.InvalidURL, ValueError) as error:
-        raise BlockedAddress("The address can't be read; write it as https://host/path.") from error
+        raise BlockedAddress("The address cannot be parsed; write it as https://host/path.") from error
     if parsed.scheme != "https" and not (allow_private and parsed.scheme == "http"):
         raise BlockedAddress("The address must start with https://.")
     if parsed.userinfo:
-        raise BlockedAddress("The address holds a user name or password; remove it.")
+        raise BlockedAddress("The address contains a user name or password; remove it.")
     if not host:
-        raise BlockedAddress("The address names no host; write it as https://host/path.")
+        raise BlockedAddress("The address has no host; write it as https://host/path.")
     checked = _check_host(host, 443 if parsed.port is None else parsed.port, allow_private=allow_private)
-    # Rebuilt from the checked parts: the client parses the address with another library, and text that two parsers
-    # read differently would reach a host that was never checked.
+    # Rebuilt from the checked parts: the client parses the address with another library, and if the two parsers
+    # disagreed, the call would reach a host that was never checked.
     authority = f"[{checked}]" if isinstance(checked, ipaddress.IPv6Address) else str(checked)
     port = "" if parsed.port is None else f":{parsed.port}"
     canonical = f"{parsed.scheme}://{authority}{port}{target}"
-    if len(canonical) > LONGEST_URL:
-        raise BlockedAddress(f"The address is longer than {LONGEST_URL} characters; use a shorter one.")
+    if len(canonical) > URL_CHARACTERS:
+        raise BlockedAddress(f"The address is longer than {URL_CHARACTERS} characters; use a shorter one.")
     return canonical
 
 
@@ -125,11 +125,10 @@ def host_and_port(url: str) -> tuple[str, int]:
     return parsed.raw_host.decode("ascii"), parsed.port or (443 if parsed.scheme == "https" else 80)
 
 
-# getaddrinfo has no deadline and cannot be canceled: a name whose servers do not answer holds its thread for half a
-# minute. Therefore a turn lasts as long as the thread, even when the caller has given up, and tenants share the turns,
-# so that names that hang hold up their own tenant only. The operator's own names have separate turns, which no
-# customer's name can take.
-_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+# getaddrinfo has no deadline and cannot be canceled: a name whose servers do not answer blocks its thread for half a
+# minute. So a slot is held as long as the thread runs, even if the caller is canceled. Tenants share the slots, so that
+# names that hang block only their own tenant. The operator's own names have separate slots.
+_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, TenantLimiter] = WeakKeyDictionary()
 _own_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -137,16 +136,16 @@ async def look_up(name: str, port: int, *, tenant: str, own: bool = False) -> li
     """Returns every address of a name, in the system's order of preference. Raises OSError."""
     loop = asyncio.get_running_loop()
     if own:
-        semaphore = _own_lookups.setdefault(loop, asyncio.Semaphore(LOOKUPS))
+        semaphore = _own_lookups.setdefault(loop, asyncio.Semaphore(MAX_LOOKUPS))
         await semaphore.acquire()
-        end_turn: Callable[[], None] = semaphore.release
+        release: Callable[[], None] = semaphore.release
     else:
-        end_turn = await _lookups.setdefault(loop, Turns(LOOKUPS)).take(tenant)
+        release = await _lookups.setdefault(loop, TenantLimiter(MAX_LOOKUPS)).acquire(tenant)
     found: asyncio.Future[list[str]] = loop.create_future()
 
     def finish(addresses: list[str], error: Exception | None) -> None:
-        end_turn()
-        if found.done():  # the caller has given up
+        release()
+        if found.done():  # the caller was canceled
             return
         if error is None:
             found.set_result(addresses)
@@ -165,40 +164,40 @@ async def look_up(name: str, port: int, *, tenant: str, own: bool = False) -> li
             loop.call_soon_threadsafe(finish, addresses, error)
 
     try:
-        # A thread instead of an executor: at exit Python waits for the threads of every executor, so a worker that is
-        # told to stop would hang with the resolver.
+        # A thread instead of an executor: at exit, Python waits for the threads of every executor, so a worker that
+        # stops would hang with the resolver.
         threading.Thread(target=call_resolver, name="outbound-lookup", daemon=True).start()
     except RuntimeError as error:
-        end_turn()
-        raise OSError("no thread for a look-up") from error
+        release()
+        raise OSError("no thread for a lookup") from error
     return await found
 
 
 async def resolve(
     host: str, port: int, *, tenant: str, allow_private: bool, own: bool = False
 ) -> list[tuple[str, int]]:
-    """Returns the checked addresses to connect to, numeric, best first.
+    """Returns the checked numeric addresses to connect to, best first.
 
-    `tenant` is the account on whose behalf it is called. `own`: the name is the operator's, so no customer can make its
-    look-up hang. Raises CallFailed (`blocked`, `dns`). The caller sets the deadline.
+    `tenant` is the account for which the call is made. `own` marks a name of the operator, whose lookup customers
+    cannot delay. Raises CallFailed (`blocked`, `dns`). The caller sets the deadline.
     """
     checked = _check_host(host, port, allow_private=allow_private)
     if not isinstance(checked, str):
         if not allow_private and is_own_service(str(checked), port):
-            raise BlockedAddress(f"{checked} is an address of this service itself.")
+            raise BlockedAddress(f"{checked} is an address of this service.")
         return [(str(checked), port)]
     if allow_private and checked.endswith(".localhost"):
-        return [("127.0.0.1", port)]  # RFC 6761 requires it, and many resolvers do not
+        return [("127.0.0.1", port)]  # RFC 6761 requires it, but many resolvers do not do it
     try:
         # The final dot keeps the resolver from trying the name in the search domains of our own network.
         found = await look_up(checked if allow_private else f"{checked}.", port, tenant=tenant, own=own)
     except (OSError, UnicodeError) as error:
-        raise CallFailed("dns", f"The name {checked} can't be resolved.") from error
+        raise CallFailed("dns", f"The name {checked} cannot be resolved.") from error
     addresses = list(dict.fromkeys(found))
     if not addresses:
         raise CallFailed("dns", f"The name {checked} has no address.")
     if not allow_private and not all(is_public(ipaddress.ip_address(address)) for address in addresses):
         raise BlockedAddress(f"{checked} points to an address that is not public.")
     if not allow_private and any(is_own_service(address, port) for address in addresses):
-        raise BlockedAddress(f"{checked} points to an address of this service itself.")
-    return [(address, port) for address in addresses[:MOST_ADDRESSES]]
+        raise BlockedAddress(f"{checked} points to an address of this service.")
+    return [(address, port) for address in addresses[:MAX_ADDRESSES]]

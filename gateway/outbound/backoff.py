@@ -1,18 +1,18 @@
-"""Leaves an origin that just failed alone for a moment, so that calls which would fail too cost nothing."""
+"""Pauses calls to an origin that has just failed, so that calls which would also fail cost nothing."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 5.0  # seconds
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 5.0
 
 
 class Backoff:
-    """Begins to pause at the `failures`-th failure in a row. Each pause is twice as long as the one before.
+    """Pauses after `failures` failures in a row. Each pause is twice as long as the previous one.
 
-    A pause is never shorter than the failed call was (up to the longest pause), so an origin that hangs is waited for
-    at most half of the time.
+    A pause is at least as long as the failed call (up to the longest pause), so at most half of the time is spent on
+    waiting for an origin that hangs.
     """
 
     def __init__(self, failures: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,16 +22,16 @@ class Backoff:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the origin may be called again; 0 if it may be called now."""
+        """The seconds until the origin may be called again; 0 if it may be called now."""
         return max(0.0, self._until - self._clock())
 
     def note_failure(self, took: float) -> None:
-        """`took`: seconds that the call lasted."""
+        """Records a failed call that lasted `took` seconds."""
         self._failed += 1
         doublings = self._failed - self._tolerated - 1
         if doublings >= 0:
-            pause = min(FIRST_PAUSE * 2 ** min(doublings, 10), LONGEST_PAUSE)
-            self._until = self._clock() + max(pause, min(took, LONGEST_PAUSE))
+            pause = min(FIRST_PAUSE_SECONDS * 2 ** min(doublings, 10), LONGEST_PAUSE_SECONDS)
+            self._until = self._clock() + max(pause, min(took, LONGEST_PAUSE_SECONDS))
 
     def note_success(self) -> None:
         self._failed = 0

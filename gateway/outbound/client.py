@@ -1,13 +1,13 @@
-"""The HTTP client for every address that a customer chose: key sets, app backends, receivers and probes.
+"""The HTTP client for all addresses of customers: key sets, app backends, receivers and probes.
 
-It is aiohttp's client, restricted. Every name is resolved by `addresses.resolve`, and every address is checked again
-where its socket is created. The budget of a call covers the look-up, the connection and the answer up to the last byte
-that is read. Redirects are returned, not followed. Cookies, proxies and `.netrc` are ignored, answers are never
-decompressed, and the number of calls at a time is bounded, in total and per origin. Tenants share the calls of `fetch`,
-and all look-ups, so that no tenant's origins or names can hold up the calls of another (`turns`).
+It is a restricted aiohttp client. `addresses.resolve` resolves every name, and every address is checked again when its
+socket is created. The budget of a call covers the lookup, the connection and the response up to the last byte that is
+read. Redirects are returned, not followed. Cookies, proxies and `.netrc` are ignored. Responses are never decompressed.
+The number of concurrent calls is limited, in total and per origin. Tenants share the calls of `fetch` and all lookups
+(`tenant_limiter.py`), so that no tenant's origins or names can delay the calls of another tenant.
 
-Every failure is a `CallFailed`, whose message never contains the address. No request is sent twice: a request that
-meets a connection which the server is just closing fails.
+Failure policy: every failure is a `CallFailed`, whose message never contains the address. No request is sent twice: a
+request on a connection that the server is just closing fails.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from yarl import URL
 
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, host_and_port, is_public, resolve
 from gateway.outbound.public import is_own_service
-from gateway.outbound.tenant_limiter import Turns
+from gateway.outbound.tenant_limiter import TenantLimiter
 
-KEEP_ALIVE = 4.0  # seconds; Node, uvicorn and Apache close idle connections after 5
-HEADERS = 64  # of an answer; with aiohttp's bound of 8,190 bytes for each, at most half a MiB
+KEEP_ALIVE_SECONDS = 4.0  # Node, uvicorn and Apache close idle connections after 5
+MAX_HEADERS = 64  # of a response; with aiohttp's limit of 8,190 bytes for each, at most half a MiB
 FAILURES = (aiohttp.ClientError, OSError, ValueError)  # of aiohttp; TimeoutError is an OSError
 
-_tenant: ContextVar[str] = ContextVar("tenant")  # of the call under way; aiohttp passes nothing on to its resolver
+_tenant: ContextVar[str] = ContextVar("tenant")  # of the current call; aiohttp passes nothing on to its resolver
 
 
 class ResponseTooLarge(CallFailed):
@@ -43,20 +43,19 @@ class ResponseTooLarge(CallFailed):
         super().__init__("too-large", message)
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: Mapping[str, str]  # by name in any case
     body: bytes
 
 
 class Client:
-    """`ca_file` is trusted beside the public authorities. `connections` bounds the calls at a time.
+    """A client for the addresses of customers. Every call names its `tenant`, the account for which it is made.
 
-    Set `connections_per_origin` to 0 for no bound, `keep_alive` to False for a new connection per call, and `own` when
-    all names are the operator's, so that look-ups of customers' names cannot hold them up. With `own_domain` this is so
-    for the names under that domain.
-
-    Every call names its `tenant`: the account on whose behalf it is made.
+    The authorities in `ca_file` are trusted beside the public ones. `connections` limits the concurrent calls. Set
+    `connections_per_origin` to 0 for no limit, and `keep_alive` to False for a new connection per call. With `own`, all
+    names are the operator's, whose lookups customers' names cannot delay. With `own_domain`, this applies to the names
+    under that domain.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Client:
         own_domain: str = "",
     ) -> None:
         self._allow_private, self._own, self._own_domain = allow_private, own, own_domain
-        self._turns = Turns(connections)
+        self._limiter = TenantLimiter(connections)
         self._connections, self._connections_per_origin = connections, connections_per_origin
         self._keep_alive = keep_alive
         self._tls = httpx.create_ssl_context(trust_env=False)
@@ -99,22 +98,25 @@ class Client:
         content: bytes | None = None,
         budget: float,
         max_bytes: int,
-    ) -> Answer:
-        """Returns the complete answer. Raises CallFailed when its body is late, cut, compressed or over `max_bytes`."""
+    ) -> Response:
+        """Returns the complete response. Raises CallFailed if its body is late, truncated, compressed or too large.
+
+        `budget` is in seconds.
+        """
         host, target = _parse(url, self._allow_private)
         try:
             async with (
                 asyncio.timeout(budget),
-                self._turn(tenant),
+                self._slot(tenant),
                 self._request(tenant, method, target, headers, content) as response,
             ):
                 # Never decompressed: a gigabyte of zeros is a megabyte on the wire.
                 if any(encoding != "identity" for encoding in response.headers.getall("Content-Encoding", [])):
-                    raise CallFailed("encoded", f"{host} sent a compressed answer; send it uncompressed.")
+                    raise CallFailed("encoded", f"{host} sent a compressed response; send it uncompressed.")
                 body = await _read(response, max_bytes + 1)
                 if len(body) > max_bytes:
-                    raise ResponseTooLarge(f"{host} answered with more than {max_bytes} bytes.")
-                return Answer(response.status, response.headers, body)
+                    raise ResponseTooLarge(f"{host} sent a response of more than {max_bytes} bytes.")
+                return Response(response.status, response.headers, body)
         except FAILURES as error:
             raise _call_failed(host, error) from error
 
@@ -127,36 +129,36 @@ class Client:
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
         budget: float,
-        drain: int = 0,
-        keep: int = 0,
-    ) -> Answer:
-        """Returns an answer whose headers have arrived, with the first `keep` bytes of its body. Raises CallFailed.
+        drain_bytes: int = 0,
+        keep_bytes: int = 0,
+    ) -> Response:
+        """Returns the response once its headers have arrived, with the first `keep_bytes` of its body.
 
-        A body of fewer than `drain` bytes is read within the rest of the budget, so that the connection can be used
-        again. A body that is late, cut or longer closes the connection and does not fail the call.
+        A body of fewer than `drain_bytes` is read within the rest of the budget (seconds), so that the connection can
+        be reused. A late, truncated or longer body closes the connection, but the call succeeds. Raises CallFailed.
         """
         host, target = _parse(url, self._allow_private)
-        answer: Answer | None = None
+        result: Response | None = None
         body = bytearray()
         try:
             async with (
                 asyncio.timeout(budget),
                 self._request(tenant, method, target, headers, content) as response,
             ):
-                answer = Answer(response.status, response.headers, b"")
-                await _skip(response, drain, body, keep)
+                result = Response(response.status, response.headers, b"")
+                await _drain(response, drain_bytes, body, keep_bytes)
         except FAILURES as error:
-            if answer is None:
+            if result is None:
                 raise _call_failed(host, error) from error
-        return answer._replace(body=bytes(body)) if body else answer
+        return result._replace(body=bytes(body)) if body else result
 
     @contextlib.asynccontextmanager
-    async def _turn(self, tenant: str) -> AsyncIterator[None]:
-        end_turn = await self._turns.take(tenant)
+    async def _slot(self, tenant: str) -> AsyncIterator[None]:
+        release = await self._limiter.acquire(tenant)
         try:
             yield
         finally:
-            end_turn()
+            release()
 
     def _request(
         self, tenant: str, method: str, target: URL, headers: Mapping[str, str] | None, content: bytes | None
@@ -170,7 +172,7 @@ class Client:
         return self._own or (self._own_domain != "" and host.rstrip(".").endswith(f".{self._own_domain}"))
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """Needs a running event loop, unlike the client itself."""
+        """Opens aiohttp's session, which needs a running event loop, unlike the client itself."""
         connector = aiohttp.TCPConnector(
             resolver=_Resolver(allow_private=self._allow_private, is_own=self._is_own),
             socket_factory=_open_any_socket if self._allow_private else _open_public_socket,
@@ -178,7 +180,7 @@ class Client:
             limit=self._connections,
             limit_per_host=self._connections_per_origin,
             use_dns_cache=False,
-            keepalive_timeout=KEEP_ALIVE if self._keep_alive else None,
+            keepalive_timeout=KEEP_ALIVE_SECONDS if self._keep_alive else None,
             force_close=not self._keep_alive,
         )
         headers = {"Accept-Encoding": "identity", "User-Agent": "capsule-gateway"}
@@ -189,14 +191,14 @@ class Client:
             skip_auto_headers=["Content-Type"],
             timeout=aiohttp.ClientTimeout(),
             middlewares=[_send_once],
-            max_headers=HEADERS,
+            max_headers=MAX_HEADERS,
             auto_decompress=False,
             trust_env=False,
         )
 
 
 class _Resolver(abc.AbstractResolver):
-    """aiohttp connects to the addresses this returns. It asks for every name; `check_url` has checked literals."""
+    """Returns checked addresses to aiohttp for every name. `check_url` has checked literal addresses."""
 
     def __init__(self, *, allow_private: bool, is_own: Callable[[str], bool]) -> None:
         self._allow_private, self._is_own = allow_private, is_own
@@ -224,7 +226,7 @@ class _Resolver(abc.AbstractResolver):
 
 
 class _NotPublic(OSError):
-    """An OSError, so that aiohttp goes on to the next address."""
+    """An OSError, so that aiohttp tries the next address."""
 
 
 def _open_any_socket(info: aiohttp.AddrInfoType) -> socket.socket:
@@ -233,7 +235,7 @@ def _open_any_socket(info: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def _open_public_socket(info: aiohttp.AddrInfoType) -> socket.socket:
-    """The last check before a connection: it holds whatever aiohttp did with the name."""
+    """Checks the address once more, independently of what aiohttp did with the name."""
     address, port = str(info[4][0]), int(info[4][1])
     if not is_public(ipaddress.ip_address(address)) or is_own_service(address, port):
         raise _NotPublic("not a public address")
@@ -241,7 +243,7 @@ def _open_public_socket(info: aiohttp.AddrInfoType) -> socket.socket:
 
 
 async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Hides from aiohttp that the connection broke: it would send the request again if the method is idempotent."""
+    """Hides a broken connection from aiohttp, which would otherwise repeat requests with an idempotent method."""
     try:
         return await handler(request)
     except FAILURES as error:
@@ -255,28 +257,28 @@ def _call_failed(host: str, error: BaseException) -> CallFailed:
         return BlockedAddress(f"{host} points to an address that is not public.")
     for each in (error.__cause__, error):
         if isinstance(each, ssl.SSLError):
-            detail = getattr(each, "verify_message", None) or "the handshake broke off"
+            detail = getattr(each, "verify_message", None) or "the handshake failed"
             return CallFailed("tls", f"TLS with {host} failed: {detail}.")
-    return CallFailed("connect", f"{host} could not be reached, or broke the connection.")
+    return CallFailed("connect", f"{host} could not be reached, or closed the connection.")
 
 
 @lru_cache(maxsize=4_096)
 def _parse(url: str, allow_private: bool) -> tuple[str, URL]:
-    """Returns the host and the checked address. Cached, because parsing takes a fifth of the time of a delivery."""
+    """Returns the host and the checked address. Cached, because parsing takes a fifth of a delivery's time."""
     url = check_url(url, allow_private=allow_private)
     return host_and_port(url)[0], URL(url, encoded=True)
 
 
-async def _read(response: aiohttp.ClientResponse, at_most: int) -> bytes:
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     body = bytearray()
-    while len(body) < at_most and (part := await response.content.read(at_most - len(body))):
+    while len(body) < max_bytes and (part := await response.content.read(max_bytes - len(body))):
         body += part
     return bytes(body)
 
 
-async def _skip(response: aiohttp.ClientResponse, at_most: int, body: bytearray, keep: int) -> None:
-    """Reads the body and puts its first `keep` bytes into `body`."""
-    while at_most > 0 and (part := await response.content.read(at_most)):
-        at_most -= len(part)
-        if len(body) < keep:
-            body += part[: keep - len(body)]
+async def _drain(response: aiohttp.ClientResponse, max_bytes: int, body: bytearray, keep_bytes: int) -> None:
+    """Reads up to `max_bytes` of the body and appends its first `keep_bytes` to `body`."""
+    while max_bytes > 0 and (part := await response.content.read(max_bytes)):
+        max_bytes -= len(part)
+        if len(body) < keep_bytes:
+            body += part[: keep_bytes - len(body)]

@@ -1,7 +1,7 @@
-"""Which addresses belong to the public internet.
+"""Decides which addresses belong to the public internet.
 
-Sandboxes judge their connections by this table too. It is loaded with every build and app, so this module imports
-nothing but `ipaddress`.
+Sandboxes check their connections with this table, too. Every build and app loads this module, so it imports only
+`ipaddress` and `socket`.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-# Whoever may reach this machine may reach its proxy. Its other ports may be closed to the internet, by a firewall that
-# does not see connections from the machine to itself.
+# The proxy of this machine is public anyway. A firewall may protect the other ports, but it does not see connections of
+# the machine to itself.
 OPEN_PORTS = {80, 443}
 
 
 def is_own_service(address: str, port: int) -> bool:
-    """Whether the address is one of this machine's own, and the port not its proxy's. Sends nothing."""
+    """Whether the address belongs to this machine and the port is not its proxy's. Sends nothing."""
     if port in OPEN_PORTS:
         return False
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, port))
-        except OSError:  # there is no way to it
+        except OSError:  # there is no route to it
             return False
         return bool(probe.getsockname()[0] == address)
 

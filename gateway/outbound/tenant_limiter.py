@@ -1,9 +1,9 @@
-"""Shares what is scarce (connections, look-ups) among tenants, so that none of them can hold up the others.
+"""Shares a scarce resource (connections, lookups) among tenants, so that no tenant can block the others.
 
-Half of all turns are kept for tenants that hold none. Of the other half, a tenant may take a turn while it holds fewer
-than an eighth of those that are free ("dynamic thresholds", Choudhury and Hahne, 1998): one tenant alone gets a ninth
-of them, and the more tenants hold turns, the fewer each may hold. A tenant that holds none therefore waits only when
-more tenants are busy than half of the turns. Tenants that wait are served in rotation.
+A fixed number of slots is shared. Half of them are reserved for tenants that hold none. Of the other half, a tenant may
+acquire a slot while it holds fewer than an eighth of the free ones ("dynamic thresholds", Choudhury and Hahne, 1998): a
+single tenant gets a ninth of that half, and the more tenants hold slots, the fewer each may hold. So a tenant without
+slots waits only while more tenants are active than half the number of slots. Waiting tenants are served in rotation.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-SHARE = 8  # a tenant holds at most one turn for this many free ones in the shared half
+FREE_SLOTS_PER_HELD = 8  # in the shared half
 
 
-class Turns:
-    """Callers bound how many wait, and how long."""
+class TenantLimiter:
+    """A semaphore that is fair by tenant. Callers limit how many of them wait, and for how long."""
 
     def __init__(self, total: int) -> None:
-        self._free, self._kept = total, total // 2
+        self._free, self._reserved = total, total // 2
         self._held: dict[str, int] = {}
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
-    async def take(self, tenant: str) -> Callable[[], None]:
-        """Waits for a turn. The caller ends it by calling the returned function; further calls do nothing."""
-        if tenant not in self._waiting and self._may_take(tenant):
+    async def acquire(self, tenant: str) -> Callable[[], None]:
+        """Waits for a slot and returns the function that releases it. Calling that again does nothing."""
+        if tenant not in self._waiting and self._may_acquire(tenant):
             self._grant(tenant)
         else:
             await self._wait(tenant)
-        ended = False
+        released = False
 
-        def end() -> None:
-            nonlocal ended
-            if not ended:
-                ended = True
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
                 self._release(tenant)
 
-        return end
+        return release
 
-    def _may_take(self, tenant: str) -> bool:
+    def _may_acquire(self, tenant: str) -> bool:
         held = self._held.get(tenant, 0)
-        return self._free > 0 if not held else held < (self._free - self._kept) / SHARE
+        return self._free > 0 if not held else held < (self._free - self._reserved) / FREE_SLOTS_PER_HELD
 
     def _grant(self, tenant: str) -> None:
         self._free -= 1
@@ -55,29 +55,29 @@ class Turns:
         self._serve_waiting()
 
     async def _wait(self, tenant: str) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = self._waiting.setdefault(tenant, deque())
-        queue.append(turn)
+        queue.append(slot)
         try:
-            await turn
+            await slot
         except asyncio.CancelledError:
-            if not turn.cancelled():  # granted in the same moment
+            if not slot.cancelled():  # granted at the same moment
                 self._release(tenant)
-            elif turn in queue:
-                queue.remove(turn)
+            elif slot in queue:
+                queue.remove(slot)
                 if not queue and self._waiting.get(tenant) is queue:
                     del self._waiting[tenant]
             raise
 
     def _serve_waiting(self) -> None:
-        """One turn at most for each waiting tenant, the longest unserved first."""
+        """Grants each waiting tenant at most one slot, starting with the one that has waited longest."""
         for tenant in list(self._waiting):
             if not self._free:
                 break
             queue = self._waiting[tenant]
             while queue and queue[0].done():  # canceled, and its task has not run since
                 queue.popleft()
-            if queue and self._may_take(tenant):
+            if queue and self._may_acquire(tenant):
                 self._grant(tenant)
                 queue.popleft().set_result(None)
                 self._waiting.move_to_end(tenant)

@@ -1,14 +1,14 @@
 """Redis Cluster: a `Pipeline` to each primary, so that a call costs what it costs on one server.
 
-The slots' owners are read from any node that answers (`CLUSTER SLOTS`), anew when a node was lost or redirected a call,
-and at most once at a time.
+The owners of the slots come from the first node that answers `CLUSTER SLOTS`. They are read again when a node is lost
+or redirects a call, and one read runs at a time.
 
-A call is sent a second time only where a node said that it did not run it: MOVED and ASK name the node that does,
-TRYAGAIN asks for patience while a slot moves: until its last key has, no script runs of whose keys one does not exist.
-All of that ends after `ATTEMPTS` or with the time limit of a call.
+A call is repeated only if a node answers that it has not run it. MOVED and ASK name the node to call. TRYAGAIN means
+that the slot is migrating: until all its keys have moved, Redis rejects scripts of which some key does not exist yet.
+A call fails after `ATTEMPTS`, or at its time limit.
 
-redis-py's own cluster client is not used. It keeps connections to nodes that went away, and on uvloop it writes to
-closed ones, which raises errors outside its own family.
+redis-py's own cluster client is not used, because it keeps connections to nodes that are gone. On uvloop it also writes
+to closed connections, which raises errors that are not redis-py's.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from redis.crc import key_slot
 from redis.event import EventDispatcher
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 
-from gateway.redis.errors import FAULTS, backbone
-from gateway.redis.pipeline import NOT_PRIMARY, Notice, Pipeline
+from gateway.redis.errors import FAULTS, map_redis_errors
+from gateway.redis.pipeline import NOT_PRIMARY_CODES, Notice, Pipeline
 from gateway.redis.replication import make_pipeline
 
 SLOTS = 16_384
-ATTEMPTS = 40  # at one call
-TRY_AGAIN_PAUSE = 0.05  # seconds, so that a call waits for a slot up to two
-DOUBT_PAUSE = 0.5  # seconds between two questions for the owners because an answer makes one doubtful
+ATTEMPTS = 40  # for one call
+TRY_AGAIN_SECONDS = 0.05  # between two attempts: a call waits for a migrating slot for up to two seconds
+REFRESH_SECONDS = 0.5  # at least, between two reads of the owners because of errors that hint at a failover
 FIRST_KEY = 3  # EVALSHA <sha> <number of keys> <first key>
-LOST = ("CLUSTERDOWN", *NOT_PRIMARY)  # codes of a node that is no primary at the moment
+LOST_CODES = ("CLUSTERDOWN", *NOT_PRIMARY_CODES)  # codes of a node that is not a primary now
 
 Address = tuple[str, int]
 
 
 class ClusterPipeline:
     def __init__(self, url: str, seeds: Sequence[Address], timeout: float, *, replicas: int = 0) -> None:
-        """`url` holds what all nodes share; `timeout` is in seconds, as for a `Pipeline`.
+        """`url` has the options that all nodes share. `timeout` is in seconds, as for a `Pipeline`.
 
-        With `replicas`, scripts answer as those of a `ReplicatedPipeline`.
+        With `replicas`, calls return what those of a `ReplicatedPipeline` return.
         """
         self._url, self._seeds, self._timeout, self._wait = url, seeds, timeout, replicas
         self._pipelines: dict[Address, Pipeline] = {}
-        self._replicas: set[Address] = set()  # may know the owners when all primaries are lost
-        self._retired: set[Pipeline] = set()  # of nodes that own nothing any more, while their calls are answered
+        self._replicas: set[Address] = set()  # they may know the owners when all primaries are lost
+        self._retired: set[Pipeline] = set()  # of nodes without slots, until their pending calls are answered
         self._owners: list[Pipeline | None] = [None] * SLOTS
         self._refreshing: asyncio.Task[None] | None = None
-        self._doubted = 0.0  # monotonic seconds
-        self._layout: Sequence[Any] = ()  # of the slots, as it was learnt last
-        self.changed: Notice = lambda: None  # called when slots have another primary, or a primary was restarted
+        self._refreshed_at = 0.0  # monotonic seconds
+        self._layout: Sequence[Any] = ()  # of the slots, as it was last read
+        self.on_change: Notice = lambda: None  # called when a primary was replaced or restarted
 
     def call(self, *command: str | int | bytes) -> Awaitable[Any]:
-        """Calls a script at the primary of its first key."""
+        """Runs a script at the primary of its first key."""
         return self.call_at(str(command[FIRST_KEY]), *command)
 
     async def call_at(self, key: str, *command: str | int | bytes) -> Any:
@@ -79,9 +79,9 @@ class ClusterPipeline:
                 elif code == "ASK":
                     pipeline, asking = self._redirect(rest.split()[1], pipeline), True
                 elif code == "TRYAGAIN":
-                    await asyncio.sleep(TRY_AGAIN_PAUSE)
+                    await asyncio.sleep(TRY_AGAIN_SECONDS)
                 else:
-                    if code in LOST:
+                    if code in LOST_CODES:
                         self._forget(pipeline)
                     raise
             except FAULTS:
@@ -101,7 +101,7 @@ class ClusterPipeline:
         raise fault or ClusterDownError("the cluster has no nodes")
 
     async def call_everywhere(self, *command: str) -> list[Any]:
-        """The answers of all primaries."""
+        """Sends the command to all primaries and returns their answers."""
         return await asyncio.gather(*(pipeline.call(*command) for pipeline in await self._primaries()))
 
     async def close(self) -> None:
@@ -115,7 +115,7 @@ class ClusterPipeline:
     # -- who owns a slot -------------------------------------------------------------------------------------
 
     async def find_address(self, key: str) -> Address:
-        """Of the primary that has the key. Raises as `call` does."""
+        """Returns the address of the primary that has the key. Raises as `call` does."""
         slot = _slot(key.partition("}")[0])
         return (self._owners[slot] or await self._find_owner(slot)).address
 
@@ -123,12 +123,12 @@ class ClusterPipeline:
         return (await self._primaries())[0].address
 
     def forget_address(self, address: Address) -> None:
-        """A connection to it failed, or it is no primary any more."""
+        """Stops using a node whose connection failed, or that is no longer a primary."""
         if (pipeline := self._pipelines.get(address)) is not None:
             self._forget(pipeline)
 
     async def _connect(self, slot: int) -> Pipeline:
-        """Nothing was sent yet, so if the owner cannot be reached, the call goes to its successor, if there is one."""
+        """Connects to the owner of the slot, or if that fails, to its successor: nothing has been sent yet."""
         pipeline = self._owners[slot] or await self._find_owner(slot)
         try:
             await pipeline.connect()
@@ -148,7 +148,7 @@ class ClusterPipeline:
         return pipeline
 
     async def _primaries(self) -> list[Pipeline]:
-        """All of them, in any order."""
+        """Returns all primaries in random order."""
         if not any(self._owners):
             await asyncio.shield(self._refresh_soon())
         found = list({pipeline for pipeline in self._owners if pipeline is not None})
@@ -158,7 +158,7 @@ class ClusterPipeline:
         return found
 
     def _forget(self, lost: Pipeline) -> None:
-        """The node is lost, or no primary any more: the next calls for its slots first find out who is."""
+        """Stops using a node as an owner. The next calls for its slots first read the owners."""
         if lost in self._owners:
             self._owners = [None if owner is lost else owner for owner in self._owners]
             self._refresh_soon()
@@ -166,18 +166,18 @@ class ClusterPipeline:
     def _refresh_soon(self) -> asyncio.Task[None]:
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh())
-            self._refreshing.add_done_callback(_retrieve)
+            self._refreshing.add_done_callback(_ignore_result)
         return self._refreshing
 
     async def _refresh(self) -> None:
-        """Asks all nodes for the owners. The first answer that names one for each slot counts, else the fullest.
+        """Reads the owners from the first node that knows all of them, or from the one that knows the most.
 
-        Raises the last fault if none answers.
+        Raises the last fault if no node answers.
         """
         fault: Exception = ClusterDownError("the cluster has no nodes")
         fullest: tuple[int, Address, Sequence[Any]] | None = None
         addresses = {*self._pipelines, *self._seeds, *self._replicas}
-        asked = [asyncio.create_task(self._ask(address)) for address in addresses]
+        asked = [asyncio.create_task(self._ask_for_slots(address)) for address in addresses]
         try:
             for answer in asyncio.as_completed(asked):
                 try:
@@ -188,7 +188,7 @@ class ClusterPipeline:
                 known = sum(last + 1 - first for first, last, *_ in slots)
                 if fullest is None or known > fullest[0]:
                     fullest = known, address, slots
-                if known == SLOTS:  # a node that has just joined may know fewer
+                if known == SLOTS:  # a node that has just joined may not know all
                     break
         finally:
             for task in asked:
@@ -196,25 +196,25 @@ class ClusterPipeline:
             await asyncio.gather(*asked, return_exceptions=True)
         if fullest is None:
             raise fault
-        self._learn(*fullest[1:])
+        self._set_owners(*fullest[1:])
 
-    async def _ask(self, address: Address) -> tuple[Address, Sequence[Any]]:
+    async def _ask_for_slots(self, address: Address) -> tuple[Address, Sequence[Any]]:
         slots = await self._pipeline_to(address).call("CLUSTER", "SLOTS")
         if not slots:
             raise ClusterDownError("the node knows no slots")
         return address, slots
 
-    def _doubt(self, pipeline: Pipeline) -> None:
-        """Another node may have the pipeline's slots by now."""
+    def _refresh_if_due(self, pipeline: Pipeline) -> None:
+        """Reads the owners again, because another node may have the pipeline's slots now."""
         now = time.monotonic()
-        if pipeline in self._owners and now > self._doubted + DOUBT_PAUSE:
-            self._doubted = now
+        if pipeline in self._owners and now > self._refreshed_at + REFRESH_SECONDS:
+            self._refreshed_at = now
             self._refresh_soon()
 
-    def _note_change(self) -> None:
-        self.changed()
+    def _notify_change(self) -> None:
+        self.on_change()
 
-    def _learn(self, asked: Address, slots: Sequence[Any]) -> None:
+    def _set_owners(self, asked: Address, slots: Sequence[Any]) -> None:
         owners: list[Pipeline | None] = [None] * SLOTS
         self._replicas = set()
         for first, last, *nodes in slots:
@@ -224,7 +224,7 @@ class ClusterPipeline:
         self._owners = owners
         layout = [(first, last, owners[first].address) for first, last, *_ in sorted(slots)]
         if self._layout not in ((), layout):
-            self.changed()
+            self.on_change()
         self._layout = layout
         in_use = set(owners)
         for address in [address for address, pipeline in self._pipelines.items() if pipeline not in in_use]:
@@ -234,7 +234,7 @@ class ClusterPipeline:
         self._retired = {pipeline for pipeline in self._retired if pipeline.is_open()}
 
     def _redirect(self, address: str, asked: Pipeline) -> Pipeline:
-        """To the `host:port` of a redirection."""
+        """Returns the pipeline to the `host:port` of a redirection."""
         host, _, port = address.rpartition(":")
         return self._pipeline_to((_host(host, asked.address), int(port)))
 
@@ -247,21 +247,21 @@ class ClusterPipeline:
 
             pipeline = self._pipelines[address] = make_pipeline(self._url, self._timeout, find, self._wait)
             pipeline.address = address
-            pipeline.doubt, pipeline.changed = partial(self._doubt, pipeline), self._note_change
+            pipeline.request_check, pipeline.on_change = partial(self._refresh_if_due, pipeline), self._notify_change
         return pipeline
 
 
 class ClusterClient(AsyncCoreCommands):
-    """redis-py's commands, each sent to the primary of its first key; those without a key to any."""
+    """Sends each of redis-py's commands to the primary of its first key, or to any primary if it has no key."""
 
-    _event_dispatcher = EventDispatcher()  # redis-py asks for one
+    _event_dispatcher = EventDispatcher()  # redis-py requires one
 
     def __init__(self, pipeline: ClusterPipeline) -> None:
         self._pipeline = pipeline
         self._parsers = Redis(protocol=2).response_callbacks
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        with backbone():
+        with map_redis_errors():
             return await self.send(*args, **options)
 
     async def send(self, *args: Any, **options: Any) -> Any:
@@ -277,15 +277,15 @@ class ClusterClient(AsyncCoreCommands):
         return self._parsers[name](answer, **options) if name in self._parsers else answer
 
     def pipeline(self, transaction: bool = True) -> _Batch:
-        """The commands run in their order where they concern one node, but other clients' may run in between."""
+        """Commands for one node run in their order, but commands of other clients may run in between."""
         return _Batch(self)
 
     async def aclose(self) -> None:
-        """The connections belong to the pipeline."""
+        """Does nothing: the connections belong to the pipeline."""
 
 
 class _Batch(AsyncCoreCommands):
-    """Commands that are sent together."""
+    """A batch of commands that are sent together."""
 
     _event_dispatcher = EventDispatcher()
 
@@ -301,7 +301,7 @@ class _Batch(AsyncCoreCommands):
         commands, self._commands = self._commands, []
         calls = (self._client.send(*args, **options) for args, options in commands)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        with backbone():
+        with map_redis_errors():
             for answer in answers:
                 if isinstance(answer, BaseException) and raise_on_error:
                     raise answer
@@ -315,15 +315,15 @@ class _Batch(AsyncCoreCommands):
 
 
 class BlockingReads:
-    """Reads of streams that wait for entries: each has a connection to its primary for itself."""
+    """A reader that waits for entries of streams, on a separate connection to each primary."""
 
     def __init__(self, pipeline: ClusterPipeline, connect: Callable[[Address], Any]) -> None:
-        """`connect` makes redis-py's client of one node."""
+        """`connect` returns redis-py's client of one node."""
         self._pipeline, self._connect = pipeline, connect
         self._clients: dict[Address, Any] = {}
 
     async def xreadgroup(self, group: str, consumer: str, streams: dict[str, str], **options: Any) -> Any:
-        with backbone():
+        with map_redis_errors():
             return await self._xreadgroup(group, consumer, streams, **options)
 
     async def _xreadgroup(self, group: str, consumer: str, streams: dict[str, str], **options: Any) -> Any:
@@ -333,7 +333,7 @@ class BlockingReads:
         except MovedError:
             self._pipeline.forget_address(address)
             raise
-        except AskError as error:  # the slot is moving, and the stream has moved
+        except AskError as error:  # the slot is migrating, and the stream has moved
             async with self._client((error.host or address[0], error.port)).client() as one:
                 await one.execute_command("ASKING")
                 return await one.xreadgroup(group, consumer, streams, **options)
@@ -356,16 +356,16 @@ class BlockingReads:
 
 
 def _host(host: str | None, asked: Address) -> str:
-    """A node that does not know a host names none; it is the host of the node that was asked."""
+    """Returns the host, or that of the node which answered if that node does not know its own."""
     return asked[0] if host in (None, "", "?") else host
 
 
 @lru_cache(maxsize=4096)
 def _slot(key: str) -> int:
-    """`key`: up to its hash tag's closing brace, so that a partition's keys share one entry of the cache."""
+    """Returns the slot of a key cut after its hash tag, so that a partition's keys share one entry of the cache."""
     return key_slot(key.partition("{")[2].encode() or key.encode())
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _ignore_result(task: asyncio.Task[None]) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         task.exception()

@@ -1,6 +1,6 @@
-"""Maps every failure of Redis to BackboneUnavailable, where redis-py's clients raise it.
+"""Maps every failure of Redis to BackboneUnavailable, in the clients themselves.
 
-BackboneRefused, a kind of it, means that Redis answered with an error. Whatever raised it is its cause.
+Its subclass BackboneRefused means that Redis answered with an error. The original error is the `__cause__`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 
 
 @contextmanager
-def backbone() -> Iterator[None]:
-    """Maps what is raised within. The clients below do so themselves; this is for what lies beside their commands."""
+def map_redis_errors() -> Iterator[None]:
+    """Maps the errors of the `with` block. The clients below use it, and code that bypasses their commands."""
     try:
         yield
     except ResponseError as error:
@@ -36,14 +36,14 @@ def backbone() -> Iterator[None]:
 
 
 def _passed_redis_py(error: BaseException) -> bool:
-    """Whether redis-py let the error through, as it does when uvloop has closed a connection under it."""
+    """Whether the error came through redis-py, as it does when uvloop has closed a connection."""
     frames = (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(module.get("__name__")).startswith("redis.") for module in frames)
 
 
 class MappedClient(Redis):
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        with backbone():
+        with map_redis_errors():
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> MappedPipeline:
@@ -52,5 +52,5 @@ class MappedClient(Redis):
 
 class MappedPipeline(Pipeline):
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        with backbone():
+        with map_redis_errors():
             return await super().execute(raise_on_error)

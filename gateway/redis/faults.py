@@ -1,4 +1,4 @@
-"""What is wrong with Redis, in words that a log line or an answer may hold: never a key, a value or an address."""
+"""Explains failures of Redis for log lines and responses, without keys, values or addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from gateway.errors import NotReplicated
 
-# redis-py takes the code off the text of these.
+# redis-py removes the code from the text of these errors.
 _CODES: dict[type[Exception], str] = {
     AuthenticationError: "WRONGPASS",
     BusyLoadingError: "LOADING",
@@ -33,47 +33,53 @@ _CODES: dict[type[Exception], str] = {
 }
 
 
-# What is wrong, and what to do about it.
+# The fault, and what to do about it.
 _BY_CODE = {
-    "CLUSTERDOWN": ("the cluster of Redis lacks a primary", "restore the primary, or let a replica take over"),
+    "CLUSTERDOWN": ("the Redis cluster lacks a primary", "restore the primary, or promote a replica"),
     "LOADING": ("Redis is loading its data", "wait"),
-    "MASTERDOWN": ("Redis is a replica that has lost its primary", "name the primary in GATEWAY_REDIS_URL"),
-    "MISCONF": ("Redis cannot save to its disk", "make room on the disk of Redis"),
-    "NOAUTH": ("Redis asks for a password", "put it into GATEWAY_REDIS_URL, as in redis://:password@host:6379/0"),
-    "NOPERM": ("the access list of Redis forbids a command", "widen the list of the user in GATEWAY_REDIS_URL"),
-    "NOREPLICAS": ("Redis has too few replicas", "start more, or lower min-replicas-to-write of Redis"),
+    "MASTERDOWN": ("Redis is a replica without a connection to its primary", "name the primary in GATEWAY_REDIS_URL"),
+    "MISCONF": ("Redis cannot save its data to disk", "free space on its disk"),
+    "NOAUTH": ("Redis requires a password", "set it in GATEWAY_REDIS_URL, as in redis://:password@host:6379/0"),
+    "NOPERM": ("the ACL of Redis forbids a command", "extend the ACL of the user in GATEWAY_REDIS_URL"),
+    "NOREPLICAS": ("Redis has too few replicas", "start more replicas, or lower min-replicas-to-write of Redis"),
     "OOM": ("the memory of Redis is full", "raise maxmemory of Redis"),
     "READONLY": ("Redis is a read-only replica", "name the primary in GATEWAY_REDIS_URL"),
-    "WRONGPASS": ("Redis refuses the user or the password", "correct them in GATEWAY_REDIS_URL"),
+    "WRONGPASS": ("Redis rejects the user or the password", "correct them in GATEWAY_REDIS_URL"),
 }
-_SILENT = ("Redis does not answer", "check the host in GATEWAY_REDIS_URL, and the firewalls before it")
+_SILENT = ("Redis does not answer", "check the host in GATEWAY_REDIS_URL and the firewalls in front of it")
 _BY_TYPE: list[tuple[type[BaseException], tuple[str, str]]] = [
-    (NotReplicated, ("fewer replicas of Redis confirm writes than GATEWAY_REDIS_WAIT asks for", "start more replicas")),
+    (NotReplicated, ("fewer replicas of Redis confirm writes than GATEWAY_REDIS_WAIT requires", "start more replicas")),
     (MasterNotFoundError, ("no Sentinel names a primary", "check the Sentinels and the service in GATEWAY_REDIS_URL")),
     (
         ssl.SSLCertVerificationError,
         (
             "the certificate of Redis is not trusted",
-            "name its authority in GATEWAY_CA_FILE, and its host in GATEWAY_REDIS_URL",
+            "set GATEWAY_CA_FILE to its authority, and use its host name in GATEWAY_REDIS_URL",
         ),
     ),
-    (ssl.SSLError, ("Redis does not speak TLS as expected", "without TLS, GATEWAY_REDIS_URL begins with redis://")),
+    (
+        ssl.SSLError,
+        ("the TLS handshake with Redis failed", "if Redis has no TLS, GATEWAY_REDIS_URL must begin with redis://"),
+    ),
     (
         ConnectionRefusedError,
         ("nothing listens at the address of Redis", "start Redis, or correct GATEWAY_REDIS_URL"),
     ),
     (socket.gaierror, ("the host of Redis has no address", "correct the host in GATEWAY_REDIS_URL")),
     (FileNotFoundError, ("the socket of Redis does not exist", "start Redis, or correct GATEWAY_REDIS_URL")),
-    (PermissionError, ("this user may not open the socket of Redis", "let the user open what GATEWAY_REDIS_URL names")),
+    (
+        PermissionError,
+        ("this user may not open the socket of Redis", "let the user open the socket in GATEWAY_REDIS_URL"),
+    ),
     (TimeoutError, _SILENT),
     (RedisTimeoutError, _SILENT),
 ]
 
 
 def code_of(error: BaseException | None) -> str:
-    """Redis's error code, such as OOM; for a fault of the connection, the name of its type.
+    """Returns Redis's error code, such as OOM, or for a fault of the connection the name of its type.
 
-    `error` is what a BackboneUnavailable was raised from.
+    `error` is the cause of a BackboneUnavailable.
     """
     for each in _chain(error):
         for kind, name in _CODES.items():
@@ -85,17 +91,17 @@ def code_of(error: BaseException | None) -> str:
 
 
 def describe(error: BaseException | None) -> str:
-    """The fault as the second half of a sentence, such as `the memory of Redis is full (OOM)`."""
+    """Returns the fault as a clause, such as `the memory of Redis is full (OOM)`."""
     return _explain(error)[0]
 
 
 def advise(error: BaseException | None) -> str:
-    """What to do about it: which setting to change, or what to do to Redis."""
+    """Returns the remedy: which setting to change, or what to do to Redis."""
     return _explain(error)[1]
 
 
 def concerns_every_write(error: BaseException | None) -> bool:
-    """Whether the server would refuse any other write, too."""
+    """Whether the server would also refuse any other write."""
     return code_of(error) in _BY_CODE
 
 
@@ -112,7 +118,7 @@ def _explain(error: BaseException | None) -> tuple[str, str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from: redis-py wraps what a connection raised."""
+    """Yields the error and its causes: redis-py wraps the errors of a connection."""
     for _ in range(8):
         if error is None:
             return

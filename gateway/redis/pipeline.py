@@ -1,9 +1,9 @@
 """One connection to a single Redis server that the scripts of all requests share.
 
-A call leaves at once if no other waits for its answer. Otherwise the calls made in one turn of the event loop leave in
-one write. Redis answers in the order of the calls. No call has a timer of its own: a check four times a second closes
-the connection once the oldest call has waited too long, and every call on it fails. A call is sent once. If its answer
-is lost, the caller has to consider that it may have run.
+A call is sent at once if no other call waits for an answer. Otherwise the calls of one iteration of the event loop are
+sent in one write. Redis answers in the order of the calls. Calls have no timers of their own: a check four times a
+second closes the connection once the oldest call has waited too long, and every call on it fails. A call is sent once.
+If its answer is lost, the caller must assume that it may have run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 MAX_PENDING_CALLS = 20_000
-CHECK_INTERVAL = 0.25  # seconds
-# redis-py's classes for the codes that callers tell apart. Their text keeps the code.
+CHECK_SECONDS = 0.25
+# redis-py's classes for the codes that callers distinguish. Their text keeps the code.
 ERRORS: dict[str, type[RedisError]] = {
     "CLUSTERDOWN": ClusterDownError,
     "MASTERDOWN": MasterDownError,
@@ -37,8 +37,8 @@ ERRORS: dict[str, type[RedisError]] = {
     "OOM": OutOfMemoryError,
     "READONLY": ReadOnlyError,
 }
-NOT_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING")  # codes of a server that cannot take writes now
-DOUBTFUL = ("NOREPLICAS", *NOT_PRIMARY)  # codes of a server that another one may have replaced
+NOT_PRIMARY_CODES = ("READONLY", "MASTERDOWN", "LOADING")  # codes of a server that cannot take writes now
+FAILOVER_CODES = ("NOREPLICAS", *NOT_PRIMARY_CODES)  # codes of a server that may have been replaced
 
 Notice = Callable[[], None]
 
@@ -48,13 +48,13 @@ def _ignore() -> None:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, timeout: float, doubt: Notice) -> None:
+    def __init__(self, timeout: float, request_check: Notice) -> None:
         self._loop = asyncio.get_running_loop()
-        self._timeout, self._doubt = timeout, doubt
+        self._timeout, self._request_check = timeout, request_check
         self._reader = hiredis.Reader(encoding="utf-8", errors="replace")
         self._out: list[bytes] = []
         self._pending: deque[asyncio.Future[Any]] = deque()
-        self._quiet_checks = 0  # checks in a row that found calls pending and nothing received
+        self._quiet_checks = 0  # checks in a row with calls pending and nothing received
         self._check: asyncio.TimerHandle | None = None
         self.closed = False
         self.retired = False  # to be closed once no call is pending
@@ -70,7 +70,7 @@ class _Connection(asyncio.Protocol):
                 self._loop.call_soon(self._flush)
             self._out.append(command)
         else:
-            self._quiet_checks = -1  # the check now due may come at once
+            self._quiet_checks = -1  # the next check may run at once
             self._transport.write(command)
         self._pending.append(answer)
         return answer
@@ -87,16 +87,16 @@ class _Connection(asyncio.Protocol):
     def _check_progress(self) -> None:
         if self._pending:
             self._quiet_checks += 1
-        if self._quiet_checks * CHECK_INTERVAL >= self._timeout or (self.retired and not self._pending):
+        if self._quiet_checks * CHECK_SECONDS >= self._timeout or (self.retired and not self._pending):
             self.close()
         else:
-            self._check = self._loop.call_later(CHECK_INTERVAL, self._check_progress)
+            self._check = self._loop.call_later(CHECK_SECONDS, self._check_progress)
 
     # -- asyncio's callbacks ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports do not inherit from asyncio's
-        self._check = self._loop.call_later(CHECK_INTERVAL, self._check_progress)
+        self._check = self._loop.call_later(CHECK_SECONDS, self._check_progress)
 
     def data_received(self, data: bytes) -> None:
         self._quiet_checks = -1
@@ -110,10 +110,10 @@ class _Connection(asyncio.Protocol):
                 if isinstance(reply, hiredis.ReplyError):
                     code = str(reply).partition(" ")[0]
                     answer.set_exception(ERRORS.get(code, ResponseError)(str(reply).removeprefix("ERR ")))
-                    if code in DOUBTFUL:
-                        self._doubt()
-                    if code in NOT_PRIMARY:
-                        self.close()  # the address may lead to the new primary by now
+                    if code in FAILOVER_CODES:
+                        self._request_check()
+                    if code in NOT_PRIMARY_CODES:
+                        self.close()  # the address may belong to the new primary now
                 else:
                     answer.set_result(reply)
         except (hiredis.ProtocolError, IndexError):
@@ -121,7 +121,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        self._doubt()
+        self._request_check()
         if self._check is not None:
             self._check.cancel()
         while self._pending:
@@ -134,14 +134,14 @@ Find = Callable[[], Awaitable[tuple[str, int]]]
 
 
 class Pipeline:
-    """`doubt` is called when the server may be no primary any more, `changed` when it is another than before."""
+    """A pipeline to the primary. `request_check` runs when that may be another server, `on_change` when it is."""
 
-    address: tuple[str, int] = ("", 0)  # of the server, if `find` told it
+    address: tuple[str, int] = ("", 0)  # of the server, if `find` returned it
 
     def __init__(self, url: str, timeout: float, find: Find | None = None) -> None:
         """`timeout`: seconds to connect, and seconds without any answer while calls are pending.
 
-        `find` returns host and port, each time a connection is made; without it the URL names them.
+        `find` returns the host and port for each new connection; without it, the URL names them.
         """
         self._options: dict[str, Any] = dict(parse_url(url))
         self._timeout = timeout
@@ -149,25 +149,27 @@ class Pipeline:
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[_Connection] | None = None
         self._retired = False
-        self.run = self._last_run = ""  # of the server: another after a restart; '' while it is not known
-        self.doubt: Notice = _ignore
-        self.changed: Notice = _ignore
+        self.run_id = self._last_run_id = ""  # of the server, new after each restart; '' while unknown
+        self.request_check: Notice = _ignore
+        self.on_change: Notice = _ignore
 
     def call(self, *command: str | int | bytes) -> Awaitable[Any]:
-        """Awaiting it raises redis's ConnectionError or ResponseError, OSError, or TimeoutError."""
+        """Sends a command. Awaiting the result raises redis-py's errors, OSError or TimeoutError."""
         connection = self._connection
         if connection is None or connection.closed:
             return self._connect_and_call(command)
-        return connection.call(pack(command))
+        return connection.call(pack_command(command))
 
     async def _connect_and_call(self, command: tuple[str | int | bytes, ...]) -> Any:
         connection = await self._reconnect()
-        return await connection.call(pack(command))
+        return await connection.call(pack_command(command))
 
     async def call_asking(self, *command: str | int | bytes) -> Any:
-        """`call` for a slot that is moving to this node of a cluster: right after ASKING."""
+        """Calls right after ASKING, for a slot that is migrating to this node of a cluster."""
         connection = await self._connected()
-        _, answer = await asyncio.gather(connection.call(pack(("ASKING",))), connection.call(pack(command)))
+        _, answer = await asyncio.gather(
+            connection.call(pack_command(("ASKING",))), connection.call(pack_command(command))
+        )
         return answer
 
     async def _connected(self) -> _Connection:
@@ -178,13 +180,13 @@ class Pipeline:
         return self._connection is not None and not self._connection.closed
 
     async def connect(self) -> None:
-        """Raises as a call does."""
+        """Connects, if there is no connection. Raises as a call does."""
         await self._connected()
 
     async def _reconnect(self) -> _Connection:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
-            # Read here too: all who wait for it may have given up.
+            # Read here too, because all its callers may have been canceled.
             self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._connecting)
 
@@ -201,7 +203,7 @@ class Pipeline:
         else:
             connection.retired = self._retired
             self._connection = connection
-            self.doubt()
+            self.request_check()
             return connection
         finally:
             self._connecting = None
@@ -210,7 +212,7 @@ class Pipeline:
         options, loop = self._options, asyncio.get_running_loop()
 
         def protocol() -> _Connection:
-            return _Connection(self._timeout, self.doubt)
+            return _Connection(self._timeout, self.request_check)
 
         if path := options.get("path"):
             _, connection = await loop.create_unix_connection(protocol, path)
@@ -223,24 +225,24 @@ class Pipeline:
 
     async def _log_in(self, connection: _Connection) -> None:
         if password := self._options.get("password"):
-            # With the user's name a server without a password takes any, here as in redis-py's connections.
+            # Sent with a user's name, as redis-py does: a server without a password then accepts any.
             user = self._options.get("username") or "default"
-            await connection.call(pack(("AUTH", user, password)))
+            await connection.call(pack_command(("AUTH", user, password)))
         if database := self._options.get("db"):
-            await connection.call(pack(("SELECT", str(database))))
-        self.run = ""
-        connection.call(pack(("INFO", "server"))).add_done_callback(self._learn_run)
+            await connection.call(pack_command(("SELECT", str(database))))
+        self.run_id = ""
+        connection.call(pack_command(("INFO", "server"))).add_done_callback(self._set_run_id)
 
-    def _learn_run(self, answer: asyncio.Future[Any]) -> None:
-        if answer.cancelled() or answer.exception() is not None:  # the user may not ask, or the connection is lost
+    def _set_run_id(self, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled() or answer.exception() is not None:  # the user may not run INFO, or the connection is lost
             return
-        before, self._last_run = self._last_run, run_of(answer.result())
-        self.run = self._last_run
-        if before not in ("", self.run):
-            self.changed()
+        before, self._last_run_id = self._last_run_id, parse_run_id(answer.result())
+        self.run_id = self._last_run_id
+        if before not in ("", self.run_id):
+            self.on_change()
 
-    def leave(self) -> bool:
-        """Breaks the connection off, if there is one. The next call makes another one."""
+    def disconnect(self) -> bool:
+        """Closes the connection and returns True, or returns False if there is none. The next call connects again."""
         if self._connection is None or self._connection.closed:
             return False
         self._connection.close()
@@ -252,10 +254,10 @@ class Pipeline:
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self._connection is not None:
             self._connection.close()
-        await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
+        await asyncio.sleep(0)  # the transport closes its socket in the loop's next iteration
 
     def close_when_idle(self) -> None:
-        """Closes once the pending calls are answered. No further ones follow."""
+        """Closes once all pending calls are answered. The caller makes no further calls."""
         self._retired = True
         if self._connection is not None:
             self._connection.retired = True
@@ -264,18 +266,18 @@ class Pipeline:
         return self._connecting is not None or self.is_connected()
 
 
-def run_of(info: str) -> str:
-    """From the answer to INFO: an id that a server has from its start to its end."""
+def parse_run_id(info: str) -> str:
+    """Returns the run id from the answer to INFO. A server has the same one from its start to its end."""
     return info.partition("run_id:")[2].partition("\r")[0]
 
 
-def pack(command: tuple[str | int | bytes, ...]) -> bytes:
+def pack_command(command: tuple[str | int | bytes, ...]) -> bytes:
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
-    """The TLS context that the query of a rediss:// address asks for, read as redis-py reads it."""
+    """Returns the TLS context for the options of a rediss:// address, which it reads as redis-py does."""
     if options.get("connection_class") is None or "SSL" not in options["connection_class"].__name__:
         return None
     context = ssl.create_default_context()

@@ -1,9 +1,9 @@
-"""The Lua scripts that know no domain: change a record, count, keep an entry.
+"""Runs the Lua scripts that belong to no domain.
 
-Here as in every `scripts.py`, a function builds its script's keys, flattens its arguments and turns the reply into a
-struct. It raises BackboneUnavailable when Redis fails: the script may have run, and only its answer been lost.
-BackboneRefused, a kind of it, means that Redis answered with an error and changed nothing. The head of each Lua file
-says what the script decides and which race it prevents.
+In every `scripts.py`, a function builds its script's keys, flattens its arguments and turns the reply into a struct. It
+raises BackboneUnavailable when Redis fails; the script may have run, and only its reply been lost. The subclass
+BackboneRefused means that Redis answered with an error and changed nothing. The header of each Lua file says what the
+script decides and which race it prevents.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from gateway.redis.client import Script, Store, flatten
 
 CHANGES_CHANNEL = "changes"
 
-
 _COMPARE_AND_SET = Script("compare_and_set", durable=True)
-_INCREMENT = Script("increment")
+_INCREMENT_COUNTERS = Script("increment_counters")
 _SET_ENTRY_IDLE = Script("set_entry_idle")
 
 
 async def compare_and_set(
     store: Store, key: str, value: str, *, expected: str | None = None, beside: tuple[str, str, int] | None = None
 ) -> bool:
-    """Writes a record ('' removes it) and announces the change; with `expected`, only if the record holds that.
+    """Writes a record ('' removes it) and announces the change. With `expected`, only if that is the record's value.
 
-    `beside` is written with it: another key of the partition, its value ('' removes it), and the seconds that it lives.
+    `beside` is written in the same step: another key of the partition, its value ('' removes it) and its TTL (seconds).
     """
     script_keys, check = [key], "any" if expected is None else "same"
     args: list[str | int] = [CHANGES_CHANNEL, check, expected or "", value]
@@ -34,13 +33,13 @@ async def compare_and_set(
     return bool(await store.run_script(_COMPARE_AND_SET, script_keys, *args))
 
 
-async def increment(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str, int]) -> None:
-    """Adds `counts` to the counters at `key`, a hash or a zset as `kind` says, which then lives `ttl` seconds."""
-    await store.run_script(_INCREMENT, [key], kind, ttl, *flatten(counts))
+async def increment_counters(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str, int]) -> None:
+    """Adds `counts` to the counters at `key`, whose type is `kind` (hash or zset), and sets its TTL in seconds."""
+    await store.run_script(_INCREMENT_COUNTERS, [key], kind, ttl, *flatten(counts))
 
 
 async def set_entry_idle(
     store: Store, stream: str, *, group: str, consumer: str, idle: int, entries: Sequence[str]
 ) -> int:
-    """Sets the idle time (ms) of those entries that are pending for the consumer; returns how many are."""
+    """Sets the idle time (ms) of the entries that are pending for the consumer, and returns their number."""
     return int(await store.run_script(_SET_ENTRY_IDLE, [stream], group, consumer, idle, *entries))

@@ -1,11 +1,11 @@
-"""Where Redis is: what GATEWAY_REDIS_URL says, and the clients it leads to.
+"""Parses GATEWAY_REDIS_URL and makes the clients for it.
 
     redis://[[user]:password@]host:port/db            one server; rediss:// with TLS, unix://path?db=0 for a socket
     redis+cluster://[[user]:password@]host:port,…     Redis Cluster, by one or more of its nodes
     redis+sentinel://[[user]:password@]host:port,…/service   the primary that these Sentinels name
 
-`rediss+cluster://` and `rediss+sentinel://` use TLS. The query holds redis-py's options, such as `ssl_ca_certs`;
-`sentinel_username` and `sentinel_password` log in to the Sentinels, which get no password otherwise.
+`rediss+cluster://` and `rediss+sentinel://` use TLS. The query has redis-py's options, such as `ssl_ca_certs`. The
+options `sentinel_username` and `sentinel_password` authenticate to the Sentinels; without them, no password is sent.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gateway.settings import split_hosts
 
 CLUSTER_PORT, SENTINEL_PORT = 6379, 26379
 
-# Of maintenance, which only Redis's paid versions send: the others log a refusal for each connection.
+# Only Redis's paid versions send maintenance notifications. The others log an error for each connection.
 NO_NOTIFICATIONS = MaintNotificationsConfig(enabled=False)
 
-# Errors of a server that takes no writes. Without retries, naming them as worth one only closes the connection: its
-# address may lead to a new primary by now.
+# Errors of a server that accepts no writes. As `retry_on_error` without retries, they only close the connection: its
+# address may belong to a new primary now.
 NOT_PRIMARY: list[type[Exception]] = [ReadOnlyError, MasterDownError, BusyLoadingError]
 
 
@@ -41,16 +41,16 @@ class Node(NamedTuple):
 
 
 class RedisServers(msgspec.Struct, frozen=True):
-    """`url` leads to the one server, or holds what all servers share: scheme, credentials, database, options."""
+    """The servers in an address. Without a single server, `url` has what all share: credentials, database, options."""
 
     kind: Literal["single", "cluster", "sentinel"]
     url: str
     nodes: list[Node]  # of the cluster, or the Sentinels
-    service: str = ""  # that the Sentinels know
+    service: str = ""  # the name of the service at the Sentinels
 
     @property
     def options(self) -> dict[str, Any]:
-        """For redis-py: credentials, database, TLS."""
+        """Returns redis-py's options for credentials, database and TLS."""
         options = dict(parse_url(self.url))
         for name in ("host", "port", "sentinel_username", "sentinel_password"):
             options.pop(name, None)
@@ -61,14 +61,14 @@ class RedisServers(msgspec.Struct, frozen=True):
     def client(
         self, timeout: float | None, connect_timeout: float, connections: int, sentinels: Sentinels | None = None
     ) -> Any:
-        """A client of the server, or of the primary that the Sentinels name.
+        """Returns a client of the server, or of the primary that the Sentinels name. Times are in seconds.
 
-        `sentinels` is what `sentinels()` returned, for several clients to share. The client has no retries: a command
-        whose answer was lost may have run, and its caller must know.
+        Several clients can share `sentinels`, the result of `sentinels()`. The client retries nothing: a command
+        without an answer may have run, and its caller must know.
         """
         options: dict[str, Any] = {
             "decode_responses": True,
-            "encoding_errors": "replace",  # one entry that is not UTF-8 must not end the reading of all others
+            "encoding_errors": "replace",  # one entry that is not UTF-8 must not stop the reading of all others
             "socket_timeout": timeout,
             "socket_connect_timeout": connect_timeout,
             "retry": Retry(NoBackoff(), 0),
@@ -81,7 +81,7 @@ class RedisServers(msgspec.Struct, frozen=True):
         return MappedClient.from_url(self.url, **options)
 
     def node_client(self, host: str, port: int, connect_timeout: float) -> Any:
-        """A client of one node of the cluster, without a deadline for commands and without retries.
+        """Returns a client of one node of the cluster, without a deadline for commands and without retries.
 
         It raises redis-py's errors.
         """
@@ -98,7 +98,7 @@ class RedisServers(msgspec.Struct, frozen=True):
         )
 
     def sentinels(self, timeout: float) -> Sentinels | None:
-        """What asks the Sentinels for the primary, if there are any."""
+        """Returns a client that asks the Sentinels for the primary, or None without Sentinels."""
         if self.kind != "sentinel":
             return None
         query = dict(parse_url(self.url))
@@ -116,9 +116,9 @@ class RedisServers(msgspec.Struct, frozen=True):
 
 
 def parse(url: str, ca_file: str = "") -> RedisServers:
-    """Takes an address apart that `gateway/settings.py` has checked.
+    """Parses an address that `gateway/settings/addresses.py` has checked.
 
-    `ca_file` holds certificates to trust beside the public ones, unless the address names others.
+    `ca_file` has certificates to trust beside the public ones, unless the address names others.
     """
     parts = split_hosts(url)
     scheme, _, kind = parts.scheme.partition("+")

@@ -1,20 +1,20 @@
-"""Counters per minute and day, for the operators' page and Redis dashboards.
+"""Counters per minute and day, for the operators' page and dashboards on Redis.
 
-A process counts in memory and adds the counts to Redis every two seconds, so a request costs no round trip for them.
+A process counts in memory and adds the counts to Redis every two seconds, so a request costs no round trip.
 
 - `{ops}:minute:<minute>`: `requests`; `code:<CODE>` for requests that ended with an error; `streams` and `ttft:<ms>`,
   streams by the time to their first token, each in the first bucket that fits (`ttft:more` above all of them);
   `inputTokens`, `outputTokens`; `settled` in nano-euro; `model:<model>:requests`, `…:errors` (of the provider) and
   `…:ttft:<ms>` of each model
-- `{ops}:spend:<day>`: what each account spent, and `total`. For display only: the spend hashes are the books
-- what each account used: `gateway/telemetry/usage.py`
-- `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the streams each has open
+- `{ops}:spend:<day>`: the spend of each account, and `total`. For display only: charges are based on the spend hashes
+- `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the number of open streams of each
+- the usage of each account: `gateway/telemetry/usage.py`
 
-A request counts when it ends, by this process's clock, in the minute, hour and day of that moment.
+A request is counted when it ends, in the minute, hour and day of this process's clock.
 
 Failure policy: a flush first writes the process's heartbeat. While that fails, nothing else is sent, and the counts
-wait for up to an hour. Counts that were sent without an answer may have been written, so they are not sent again. After
-a fault the figures may lack something, but they never count it twice.
+wait for up to an hour. Counts that were sent without a reply may have been written, so they are not sent again. After a
+fault, counts may be missing, but nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -34,27 +34,26 @@ from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavai
 from gateway.ids import now_iso
 from gateway.log import RequestLine
 from gateway.redis.client import Store
-from gateway.redis.errors import backbone
 from gateway.redis.faults import code_of
-from gateway.redis.scripts import increment
+from gateway.redis.scripts import increment_counters
 from gateway.telemetry.keys import PROCESSES_KEY, minute_key, process_key, spenders_key
 from gateway.telemetry.usage import UsageRecorder
 
 logger = structlog.get_logger()
 
-INTERVAL = 2.0  # seconds between two flushes
-PATIENCE = 3600.0  # seconds for which a count waits for Redis
-BATCH = 50  # keys that are written together
-PROCESS_LIFE = 15  # seconds
-MINUTE_LIFE, DAY_LIFE = 2 * 3600, 48 * 3600  # seconds
-TTFT = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)  # ms
-TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT), "ttft:more")
-MODEL = "model:"  # before a model's name, in the names of its fields
-TOTAL = "total"  # among the accounts of a day's spend
+FLUSH_SECONDS = 2.0  # between two flushes
+MAX_WAIT_SECONDS = 3600.0  # that a count waits for Redis
+BATCH_KEYS = 50  # keys that are written together
+PROCESS_SECONDS = 15  # until a heartbeat expires
+MINUTE_KEY_SECONDS, DAY_KEY_SECONDS = 2 * 3600, 48 * 3600
+TTFT_BUCKETS_MS = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)
+TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT_BUCKETS_MS), "ttft:more")
+MODEL_PREFIX = "model:"  # of the fields of a model, before its name
+TOTAL = "total"  # a member of the day's spend, beside the accounts
 
 
 class Tally:
-    """The counts to add to one key."""
+    """Counts to add to one key."""
 
     __slots__ = ("began", "counts", "key", "kind", "life")
 
@@ -72,13 +71,13 @@ class Counters:
         on_drop: Callable[[int], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`on_drop` gets the number of requests that may be missing from accounts' logs."""
+        """Calls `on_drop` with the number of requests that may be missing from accounts' logs."""
         self._store, self._streams_open, self._clock = store, streams_open, clock
         self._usage = UsageRecorder(store, on_drop)
         self._tallies: dict[str, Tally] = {}
         self._minute = -1
-        self._here: defaultdict[str, int]
-        self._spent: defaultdict[str, int]
+        self._minute_counts: defaultdict[str, int]
+        self._day_spend: defaultdict[str, int]
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
         self._started = now_iso()
@@ -86,47 +85,49 @@ class Counters:
 
     # -- counting --------------------------------------------------------------------------------------------
 
-    def request(self, account: str, line: RequestLine, *, admitted: bool = False) -> None:
+    def count_request(self, account: str, line: RequestLine, *, admitted: bool = False) -> None:
         """Counts a request that ended. Never waits.
 
-        `account` is empty if it was for an unknown app. `admitted`: it counts among those of its model.
+        `account` is empty for an unknown app. An `admitted` request also counts for its model.
         """
         minute = int(self._clock()) // 60
         if minute != self._minute:
             self._start_minute(minute)
-        here = self._here
-        here["requests"] += 1
+        counts = self._minute_counts
+        counts["requests"] += 1
         if line.code:
-            here[f"code:{line.code}"] += 1
-        bucket = None if line.ttft_ms is None else TTFT_FIELDS[bisect_left(TTFT, line.ttft_ms)]
+            counts[f"code:{line.code}"] += 1
+        bucket = None if line.ttft_ms is None else TTFT_FIELDS[bisect_left(TTFT_BUCKETS_MS, line.ttft_ms)]
         if bucket is not None:
-            here["streams"] += 1
-            here[bucket] += 1
+            counts["streams"] += 1
+            counts[bucket] += 1
         if admitted:
-            prefix = f"{MODEL}{line.model}:"
-            here[prefix + "requests"] += 1
+            prefix = f"{MODEL_PREFIX}{line.model}:"
+            counts[prefix + "requests"] += 1
             if line.code in PROVIDER_FAULT_CODES:
-                here[prefix + "errors"] += 1
+                counts[prefix + "errors"] += 1
             if bucket is not None:
-                here[prefix + bucket] += 1
+                counts[prefix + bucket] += 1
         if line.input_tokens is not None and line.output_tokens is not None:
-            here["inputTokens"] += line.input_tokens
-            here["outputTokens"] += line.output_tokens
+            counts["inputTokens"] += line.input_tokens
+            counts["outputTokens"] += line.output_tokens
         if line.nano_euro:
-            here["settled"] += line.nano_euro
-            self._spent[account] += line.nano_euro
-            self._spent[TOTAL] += line.nano_euro
+            counts["settled"] += line.nano_euro
+            self._day_spend[account] += line.nano_euro
+            self._day_spend[TOTAL] += line.nano_euro
             self.spenders.add(account)
         if account:
-            self._usage.add(account, line)
+            self._usage.add_request(account, line)
 
     def _start_minute(self, minute: int) -> None:
-        """Starts the tallies of another minute, or new ones after a flush took the old ones."""
+        """Starts the tallies of a new minute, or new tallies after a flush has taken the old ones."""
         moment = time.gmtime(minute * 60)
         self._minute = minute
         self._usage.start_hour(time.strftime("%Y-%m-%dT%H", moment))
-        self._here = self._tally(minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_LIFE)
-        self._spent = self._tally(spenders_key(time.strftime("%Y-%m-%d", moment)), "zset", DAY_LIFE)
+        self._minute_counts = self._tally(
+            minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_KEY_SECONDS
+        )
+        self._day_spend = self._tally(spenders_key(time.strftime("%Y-%m-%d", moment)), "zset", DAY_KEY_SECONDS)
 
     def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
         tally = self._tallies.get(key)
@@ -139,31 +140,31 @@ class Counters:
     async def keep_flushing(self) -> None:
         """Runs for the life of the process."""
         while True:
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(FLUSH_SECONDS)
             await self.flush()
 
     async def flush(self) -> bool:
-        """Adds the new counts to Redis. Returns False if they have to wait."""
+        """Adds the new counts to Redis. Returns False if they must wait."""
         async with self._flushing:
             try:
-                await self._beat()
+                await self._write_heartbeat()
             except BackboneUnavailable as error:
                 logger.debug("counters.waiting", error=code_of(error.__cause__))
                 self._drop_old()
                 return False
             tallies = [tally for tally in self._tallies.values() if tally.counts]
             self._tallies, self._minute = {}, -1
-            for first in range(0, len(tallies), BATCH):
-                batch = tallies[first : first + BATCH]
+            for first in range(0, len(tallies), BATCH_KEYS):
+                batch = tallies[first : first + BATCH_KEYS]
                 await asyncio.gather(*map(self._write, batch))
-            await self._usage.write()
+            await self._usage.write_counts()
         return True
 
     async def _write(self, tally: Tally) -> None:
         try:
-            await increment(self._store, tally.key, tally.kind, tally.life, tally.counts)
+            await increment_counters(self._store, tally.key, tally.kind, tally.life, tally.counts)
         except BackboneRefused:
-            # Redis took none of it, for want of memory for instance: it waits with what is counted from now on.
+            # Redis changed nothing, for example because its memory is full: the counts wait for the next flush.
             self._put_back(tally)
         except BackboneUnavailable as error:
             logger.warning("counters.lost", key=tally.key, error=code_of(error.__cause__))
@@ -176,27 +177,27 @@ class Counters:
         self._drop_old()
 
     def _drop_old(self) -> None:
-        oldest = time.monotonic() - PATIENCE
+        oldest = time.monotonic() - MAX_WAIT_SECONDS
         self._tallies = {key: tally for key, tally in self._tallies.items() if tally.began >= oldest}
         self._usage.drop_old(oldest)
         self._minute = -1
 
-    async def _beat(self) -> None:
-        """Shows that this process lives, and the streams it has open. Raises BackboneUnavailable."""
+    async def _write_heartbeat(self) -> None:
+        """Writes this process's heartbeat with the number of its open streams. Raises BackboneUnavailable."""
         heartbeat = {"streams": self._streams_open(), "startedAt": self._started, "seenAt": now_iso()}
         async with self._store.client.pipeline(transaction=True) as pipe:
             pipe.hset(process_key(self._id), mapping=heartbeat)
-            pipe.expire(process_key(self._id), PROCESS_LIFE)
+            pipe.expire(process_key(self._id), PROCESS_SECONDS)
             pipe.sadd(PROCESSES_KEY, self._id)
-            pipe.expire(PROCESSES_KEY, PROCESS_LIFE)
+            pipe.expire(PROCESSES_KEY, PROCESS_SECONDS)
             await pipe.execute()
 
-    async def leave(self) -> None:
-        """Ends the counting of a process that stops: writes what is left, and removes its heartbeat."""
-        if not await self.flush() and (left := len(self._tallies) + self._usage.waiting()):
+    async def close(self) -> None:
+        """Writes the remaining counts and removes the heartbeat, when the process stops."""
+        if not await self.flush() and (left := len(self._tallies) + self._usage.count_waiting()):
             logger.warning("counters.left", keys=left)
             return
-        with contextlib.suppress(BackboneUnavailable), backbone():
+        with contextlib.suppress(BackboneUnavailable):
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.srem(PROCESSES_KEY, self._id)
                 pipe.delete(process_key(self._id))

@@ -2,14 +2,14 @@
 
 | key | type | holds | expires |
 | --- | --- | --- | --- |
-| `{pNN}:usage:<account>:<hour>` | hash | `<app>/<model>/<count>` → number, of an hour; 1,000 and a few | 14 days |
-| `{pNN}:usage:<account>:<day>` | hash | the same of a UTC day | 400 days |
-| `{pNN}:requests:<account>` | list | the account's last 1,000 requests, JSON arrays | 30 days after the last one |
+| `{pNN}:usage:<account>:<hour>` | hash | `<app>/<model>/<count>` → number, for an hour; about 1,000 fields | 14 days |
+| `{pNN}:usage:<account>:<day>` | hash | the same for a UTC day | 400 days |
+| `{pNN}:requests:<account>` | list | the account's last 1,000 requests, JSON arrays | 30 days after the last request |
 | `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
-| `{ops}:spend:<day>` | zset | accounts by the nano-euro they spent, and `total` | 2 days |
+| `{ops}:spend:<day>` | zset | accounts by their spend in nano-euro, and `total` | 2 days |
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
 | `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
-| `{ops}:clock` | hash | `day`, `hour`, `minute`: now, as the names of keys have them; for Grafana | 60 s |
+| `{ops}:clock` | hash | the current `day`, `hour` and `minute`, in the format of key names; for Grafana | 60 s |
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLOCK_KEY = "{ops}:clock"
 
 
 def usage_key(account_id: str, period: str) -> str:
-    """Of an hour, such as `2026-07-02T12`, or of a day."""
+    """Returns the key of an hour, such as `2026-07-02T12`, or of a day."""
     return f"{partition_tag(account_id)}:usage:{account_id}:{period}"
 
 
@@ -30,7 +30,7 @@ def requests_key(account_id: str) -> str:
 
 
 def usage_keys(account_id: str, hour: str) -> list[str]:
-    """The account's hour, the day that the hour is in, its requests."""
+    """Returns the keys of the account's hour, of the day of that hour, and of the account's requests."""
     day = hour.partition("T")[0]
     return [usage_key(account_id, hour), usage_key(account_id, day), requests_key(account_id)]
 

@@ -1,10 +1,10 @@
 """Sends traces to an OTLP collector with OpenTelemetry's SDK. The only module that imports it (see `tracing.py`).
 
-The SDK's sampler decides at the beginning of a trace, so one that is left out costs nothing more. Its batch processor
-keeps at most OTEL_BSP_MAX_QUEUE_SIZE spans and drops the oldest ones beyond that; its thread encodes and sends them.
-The spans are built here, because the SDK's own way of starting and ending a span takes ten times as long.
+The SDK's sampler decides at the start of a trace, so a trace that it drops costs nothing more. The SDK's batch
+processor keeps at most OTEL_BSP_MAX_QUEUE_SIZE spans and drops the oldest ones beyond that; its thread encodes and
+sends them. The spans are built here, because starting and ending a span through the SDK takes ten times as long.
 
-No global tracer provider is set: libraries that make spans of their own would then send what they see.
+No global tracer provider is set, because libraries with spans of their own would then send the data they see.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.telemetry.spans import Kind, Span, Trace
+from gateway.telemetry.spans import NULL_TRACE, Kind, Span, Trace
 
 logger = structlog.get_logger()
 
 FLUSH_SECONDS = 2.0  # at the end of the process
-REPORT_INTERVAL = 60.0  # seconds between two lines about spans that were not sent
+REPORT_SECONDS = 60.0  # between two log lines about spans that were not sent
 PACKAGE = "capsule-gateway"
 
-# Their messages repeat addresses, headers and what the collector answered. `ReportingExporter` says what matters.
+# Their messages repeat addresses, headers and answers of the collector. `ReportingExporter` reports losses instead.
 SILENCED = ("opentelemetry.util.re", "opentelemetry.exporter", "opentelemetry.sdk._shared_internal", "urllib3")
 
 KINDS = {kind: SpanKind[kind.name] for kind in Kind}
@@ -47,7 +47,7 @@ PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class RootContext(NamedTuple):
-    """Of a root span: its ids, and those of its parent."""
+    """The ids of a root span and of its parent."""
 
     own: SpanContext
     parent: SpanContext | None  # the caller's
@@ -62,19 +62,17 @@ class OtlpTracer:
         self._scope = InstrumentationScope(PACKAGE, version(PACKAGE))
         self._processor = BatchSpanProcessor(ReportingExporter(OTLPSpanExporter()))
 
-    def begin(
-        self, name: str, kind: Kind, began: float | None = None, traceparent: bytes | None = None
-    ) -> Trace | None:
+    def begin(self, name: str, kind: Kind, began: float | None = None, traceparent: bytes | None = None) -> Trace:
         parent, context = None, EMPTY
         if traceparent is not None:
-            # Without `tracestate`, which may hold anything.
+            # Without `tracestate`, which may contain anything.
             context = PROPAGATOR.extract({"traceparent": traceparent.decode("latin-1")}, EMPTY)
             remote = get_current_span(context).get_span_context()
             parent = remote if remote.is_valid else None
         trace_id = self._ids.generate_trace_id() if parent is None else parent.trace_id
         decision = self._sampler.should_sample(context, trace_id, name, KINDS[kind]).decision
         if decision is not Decision.RECORD_AND_SAMPLE:
-            return None
+            return NULL_TRACE
         return Trace(self, RootContext(self._context(trace_id), parent), name, kind, began or time.perf_counter())
 
     def record(self, trace: Trace) -> None:
@@ -105,14 +103,14 @@ class OtlpTracer:
         )
 
     def close(self) -> None:
-        """Waits in a thread of its own: the SDK would wait for a collector that hangs."""
+        """Sends the remaining spans, for two seconds at most. The SDK would wait longer for a collector that hangs."""
         closing = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(FLUSH_SECONDS)
 
 
 class ReportingExporter(SpanExporter):
-    """Counts the spans that the collector did not take, and logs their number at most once a minute."""
+    """Counts the spans that the collector did not accept, and logs their number at most once a minute."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -132,15 +130,15 @@ class ReportingExporter(SpanExporter):
         self._lost += lost
         now = time.monotonic()
         if now >= self._report_at:
-            logger.warning("traces.lost", spans=self._lost, reason="the collector did not take them")
-            self._lost, self._report_at = 0, now + REPORT_INTERVAL
+            logger.warning("traces.lost", spans=self._lost, reason="the collector did not accept them")
+            self._lost, self._report_at = 0, now + REPORT_SECONDS
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
 
 
 def _describe_process(service: str) -> Resource:
-    """What the variables say about it, and its version and number."""
+    """Returns the resource of this process: the attributes from `OTEL_*`, its version and its process id."""
     given = Resource.create()
     own: dict[str, str | int] = {"service.version": version(PACKAGE), "process.pid": os.getpid()}
     if str(given.attributes["service.name"]).startswith("unknown_service"):

@@ -1,4 +1,4 @@
-"""The script that records usage."""
+"""Runs the script that records usage."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _RECORD_USAGE = Script("telemetry/record_usage")
 async def record_usage(
     store: Store, account: str, hour: str, counts: Mapping[str, int], requests: Sequence[str]
 ) -> None:
-    """Adds `counts` to the account's hour and its day, and `requests` (JSON, the newest last) to its log."""
+    """Adds `counts` to the account's hour and day, and `requests` (JSON, the newest last) to its log."""
     args = (len(requests), *requests, *flatten(counts))
     await store.run_script(_RECORD_USAGE, usage_keys(account, hour), *args)

@@ -1,12 +1,11 @@
-"""Whether traces are on: one per inference request, delivery and deploy, if an OTLP endpoint is set.
+"""Turns traces on: one per inference request, delivery and deploy, if an OTLP endpoint is set.
 
-A piece of work notes when its stages begin (`spans.py`). Its spans are made from these times after it has ended, and a
-thread sends them (`otlp.py`), so nothing waits for them. Off, `tracer` returns None: a stage costs a comparison, and
-neither `otlp.py` nor what it needs of OpenTelemetry is imported.
+A trace notes when its stages begin (`spans.py`). Its spans are built from these times after it has ended, and a thread
+sends them (`otlp.py`), so nothing waits for them. If traces are off, `tracer` returns None, a stage costs a call that
+does nothing, and neither `otlp.py` nor OpenTelemetry is imported.
 
-Failure policy: traces never stop or delay the service. Without the packages, or with settings that make no sense, the
-process reports that once and goes on without them. Spans that the collector does not take are lost, and counted in the
-log.
+Failure policy: traces never stop or delay the service. Without the packages, or with invalid settings, the process
+reports that once and runs without traces. Spans that the collector does not accept are lost, and counted in the log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ def tracer() -> Tracer | None:
 
 
 def start(service: str) -> None:
-    """Reads the variables `OTEL_*`, as each process does once. `service` is the name unless they give another."""
+    """Turns traces on if the variables `OTEL_*` say so. Each process calls it once.
+
+    `service` is the default for the service's name.
+    """
     global _tracer
     if _tracer is not None or not _is_wanted(os.environ):
         return
@@ -44,8 +46,8 @@ def start(service: str) -> None:
         return
     try:
         _tracer = OtlpTracer(service)
-    except Exception as error:  # whatever the libraries make of the variables; the message could repeat a secret
-        logger.error("traces.off", reason="the variables OTEL_* are wrong", error=type(error).__name__)
+    except Exception as error:  # invalid variables raise many kinds; a message may repeat a secret
+        logger.error("traces.off", reason="the variables OTEL_* are invalid", error=type(error).__name__)
 
 
 def stop() -> None:
@@ -78,5 +80,5 @@ def _endpoint(environ: Mapping[str, str]) -> str:
 
 
 def _otlp(environ: Mapping[str, str], name: str) -> str:
-    """The variable for traces alone takes precedence over the one for all signals."""
+    """Returns the variable for traces, or else the one for all signals."""
     return (environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")).strip()

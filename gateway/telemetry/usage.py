@@ -1,17 +1,17 @@
-"""What each account used: its requests, tokens and money by hour and day, app and model, and its last requests.
+"""Records what each account used by hour and day, app and model, and logs its last requests.
 
-A process counts in memory. `Counters` has the counts written every two seconds, with one script call for each account
-that had requests, so a request costs no round trip for them.
+A process counts in memory, so a request costs no round trip. Every two seconds, `Counters` writes the counts with one
+script call for each account that had requests.
 
-- `{pNN}:usage:<account>:<hour>` and `…:<day>`: a number for each app, model and field of `Counts`, such as
-  `notes/gpt-oss-120b/requests`. The model is empty if a request was refused before it was known. A key holds about
-  1,000 numbers; beyond them, further apps are counted together as `*`
+- `{pNN}:usage:<account>:<hour>` and `…:<day>`: a number for each app, model and field of `UsageCounts`, such as
+  `notes/gpt-oss-120b/requests`. The model is empty for a request that was refused before its model was known. A key
+  has about 1,000 numbers; beyond that, further apps are counted together as `*`
 - `{pNN}:requests:<account>`: the last 1,000 requests, each a `LoggedRequest`
 
-Neither has content or a user. Both are for display: the spend hashes are the books.
+Neither contains prompts, answers or users. Both are for display: charges are based on the spend hashes.
 
-Failure policy: that of `gateway/telemetry/counters.py`. While Redis is away, 10,000 requests wait to be logged. Beyond
-them the oldest are dropped, and counted in a metric.
+Failure policy: that of `gateway/telemetry/counters.py`. While Redis is unavailable, up to 10,000 requests wait to be
+logged. Beyond that, the oldest are dropped and counted in a metric.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from gateway.telemetry.keys import usage_key
 
 logger = structlog.get_logger()
 
-MOST_WAITING = 10_000  # requests that wait to be logged
-LOGGED = 1_000  # requests kept per account
-BATCH = 50  # accounts that are written together
+MAX_WAITING_REQUESTS = 10_000  # to be logged
+LOGGED_REQUESTS = 1_000  # kept per account
+BATCH_ACCOUNTS = 50  # accounts that are written together
 
 Outcome = Literal["answered", "interrupted", "refused"]
 
 
-class Counts(msgspec.Struct, kw_only=True, gc=False):
-    """`requests` are answered, interrupted, or refused."""
+class UsageCounts(msgspec.Struct, kw_only=True, gc=False):
+    """`requests` counts all of them: answered, interrupted and refused."""
 
     requests: int = 0
     refused: int = 0
@@ -50,17 +50,17 @@ class Counts(msgspec.Struct, kw_only=True, gc=False):
     inputTokens: int = 0
     outputTokens: int = 0
     nanoEuro: int = 0
-    interruptedNanoEuro: int = 0  # of them, for interrupted answers
+    interruptedNanoEuro: int = 0  # the part of `nanoEuro` for interrupted answers
 
 
 class LoggedRequest(msgspec.Struct, array_like=True, gc=False):
-    """A request as Redis keeps it. Times are in milliseconds."""
+    """A request as Redis stores it. Times are in milliseconds."""
 
     id: str
     at: int
     app: str
     model: str  # '' if it was refused before its model was known
-    status: int  # 0 if the client left before the answer began
+    status: int  # 0 if the client disconnected before the response began
     code: str  # '' if the answer is complete
     inputTokens: int
     outputTokens: int
@@ -70,7 +70,7 @@ class LoggedRequest(msgspec.Struct, array_like=True, gc=False):
 
 
 def outcome_of(code: str, nano_euro: int) -> Outcome:
-    """An interrupted answer was ended early: the client left, or it cost something although it failed."""
+    """Classifies a request: it is interrupted if the client disconnected, or if it failed but cost something."""
     if not code:
         return "answered"
     return "interrupted" if nano_euro or code == "CLIENT_GONE" else "refused"
@@ -82,16 +82,16 @@ Key = tuple[str, str, str]  # account, app, model
 class _Hour:
     def __init__(self) -> None:
         self.began = time.monotonic()
-        self.counts: dict[Key, Counts] = {}
+        self.counts: dict[Key, UsageCounts] = {}
 
 
 class _Write(NamedTuple):
-    """What one call of the script takes."""
+    """The arguments of one call of the script."""
 
     account: str
     hour: str
     began: float
-    counts: dict[Key, Counts]
+    counts: dict[Key, UsageCounts]
     lines: list[RequestLine]  # oldest first
 
 
@@ -106,16 +106,16 @@ class UsageRecorder:
     # -- counting --------------------------------------------------------------------------------------------
 
     def start_hour(self, hour: str) -> None:
-        """`hour`, such as `2026-07-02T12`, is the present one from now on."""
+        """Counts further requests for `hour`, such as `2026-07-02T12`."""
         self._hour = hour
         self._present = self._hours.setdefault(hour, _Hour()).counts
 
-    def add(self, account: str, line: RequestLine) -> None:
-        """Never waits."""
+    def add_request(self, account: str, line: RequestLine) -> None:
+        """Counts a request and queues its log entry. Never waits."""
         key = (account, line.app, line.model)
         counts = self._present.get(key)
         if counts is None:
-            counts = self._present[key] = Counts()
+            counts = self._present[key] = UsageCounts()
         counts.requests += 1
         counts.nanoEuro += line.nano_euro
         if line.input_tokens is not None and line.output_tokens is not None:
@@ -128,24 +128,24 @@ class UsageRecorder:
             else:
                 counts.refused += 1
         self._lines.append((account, line))
-        if len(self._lines) > MOST_WAITING:
+        if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        surplus = len(self._lines) - MOST_WAITING
+        surplus = len(self._lines) - MAX_WAITING_REQUESTS
         for _ in range(surplus):
             self._lines.popleft()
         self._on_drop(surplus)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def write(self) -> None:
-        """Writes what was counted. What Redis refuses waits for the next time."""
-        writes = self._take()
-        for first in range(0, len(writes), BATCH):
-            await asyncio.gather(*map(self._write, writes[first : first + BATCH]))
+    async def write_counts(self) -> None:
+        """Writes the counts and log entries. Those that Redis rejects wait for the next call."""
+        writes = self._take_writes()
+        for first in range(0, len(writes), BATCH_ACCOUNTS):
+            await asyncio.gather(*map(self._write, writes[first : first + BATCH_ACCOUNTS]))
 
-    def _take(self) -> list[_Write]:
+    def _take_writes(self) -> list[_Write]:
         lines: defaultdict[str, list[RequestLine]] = defaultdict(list)
         for account, line in self._lines:
             lines[account].append(line)
@@ -154,11 +154,11 @@ class UsageRecorder:
             for key, counts in counted.counts.items():
                 account = key[0]
                 if (account, hour) not in writes:
-                    # Of more lines than its log keeps, it needs the last ones.
-                    mine = lines.pop(account, [])[-LOGGED:]
+                    # The log keeps no more than the last ones.
+                    mine = lines.pop(account, [])[-LOGGED_REQUESTS:]
                     writes[account, hour] = _Write(account, hour, counted.began, {}, mine)
                 writes[account, hour].counts[key] = counts
-        if lines:  # their hour waited for too long
+        if lines:  # the counts of their hour were dropped
             self._on_drop(sum(map(len, lines.values())))
         self._lines.clear()
         self._hours = {}
@@ -170,7 +170,7 @@ class UsageRecorder:
         try:
             await scripts.record_usage(self._store, write.account, write.hour, _flat(write.counts), requests)
         except BackboneRefused:
-            self._put_back(write)  # Redis took none of it, for want of memory for instance
+            self._put_back(write)  # Redis changed nothing, for example because its memory is full
         except BackboneUnavailable as error:
             key = usage_key(write.account, write.hour)
             logger.warning("counters.lost", key=key, error=code_of(error.__cause__))
@@ -180,32 +180,32 @@ class UsageRecorder:
         hour = self._hours.setdefault(write.hour, _Hour())
         hour.began = min(hour.began, write.began)
         for key, counts in write.counts.items():
-            _add(hour.counts.setdefault(key, Counts()), counts)
+            _add(hour.counts.setdefault(key, UsageCounts()), counts)
         self._lines.extendleft((write.account, line) for line in reversed(write.lines))
-        if len(self._lines) > MOST_WAITING:
+        if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
 
     def drop_old(self, oldest: float) -> None:
-        """Drops the counts of hours that began to wait before `oldest` (monotonic seconds)."""
+        """Drops the counts of hours that have waited since before `oldest` (monotonic seconds)."""
         self._hours = {name: hour for name, hour in self._hours.items() if hour.began >= oldest}
         self.start_hour(self._hour)
 
-    def waiting(self) -> int:
-        """The accounts' hours that wait."""
+    def count_waiting(self) -> int:
+        """Returns the number of accounts' hours that wait."""
         return len({(key[0], name) for name, hour in self._hours.items() for key in hour.counts})
 
 
-def _add(total: Counts, more: Counts) -> None:
-    for name in Counts.__struct_fields__:
+def _add(total: UsageCounts, more: UsageCounts) -> None:
+    for name in UsageCounts.__struct_fields__:
         setattr(total, name, getattr(total, name) + getattr(more, name))
 
 
-def _flat(counts: Mapping[Key, Counts]) -> dict[str, int]:
-    """Without zeros."""
+def _flat(counts: Mapping[Key, UsageCounts]) -> dict[str, int]:
+    """Returns the counts by field name, without zeros."""
     return {
         f"{app}/{model}/{name}": value
         for (_, app, model), each in counts.items()
-        for name in Counts.__struct_fields__
+        for name in UsageCounts.__struct_fields__
         if (value := getattr(each, name))
     }
 

@@ -1,4 +1,4 @@
-"""Reads what each account used: its hours and days, and its last requests. `gateway/telemetry/usage.py` writes them."""
+"""Reads the usage of each account by hour and day, and its last requests. `gateway/telemetry/usage.py` writes them."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from gateway.events.catalog import Time
 from gateway.ids import now_iso
 from gateway.redis.client import Store
 from gateway.telemetry.keys import requests_key, usage_key
-from gateway.telemetry.usage import Counts, LoggedRequest, Outcome, outcome_of
+from gateway.telemetry.usage import LoggedRequest, Outcome, UsageCounts, outcome_of
 
 Period = Literal["hour", "day"]
 Group = Literal["app", "model", "none"]
 
-PAGE = 4  # hours or days that are read together; each may have a thousand numbers
-SLICE = 100  # rows that are worked on before others get their turn
-NAMES: dict[Period, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}  # in their keys
-SECONDS: dict[Period, int] = {"hour": 3_600, "day": 86_400}
-KEPT: dict[Period, int] = {"hour": 14 * 86_400, "day": 400 * 86_400}  # seconds, as in lua/telemetry/record_usage.lua
-COUNTS = Counts.__struct_fields__
+PAGE_PERIODS = 4  # that are read together; each may have a thousand numbers
+SLICE_ROWS = 100  # that are processed before other tasks may run
+KEY_FORMATS: dict[Period, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
+PERIOD_SECONDS: dict[Period, int] = {"hour": 3_600, "day": 86_400}
+KEPT_SECONDS: dict[Period, int] = {"hour": 14 * 86_400, "day": 400 * 86_400}  # as in lua/telemetry/record_usage.lua
+COUNTS = UsageCounts.__struct_fields__
 
 
-class UsageRow(Counts, kw_only=True):
+class UsageRow(UsageCounts, kw_only=True):
     """An hour or a day of the account, or of one of its apps or models."""
 
     start: Time
     app: str | msgspec.UnsetType = msgspec.UNSET  # `*` stands for further apps
-    model: str | msgspec.UnsetType = msgspec.UNSET  # '' for requests that were refused before their model was known
+    model: str | msgspec.UnsetType = msgspec.UNSET  # '' for requests refused before their model was known
 
 
 class RequestRow(msgspec.Struct):
-    """One request, without its content and its user."""
+    """One request, without its prompt, answer and user."""
 
     id: str  # its X-Request-Id
     at: Time  # when it arrived
     app: str
     model: str  # '' if it was refused before its model was known
-    status: int  # 0 if the client left before the answer began
+    status: int  # 0 if the client disconnected before the response began
     code: str  # '' if the answer is complete
     inputTokens: int
     outputTokens: int
@@ -73,16 +73,16 @@ class RequestFilter(msgspec.Struct, frozen=True):
 async def read_usage(
     store: Store, account: str, period: Period, group: Group, *, start: int, end: int, now: int
 ) -> AsyncIterator[list[UsageRow]]:
-    """The rows of each hour or day that begins in [start, end), oldest first, without those that had no request.
+    """Yields the rows of each hour or day that begins in [start, end), oldest first, without empty ones.
 
-    Times are seconds since the epoch. Raises BackboneUnavailable. Whoever reads them should keep none: with many apps
-    there are so many that it takes a while even to free them.
+    Times are seconds since the epoch. Raises BackboneUnavailable. The caller should not keep the rows: with many apps,
+    even freeing them takes a while.
     """
-    size = SECONDS[period]
-    first = -(-max(start, now - KEPT[period]) // size) * size
+    size = PERIOD_SECONDS[period]
+    first = -(-max(start, now - KEPT_SECONDS[period]) // size) * size
     begins = range(first, min(end, now + size), size)
-    for n in range(0, len(begins), PAGE):
-        page = begins[n : n + PAGE]
+    for n in range(0, len(begins), PAGE_PERIODS):
+        page = begins[n : n + PAGE_PERIODS]
         for begin, counted in zip(page, await _read_hashes(store, account, period, page), strict=True):
             if rows := _sum_up(now_iso(begin), counted, group):
                 yield rows
@@ -92,13 +92,13 @@ async def read_usage(
 async def _read_hashes(store: Store, account: str, period: Period, begins: Sequence[int]) -> list[dict[str, str]]:
     async with store.client.pipeline(transaction=False) as pipe:
         for begin in begins:
-            pipe.hgetall(usage_key(account, time.strftime(NAMES[period], time.gmtime(begin))))
+            pipe.hgetall(usage_key(account, time.strftime(KEY_FORMATS[period], time.gmtime(begin))))
         hashes: list[dict[str, str]] = await pipe.execute()
         return hashes
 
 
 def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageRow]:
-    """One row for each app or model, or one for all of them."""
+    """Returns one row per app or model, or one row for all of them."""
     rows: dict[str, UsageRow] = {}
     for field, value in counted.items():
         pair, _, name = field.rpartition("/")
@@ -114,7 +114,7 @@ def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageR
 
 
 async def as_json(usage: AsyncIterator[list[UsageRow]]) -> list[bytes]:
-    """What `{"rows": […]}` is, in pieces; with many apps it has megabytes."""
+    """Returns `{"rows": […]}` in pieces, because it may have megabytes."""
     pieces, separator = [b'{"rows":['], b""
     async for rows in usage:
         pieces.append(separator + _ENCODER.encode(rows)[1:-1])
@@ -123,7 +123,7 @@ async def as_json(usage: AsyncIterator[list[UsageRow]]) -> list[bytes]:
 
 
 async def as_csv(usage: AsyncIterator[list[UsageRow]], group: Group) -> list[bytes]:
-    """In pieces, too. No value begins with a character that a spreadsheet takes for a formula."""
+    """Returns the rows as CSV, in pieces. No value begins with a character that starts a formula in a spreadsheet."""
     columns = ["start", *([] if group == "none" else [group]), *COUNTS]
     table = [_lines([getattr(row, column) for column in columns] for row in rows) async for rows in usage]
     return [_lines([columns]), *table]
@@ -139,18 +139,18 @@ def _lines(rows: Iterable[Sequence[object]]) -> bytes:
 
 
 async def read_requests(store: Store, account: str, chosen: RequestFilter, limit: int) -> list[RequestRow]:
-    """Newest first. Raises BackboneUnavailable."""
+    """Returns the requests that match the filter, newest first. Raises BackboneUnavailable."""
     lines: list[str] = await store.client.lrange(requests_key(account), 0, -1)
     logged: list[LoggedRequest] = []
-    for n in range(0, len(lines), SLICE):
-        decoded = map(_DECODER.decode, lines[n : n + SLICE])
+    for n in range(0, len(lines), SLICE_ROWS):
+        decoded = map(_DECODER.decode, lines[n : n + SLICE_ROWS])
         logged += [request for request in decoded if chosen.matches(request)]
         await asyncio.sleep(0)
     # Each gateway process writes every two seconds, so the list is only roughly in order.
     logged.sort(key=lambda request: request.at, reverse=True)
     rows: list[RequestRow] = []
-    for n in range(0, min(len(logged), limit), SLICE):
-        rows += map(_row, logged[n : min(n + SLICE, limit)])
+    for n in range(0, min(len(logged), limit), SLICE_ROWS):
+        rows += map(_row, logged[n : min(n + SLICE_ROWS, limit)])
         await asyncio.sleep(0)
     return rows
 

@@ -1,4 +1,4 @@
-"""The account API: what the account used, by hour and day, app and model, and its last requests."""
+"""The account API's routes for usage by hour and day, app and model, and for the last requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gateway.events.catalog import Time
 from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.ids import now_iso
 from gateway.process import Injected
-from gateway.telemetry.usage import LOGGED, Outcome
+from gateway.telemetry.usage import LOGGED_REQUESTS, Outcome
 from gateway.telemetry.usage_reports import (
-    SECONDS,
+    PERIOD_SECONDS,
     Group,
     Period,
     RequestFilter,
@@ -33,7 +33,7 @@ from gateway.telemetry.usage_reports import (
     read_usage,
 )
 
-SPANS: dict[Period, int] = {"hour": 86_400, "day": 30 * 86_400}  # seconds that are shown by default
+DEFAULT_SPAN_SECONDS: dict[Period, int] = {"hour": 86_400, "day": 30 * 86_400}
 
 
 class HourlyUsage(msgspec.Struct):
@@ -60,19 +60,21 @@ async def show_usage(
 ) -> Response[list[HourlyUsage] | UsageReport]:
     """Requests, tokens and money by hour or day.
 
-    `from` is included, `to` is not; both are ISO 8601 times or dates, in UTC unless they say otherwise. The default is
-    the last 24 hours or 30 days. Hours are kept for 14 days, days for 400 days. Rows without requests are left out.
-    `Accept: text/csv` gets CSV. Without any parameter, the answer is a list of the last 24 hours, with requests and
-    tokens alone; the last entry is the current hour.
+    `from` is inclusive and `to` is exclusive. Both are ISO 8601 times or dates, in UTC unless they have an offset. The
+    default is the last 24 hours or 30 days. Hours are kept for 14 days, days for 400 days. Rows without requests are
+    left out. `Accept: text/csv` returns CSV. Without parameters, the response is a list of the last 24 hours with only
+    requests and tokens; its last entry is the current hour.
     """
     now: int = (await gateway.store.client.time())[0]
     wants_csv = "text/csv" in request.headers.get("accept", "")
     if not wants_csv and (since, until, by, group) == (None, None, None, None):
-        usage = read_usage(gateway.store, account.id, "hour", "none", start=now - SPANS["hour"], end=now, now=now)
+        usage = read_usage(
+            gateway.store, account.id, "hour", "none", start=now - DEFAULT_SPAN_SECONDS["hour"], end=now, now=now
+        )
         return Response(_last_day([row async for rows in usage for row in rows], now))
     period, grouping = by or "hour", group or "none"
     end = now if until is None else _parse_time("to", until)
-    start = end - SPANS[period] if since is None else _parse_time("from", since)
+    start = end - DEFAULT_SPAN_SECONDS[period] if since is None else _parse_time("from", since)
     if start >= end:
         raise RequestMalformed("from: must be before to.")
     usage = read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
@@ -83,7 +85,10 @@ async def show_usage(
 
 
 def _stream(pieces: list[bytes], media_type: str, headers: dict[str, str] | None = None) -> Response[Any]:
-    """Piece by piece, so that a long report holds up nobody. Litestar would take a thread for each of a list's."""
+    """Streams the pieces, so that a long report does not delay other requests.
+
+    Given a list, Litestar would use a thread for each piece.
+    """
 
     async def send() -> AsyncIterator[bytes]:
         for piece in pieces:
@@ -93,21 +98,21 @@ def _stream(pieces: list[bytes], media_type: str, headers: dict[str, str] | None
 
 
 def _parse_time(name: str, text: str) -> int:
-    """Seconds since the epoch. Raises RequestMalformed."""
+    """Returns seconds since the epoch. Raises RequestMalformed."""
     try:
         moment = datetime.datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
-        return math.ceil(moment.timestamp())  # as hours and days begin with a whole second
+        return math.ceil(moment.timestamp())  # hours and days begin with a whole second
     except (ValueError, OverflowError):
         raise RequestMalformed(f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.") from None
 
 
 def _last_day(rows: list[UsageRow], now: int) -> list[HourlyUsage]:
-    """24 hours, oldest first."""
+    """Returns the last 24 hours, oldest first."""
     found = {row.start: row for row in rows}
-    present = now // SECONDS["hour"] * SECONDS["hour"]
-    hours = [now_iso(present - SECONDS["hour"] * ago) for ago in reversed(range(24))]
+    present = now // PERIOD_SECONDS["hour"] * PERIOD_SECONDS["hour"]
+    hours = [now_iso(present - PERIOD_SECONDS["hour"] * ago) for ago in reversed(range(24))]
     used = [found.get(hour, UsageRow(start=hour)) for hour in hours]
     return [HourlyUsage(row.start, row.requests, row.refused, row.inputTokens, row.outputTokens) for row in used]
 
@@ -116,7 +121,7 @@ def _last_day(rows: list[UsageRow], now: int) -> list[HourlyUsage]:
 async def list_requests(
     account: Caller,
     gateway: Injected,
-    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED)] = LOGGED,
+    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED_REQUESTS)] = LOGGED_REQUESTS,
     app: FromQuery[str | None] = None,
     model: FromQuery[str | None] = None,
     outcome: FromQuery[Outcome | None] = None,
@@ -124,9 +129,9 @@ async def list_requests(
 ) -> list[RequestRow]:
     """The last requests to the account's apps, newest first.
 
-    The last 1,000 are kept, refused ones too, without their content and their user. `app` (its name), `model`,
-    `outcome` and `code` select rows. An answer is interrupted if the client left, or if it cost something although it
-    failed.
+    The last 1,000 requests are kept, including refused ones, without prompts, answers and users. `app` (its name),
+    `model`, `outcome` and `code` filter the rows. The outcome is `interrupted` if the client disconnected, or if the
+    request cost something although it failed.
     """
     return await read_requests(gateway.store, account.id, RequestFilter(app or None, model, outcome, code), limit)
 

@@ -1,14 +1,16 @@
--- forget_app.lua: adds what a deleted app spent on a day to one number for all of them, so that the day's hash does not
--- grow with each app that comes and goes.
+-- forget_app.lua: adds the spend of a deleted app to one number for all deleted apps, so that the day's hash does not
+-- grow with each app that is created and deleted.
 --
 -- KEYS[1]  hash    the account's spend of the day
 -- ARGV     app
 --
--- Returns  1 | 0 if it spent nothing, or something is still reserved for it: then its fields stay for the hash's life
+-- Returns  1 | 0 if the app spent nothing, or still has a reservation: then its fields stay as long as the hash
 
-local settled, reserved = 'settled:' .. ARGV[1], 'reserved:' .. ARGV[1]
-local spent = redis.call('HGET', KEYS[1], settled)
-if not spent or tonumber(redis.call('HGET', KEYS[1], reserved) or 0) ~= 0 then return 0 end
-redis.call('HINCRBY', KEYS[1], 'settled:deleted', spent)
-redis.call('HDEL', KEYS[1], settled, reserved)
+local spend, app = KEYS[1], ARGV[1]
+
+local settled, reserved = 'settled:' .. app, 'reserved:' .. app
+local spent = redis.call('HGET', spend, settled)
+if not spent or tonumber(redis.call('HGET', spend, reserved) or 0) ~= 0 then return 0 end
+redis.call('HINCRBY', spend, 'settled:deleted', spent)
+redis.call('HDEL', spend, settled, reserved)
 return 1

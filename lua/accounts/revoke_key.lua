@@ -1,17 +1,20 @@
--- revoke_key.lua: an account's API key ends, unless it is the account's only one.
+-- revoke_key.lua: removes an API key from an account, unless it is the account's only key.
 --
 -- Counts and removes in one step: two requests that revoke the last two keys at once must not leave the account
 -- without any.
 --
 -- KEYS[1]  hash    the account's keys: key id -> record (JSON)
--- KEYS[2]  hash    when they were last used: key id -> ms
+-- KEYS[2]  hash    times of their last use: key id -> ms
 -- ARGV     key id
 --
--- Returns  {'revoked' | 'last' | 'unknown', the record of a key that was revoked, or ''}
+-- Returns  {'revoked' | 'last' | 'unknown', the record of the revoked key, or ''}
 
-local record = redis.call('HGET', KEYS[1], ARGV[1])
+local keys, used = KEYS[1], KEYS[2]
+local id = ARGV[1]
+
+local record = redis.call('HGET', keys, id)
 if not record then return {'unknown', ''} end
-if redis.call('HLEN', KEYS[1]) == 1 then return {'last', ''} end
-redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('HDEL', KEYS[2], ARGV[1])
+if redis.call('HLEN', keys) == 1 then return {'last', ''} end
+redis.call('HDEL', keys, id)
+redis.call('HDEL', used, id)
 return {'revoked', record}

@@ -1,16 +1,18 @@
--- heartbeat_host.lua: renews the place of a host among those that serve apps, and lists the hosts that are there.
+-- heartbeat_host.lua: records the heartbeat of a host that serves apps, and lists the hosts with a recent one.
 --
--- The time is Redis's, so that the clocks of hosts do not decide who counts.
+-- The time is Redis's, so that the result does not depend on the clocks of hosts.
 --
--- KEYS[1]  zset    host → time of its last call, ms
--- ARGV     the host that calls ('' only lists), ms that a host counts after its last call
+-- KEYS[1]  zset    host → time of its last heartbeat, ms
+-- ARGV     host ('' only lists), lifetime of a heartbeat (ms)
 --
 -- Returns  {host, …}
 
+local hosts = KEYS[1]
+local host, lifetime = ARGV[1], tonumber(ARGV[2])
+
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local lifetime = tonumber(ARGV[2])
-if ARGV[1] ~= '' then redis.call('ZADD', KEYS[1], now, ARGV[1]) end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - lifetime)
-redis.call('PEXPIRE', KEYS[1], 2 * lifetime)
-return redis.call('ZRANGE', KEYS[1], 0, -1)
+if host ~= '' then redis.call('ZADD', hosts, now, host) end
+redis.call('ZREMRANGEBYSCORE', hosts, '-inf', now - lifetime)
+redis.call('PEXPIRE', hosts, 2 * lifetime)
+return redis.call('ZRANGE', hosts, 0, -1)

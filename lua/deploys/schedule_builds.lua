@@ -1,18 +1,20 @@
--- schedule_builds.lua: a builder says what waits and what runs there, and takes the deploys whose turn it is.
+-- schedule_builds.lua: records the deploys that wait and run at a builder, and grants it the deploys that it may start.
 --
--- All builders share one queue. An account has one build at a time while another account waits; the accounts take
--- turns, the one with the fewest builds first, then the one whose last turn is the longest ago. The deploys of one app
--- are made one after the other, oldest first: ids sort by time. A deploy that serves a release again waits for its app
--- alone. What a builder said is forgotten when it does not call for `lease`.
+-- All builders share one queue. An account has one build at a time while another account waits. The account with the
+-- fewest builds goes first, then the one whose last build started longest ago. The deploys of one app are made one after
+-- the other, oldest first: ids sort by time. A deploy that serves a release again waits only for its app. A builder's
+-- deploys are forgotten when it does not call within `lease`.
 --
 -- KEYS[1]  hash    waiting: deploy → JSON {account, app, reuse, tag, entry, ends}
 -- KEYS[2]  hash    running: deploy → JSON {account, app, builder, building, ends}
--- KEYS[3]  zset    account → number of its last turn
--- ARGV     builder, lease (ms), shared slots of a builder (-1: it leaves), spare slots, number of deploys that wait there; for each of
---          them id and JSON {account, app, reuse, tag, entry}; then for each that runs there id and '1' while it builds
+-- KEYS[3]  zset    account → number of its last build
+-- ARGV     builder, lease (ms), shared slots of a builder (-1: it leaves), spare slots, number of deploys that wait at the
+--          builder; for each of them id and JSON {account, app, reuse, tag, entry}; then for each that runs at the builder
+--          id and '1' while it builds
 --
--- Returns  {{deploy, tag, entry, …} whose turn it is, {deploy, …} of those that wait there but run elsewhere}
+-- Returns  {{deploy, tag, entry, …} of those granted, {deploy, …} of those that wait here but run at another builder}
 
+local waiting_key, running_key, order_key = KEYS[1], KEYS[2], KEYS[3]
 local builder, lease = ARGV[1], tonumber(ARGV[2])
 local shared, spare, count = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local time = redis.call('TIME')
@@ -27,24 +29,24 @@ local function read(key)
   return found
 end
 
-local waiting, running = read(KEYS[1]), read(KEYS[2])
+local waiting, running = read(waiting_key), read(running_key)
 
 local function run(deploy, record, building)
   record = {account = record.account, app = record.app, builder = builder, building = building, ends = now + lease}
   running[deploy] = record
-  redis.call('HSET', KEYS[2], deploy, cjson.encode(record))
+  redis.call('HSET', running_key, deploy, cjson.encode(record))
 end
 
-local said, elsewhere = {}, {}
+local reported, elsewhere = {}, {}
 for n = 6 + 2 * count, #ARGV, 2 do
-  said[ARGV[n]] = true
+  reported[ARGV[n]] = true
   local record = running[ARGV[n]]
   if record and record.builder == builder then run(ARGV[n], record, record.building and ARGV[n + 1] == '1') end
 end
 for deploy, record in pairs(running) do
-  if record.builder == builder and not said[deploy] then
+  if record.builder == builder and not reported[deploy] then
     running[deploy] = nil
-    redis.call('HDEL', KEYS[2], deploy)
+    redis.call('HDEL', running_key, deploy)
   end
 end
 for n = 6, 5 + 2 * count, 2 do
@@ -55,7 +57,7 @@ for n = 6, 5 + 2 * count, 2 do
     local record = cjson.decode(ARGV[n + 1])
     record.ends = now + lease
     waiting[deploy] = record
-    redis.call('HSET', KEYS[1], deploy, cjson.encode(record))
+    redis.call('HSET', waiting_key, deploy, cjson.encode(record))
   end
 end
 
@@ -78,7 +80,7 @@ local function grant(deploy)
   local record = waiting[deploy]
   run(deploy, record, not record.reuse)
   waiting[deploy], heads[record.app] = nil, nil
-  redis.call('HDEL', KEYS[1], deploy)
+  redis.call('HDEL', waiting_key, deploy)
   for _, part in ipairs({deploy, record.tag, record.entry}) do granted[#granted + 1] = part end
 end
 
@@ -96,7 +98,7 @@ local function find_next()
     if not oldest[account] or deploy < oldest[account] then oldest[account] = deploy end
   end
   local function rank(account)
-    return {builds[account] or 0, tonumber(redis.call('ZSCORE', KEYS[3], account) or '0'), oldest[account]}
+    return {builds[account] or 0, tonumber(redis.call('ZSCORE', order_key, account) or '0'), oldest[account]}
   end
   for account in pairs(oldest) do
     local mine = rank(account)
@@ -114,8 +116,8 @@ while deploy do
   grant(deploy)
   own = own + 1
   builds[account] = (builds[account] or 0) + 1
-  local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')
-  redis.call('ZADD', KEYS[3], (tonumber(last[2] or '0')) + 1, account)
+  local last = redis.call('ZREVRANGE', order_key, 0, 0, 'WITHSCORES')
+  redis.call('ZADD', order_key, (tonumber(last[2] or '0')) + 1, account)
   deploy = find_next()
 end
 for n = 1, 3 do redis.call('PEXPIRE', KEYS[n], 10 * lease) end

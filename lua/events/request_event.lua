@@ -1,24 +1,28 @@
--- request_event.lua: an account holder asks for an event: a sample, or one of the log once more. May it be sent?
+-- request_event.lua: queues an event that an account holder asks for: a sample, or an event of the log again.
 -- uses rate_window
 -- uses events/deliveries
 --
--- Decides on the account's window and queues the event in one step, so that of any number of requests at once exactly
--- as many pass as the window has room for. A request that passes counts, also when the log does not have the event or
--- too many wait: searching the log is work, too.
+-- Checks the account's window and queues the event in one step, so that of any number of concurrent requests exactly as
+-- many pass as the window allows. A request that passes counts even if the log does not have the event or the stream is
+-- full, because searching the log costs time too.
 --
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  stream  the account's log
 -- KEYS[3]  hash    the partition's outcomes
--- KEYS[4]  hash    the data of the account's events      KEYS[5]  zset  what the accounts' data and logs take
+-- KEYS[4]  hash    the data of the account's events      KEYS[5]  zset  bytes that the accounts' data and logs take
 -- KEYS[6]  list    the account's window: the times (microseconds) of the requests that passed, oldest first
--- ARGV     requests in 60 s, id, account, then app (name), type and data (JSON) of a sample; without these three, the
+-- ARGV     requests in 60 s, id, account, then app (name), type and data (JSON) of a sample. Without these three: the
 --          newest event of this id in the log, if its data is still stored
 --
 -- Returns  {'queued' | 'dropped' | 'rate' | 'unknown', microseconds until the next request can pass}
 
 local PAGE = 50  -- entries of the log, each with the beginning of an answer
 
-local function find(log, id, oldest)
+local stream, log, outcomes, bodies, window = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
+local limit, id, account = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local sample_app, sample_type, sample_data = ARGV[4], ARGV[5], ARGV[6]
+
+local function find_entry(oldest)
   local last = '+'
   while true do
     local entries = redis.call('XREVRANGE', log, last, oldest, 'COUNT', PAGE)
@@ -32,19 +36,17 @@ local function find(log, id, oldest)
   end
 end
 
-local limit, now = tonumber(ARGV[1]), now_us()
-local count, frees = rate_window.check(KEYS[6], limit, now)
+local now = now_us()
+local count, frees = rate_window.check(window, limit, now)
 if count >= limit then return {'rate', string.format('%.0f', frees)} end
-rate_window.record(KEYS[6], now, frees)
+rate_window.record(window, now, frees)
 
-local event = {ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], '1'}
-if not ARGV[4] then
-  local oldest = string.format('%.0f', math.floor(now / 1000) - DAYS * 1000)
-  local found = find(KEYS[2], ARGV[2], oldest)
-  -- Entries of an earlier version have the data themselves.
-  local data = found and (redis.call('HGET', KEYS[4], ARGV[2]) or found.data)
+local event = {id, account, sample_app, sample_type, sample_data, '1'}
+if not sample_app then
+  local found = find_entry(string.format('%.0f', math.floor(now / 1000) - LOG_SECONDS * 1000))
+  local data = found and redis.call('HGET', bodies, id)
   if not data then return {'unknown', '0'} end
   local redelivery = string.format('%.0f', (tonumber(found.redelivery) or 0) + 1)
-  event = {ARGV[2], ARGV[3], found.app, found.type, data, found.sample, redelivery}
+  event = {id, account, found.app, found.type, data, found.sample, redelivery}
 end
-return {enqueue(KEYS[1], KEYS[2], KEYS[3], event), '0'}
+return {enqueue(stream, log, outcomes, event), '0'}

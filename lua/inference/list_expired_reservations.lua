@@ -1,13 +1,15 @@
--- list_expired_reservations.lua: finds the reservations of a partition whose gateway has died.
+-- list_expired_reservations.lua: lists the reservations of a partition whose gateway has died.
 --
--- A lease outlives the longest stream, so a reservation past it belongs to a gateway that died. The caller settles
--- each with settle.lua at its bound, because the cost of a dead gateway's stream is unknown.
+-- A lease outlives the longest stream, so a reservation with an expired lease belongs to a gateway that died. The
+-- caller settles each at its maximum cost with settle.lua, because the cost of a dead gateway's stream is unknown.
 --
 -- KEYS[1]  zset    the partition's leases: id scored by the end of its lease, milliseconds
 -- ARGV     limit
 --
--- Returns  reservation ids, the longest overdue first
+-- Returns  reservation ids, the longest expired first
+
+local limit = ARGV[1]
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[1])
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'LIMIT', 0, limit)

@@ -1,7 +1,8 @@
-"""`make chaos`: runs the whole service for some minutes, breaks its parts at random, and checks its books.
+"""`make chaos`: runs the whole service for some minutes, breaks its parts at random, and checks from outside that it
+keeps every guarantee.
 
-The same seed makes the same faults in the same order. The exit code is 1 if anything was violated; then the folder with
-all logs, records and append-only files is kept. With `--plant` it is 0 if the bug was found.
+The same seed makes the same faults in the same order. If the run finds violations, the exit code is 1, and the folder
+with all logs, records and append-only files is kept. With `--plant`, the exit code is 0 if the run finds the bug.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import uvloop
 
 from tests.chaos.nodes import TOPOLOGIES
 from tests.chaos.planted import PLANTS
-from tests.chaos.report import table
+from tests.chaos.report import render_table
 from tests.chaos.run import Options, Run
 from workers.sandbox import cgroups
 
 
-async def _until_ended(run: Run) -> None:
-    """Or until SIGTERM: nothing that was started may stay."""
+async def _run_until_stopped(run: Run) -> None:
+    """Run until the end or SIGTERM. Both stop every process that the run started."""
     task = asyncio.ensure_future(run.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await task
@@ -36,38 +37,43 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--rate", type=float, default=200, help="requests per second")
-    parser.add_argument("--steps", type=int, help="end after so many steps: a step has one fault, or two")
+    parser.add_argument("--steps", type=int, help="end after this many steps; a step has one or two faults")
     parser.add_argument(
-        "--small", action="store_true", help="fewer processes and shorter faults; leases and last deploys stay open"
+        "--small", action="store_true", help="fewer processes and shorter faults; leases and the last deploys stay open"
     )
-    parser.add_argument("--recovery", type=float, default=5, help="seconds from the recovery of Redis to the service's")
-    parser.add_argument("--plant", choices=PLANTS, default="", help="start the service with this bug, and find it")
-    parser.add_argument("--redis", choices=TOPOLOGIES, default="cluster", help="which servers run")
-    parser.add_argument("--wait", type=int, choices=(0, 1), default=1, help="GATEWAY_REDIS_WAIT, where replicas run")
+    parser.add_argument(
+        "--recovery", type=float, default=5, help="seconds within which everything works once Redis does"
+    )
+    parser.add_argument(
+        "--plant", choices=PLANTS, default="", help="start the service with this bug, which the run must find"
+    )
+    parser.add_argument("--redis", choices=TOPOLOGIES, default="cluster", help="the Redis servers")
+    parser.add_argument("--wait", type=int, choices=(0, 1), default=1, help="GATEWAY_REDIS_WAIT; 0 for a single server")
     parser.add_argument("--processes", type=int, default=1, help="of each gateway")
-    parser.add_argument("--s3", action="store_true", help="the storage is reached over the network")
+    parser.add_argument("--s3", action="store_true", help="store files in S3 instead of a folder")
     given = parser.parse_args()
     if not cgroups.find_parents():
-        parser.error("the workers build apps, for which this user has no control groups: run it as root")
+        parser.error("the workers build apps, which needs control groups, and this user has none: run it as root")
     options = Options(**vars(given))
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.chmod(0o711)
     print(f"chaos for {options.minutes:g} minutes with the seed {options.seed}, in {folder}", flush=True)
     run = Run(options, folder)
     try:
-        uvloop.run(_until_ended(run))
+        uvloop.run(_run_until_stopped(run))
     finally:
         if hasattr(run, "checker"):
-            print(table(run), flush=True)
+            print(render_table(run), flush=True)
+            if run.checker.violations and not given.plant:
+                print(f"\n{len(run.checker.violations)} violations; everything is kept in {folder}:")
+                print("\n".join(run.checker.violations), flush=True)
     if given.plant:
         found = [violation for violation in run.checker.violations if PLANTS[given.plant].expected in violation]
-        print(f"\n{given.plant!r}: {len(found)} of {len(run.checker.violations)} violations tell of it")
+        print(f"\n{given.plant!r}: {len(found)} of {len(run.checker.violations)} violations match")
         print("\n".join(found[:3] or ["the bug was not found"]))
         shutil.rmtree(folder, ignore_errors=True)
         return 0 if found else 1
     if run.checker.violations:
-        print(f"\n{len(run.checker.violations)} violations; everything is kept in {folder}:")
-        print("\n".join(run.checker.violations))
         return 1
     shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -1,14 +1,14 @@
-"""What must hold, told from what the recorders saw. Every check returns the violations that it found, as sentences.
+"""Checks every guarantee against the records of the run. Each check returns its violations as sentences.
 
-The gateways' own word counts for nothing here. A request's cost is judged by what the provider was paid for it
-(`Paid`), how its caller saw it end (`Answer`), and which faults were under way (`Disturbance`):
+No check relies on figures from the gateways. The cost of a request follows from the provider's bill (`Paid`), the
+answer that the caller received (`Answer`), and the faults at that time (`Disturbance`):
 
-| the request | is settled at |
+| request | settled at |
 | --- | --- |
-| ended whole, at the provider and at the caller | its cost, to the nano-euro |
-| was refused before it reached the provider | nothing |
-| was left by a caller who had tokens already | the bound |
-| met a fault | from what the provider was paid for to the bound; from 0 if the fault may have hidden the answer |
+| complete at the provider and at the caller | its cost, to the nano-euro |
+| refused before it reached the provider | nothing |
+| abandoned by a caller who already had tokens | its maximum cost |
+| disturbed by a fault | from the provider's bill to the maximum cost; from 0 if the fault may have hidden the answer |
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from gateway.accounts.keys import app_key
 from gateway.redis.partitions import partition_tag
 from tests.chaos.load import NOT_REPLICATED, Answer
 from tests.chaos.nodes import Slots
-from tests.chaos.prompts import bound, cost
+from tests.chaos.prompts import cost, max_cost
 
 KILLED = "kill gateway"
 NOT_CONNECTED = "ClientConnectorError"  # no byte of the request was sent
-DELIVERY = 2.0  # seconds from an event's arrival to the note of it in Redis, at most, and from its departure
-WINDOW = 60.0  # seconds of a rate's window
+DELIVERY_SECONDS = 2.0  # at most, from sending an event to its arrival, and from its arrival to the record in Redis
+WINDOW_SECONDS = 60.0  # of a rate limit
 TAKEOVERS = {"kill primary", "stop primary", "fail over"}  # workers wait for no replica, so these may lose their writes
-OWN_FAILURE = re.compile(r"GET / was answered with|command|output")  # of a deploy, which no fault of ours causes
-CLAIMED_AFTER = 3.0  # seconds that an event is one worker's own, at least, because it renews its hold in time
+OWN_FAILURE = re.compile(r"GET / returned|command|output")  # errors of deploys that no injected fault causes
+MIN_CLAIM_SECONDS = 3.0  # no other worker can claim an event sooner, because its worker renews the claim in time
 ALLOWED = {
     (200, ""),
     (400, "REQUEST_MALFORMED"),
     (402, "SPEND_CAP_REACHED"),
     (429, "APP_RATE_LIMITED"),
     (429, "USER_RATE_LIMITED"),
-    (503, NOT_REPLICATED),  # a replica on a busy machine may take longer than GATEWAY_REDIS_WAIT waits
+    (503, NOT_REPLICATED),  # on a busy machine, a replica may confirm later than the gateway waits
 }
 REDIS_DOWN = {(503, "BACKBONE_UNAVAILABLE"), (503, "PROVIDER_QUOTA_EXHAUSTED")}
 PROVIDER_DOWN = {"PROVIDER_UNREACHABLE": 502, "PROVIDER_ERROR": 502, "PROVIDER_TIMEOUT": 504}
@@ -50,7 +50,7 @@ PROVIDER_DOWN = {"PROVIDER_UNREACHABLE": 502, "PROVIDER_ERROR": 502, "PROVIDER_T
 
 @dataclass(frozen=True)
 class Paid:
-    """What the provider was paid for; `cut`: a fault of the provider's link ended the answer."""
+    """An entry of the provider's bill. `cut`: a fault of the provider's link ended the answer."""
 
     number: int
     input: int
@@ -60,16 +60,16 @@ class Paid:
 
     @property
     def cost(self) -> int:
-        """A request that produced nothing costs nothing."""
+        """The cost in nano-euro, which is 0 if the provider produced nothing."""
         return cost(self.input, self.output) if self.output else 0
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """A fault, from its beginning until everything had recovered from it, in seconds of `time.monotonic`.
+    """A fault, from its start until everything had recovered from it, in seconds of `time.monotonic`.
 
-    `lossy`: Redis may have lost what it had acknowledged to a gateway. `clock`: its clock was not the true one.
-    `slots`: what of Redis it hit; None for all.
+    `lossy`: Redis may have lost writes that it had acknowledged to a gateway. `clock`: a Redis clock was wrong.
+    `slots`: the affected slots of Redis; None for all.
     """
 
     kind: str
@@ -81,25 +81,25 @@ class Disturbance:
     clock: bool = False
     slots: Slots | None = None
 
-    def touches(self, begin: float, end: float) -> bool:
+    def overlaps(self, begin: float, end: float) -> bool:
         return self.begin - 1 <= end and begin <= self.end
 
-    def hits(self, slots: Iterable[int]) -> bool:
+    def affects(self, slots: Iterable[int]) -> bool:
         return self.slots is None or any(first <= slot <= last for slot in slots for first, last in self.slots)
 
 
-def during(faults: Iterable[Disturbance], begin: float, end: float) -> list[Disturbance]:
-    return [fault for fault in faults if fault.touches(begin, end)]
+def select_during(faults: Iterable[Disturbance], begin: float, end: float) -> list[Disturbance]:
+    return [fault for fault in faults if fault.overlaps(begin, end)]
 
 
-def concerning(faults: Iterable[Disturbance], account: str, app: str = "") -> list[Disturbance]:
-    """Without those of Redis that hit nothing of the account, nor the app's record."""
-    slots = _slots(account, app)
-    return [fault for fault in faults if not fault.redis or fault.hits(slots)]
+def select_affecting(faults: Iterable[Disturbance], account: str, app: str = "") -> list[Disturbance]:
+    """Return the faults without those of Redis that affect neither the account's partition nor the app's record."""
+    slots = _compute_slots(account, app)
+    return [fault for fault in faults if not fault.redis or fault.affects(slots)]
 
 
 @functools.lru_cache(10_000)
-def _slots(account: str, app: str) -> tuple[int, ...]:
+def _compute_slots(account: str, app: str) -> tuple[int, ...]:
     own = key_slot(partition_tag(account).encode())
     return (own, key_slot(app_key(app).encode())) if app else (own,)
 
@@ -108,40 +108,42 @@ def _slots(account: str, app: str) -> tuple[int, ...]:
 
 
 def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
-    """A request may fail only as the interface says, and only during a fault that explains it."""
-    met = concerning(during(faults, answer.start, answer.end), answer.account, answer.app)
+    """Check that the answer is a documented one, and that a failed request met a fault that explains the failure."""
+    met = select_affecting(select_during(faults, answer.start, answer.end), answer.account, answer.app)
     at_gateway = any(fault.target == f"gateway-{answer.gateway + 1}" for fault in met)
     at_redis = any(fault.redis for fault in met)
     at_provider = any(fault.target == "provider" for fault in met)
-    who = f"request {answer.number} of {answer.app}"
+    request = f"request {answer.number} of {answer.app}"
     if not answer.faithful:
-        return [f"{who} ended as {answer.ending!r} with another text than the provider gave"]
+        return [f"{request} ended as {answer.ending!r} with another text than the provider gave"]
     outcome = (answer.status, answer.code)
     if answer.ending in ("none", "cut"):
         verb = "got no answer" if answer.ending == "none" else "was cut off without done or error"
-        return [] if at_gateway else [f"{who} {verb} ({answer.code}), and gateway-{answer.gateway + 1} met no fault"]
+        return (
+            [] if at_gateway else [f"{request} {verb} ({answer.code}), and gateway-{answer.gateway + 1} met no fault"]
+        )
     if outcome in ALLOWED and (answer.code != "REQUEST_MALFORMED" or not answer.body):
         return []
     if outcome in REDIS_DOWN:
-        return [] if at_redis or at_gateway else [f"{who} got {outcome} without a fault of Redis"]
+        return [] if at_redis or at_gateway else [f"{request} got {outcome} without a fault of Redis"]
     if answer.code in PROVIDER_DOWN and (answer.ending == "error" or answer.status == PROVIDER_DOWN[answer.code]):
-        return [] if at_provider or at_gateway else [f"{who} got {outcome} without a fault of the provider"]
-    return [f"{who} got {outcome}, ended as {answer.ending!r}"]
+        return [] if at_provider or at_gateway else [f"{request} got {outcome} without a fault of the provider"]
+    return [f"{request} got {outcome}, ended as {answer.ending!r}"]
 
 
 # -- money ---------------------------------------------------------------------------------------------------
 
 
-def settled_at(
+def compute_settlement_range(
     answer: Answer, paid: Paid | None, faults: Sequence[Disturbance], *, linger: float = 3
 ) -> tuple[int, int]:
-    """The least and the most nano-euro that the request may be settled at.
+    """Return the minimum and the maximum nano-euro at which the request may be settled.
 
-    `linger`: seconds after the end of a fault of Redis in which its settlement may still wait in its gateway.
+    `linger`: seconds after a fault of Redis during which the settlement may still wait in its gateway.
     """
     if not answer.body or answer.code == NOT_CONNECTED:
         return 0, 0
-    met = concerning(during(faults, answer.start, answer.end + 1), answer.account)
+    met = select_affecting(select_during(faults, answer.start, answer.end + 1), answer.account)
     last = max([answer.end + 0.5, *(fault.end + linger for fault in met if fault.redis)])
     killed = any(
         fault.kind == KILLED
@@ -149,22 +151,22 @@ def settled_at(
         and answer.start - 0.5 <= fault.begin <= last
         for fault in faults
     )
-    # A settlement that died with the gateway in which it waited is repeated at the bound when the lease ends; and so is
-    # one whose lease ended early, by a step of the clock. One that Redis lost, the gateway repeats at its cost.
+    # If a gateway dies with a waiting settlement, or a clock step ends the lease early, the reservation is settled at
+    # its maximum cost. If Redis loses a settlement, the gateway repeats it at the request's cost.
     unsure = killed or any(fault.clock for fault in met)
     if killed and any(fault.lossy for fault in met):
-        return 0, bound()  # nobody is left who knows of it
+        return 0, max_cost()  # neither Redis nor a gateway knows the reservation any longer
     if paid is None:
-        return 0, 0 if answer.ending == "refused" and not unsure else bound()
+        return 0, 0 if answer.ending == "refused" and not unsure else max_cost()
     if paid.whole and answer.ending in ("done", "whole"):
-        return paid.cost, bound() if unsure else paid.cost
+        return paid.cost, max_cost() if unsure else paid.cost
     if paid.whole:
-        return paid.cost, bound()
+        return paid.cost, max_cost()
     if answer.tokens and not unsure:
-        return bound(), bound()
+        return max_cost(), max_cost()
     if paid.cut or any(fault.target == "provider" for fault in met):
-        return 0, bound()
-    return paid.cost, bound()
+        return 0, max_cost()
+    return paid.cost, max_cost()
 
 
 def check_unpaid(answer: Answer, paid: Paid | None) -> list[str]:
@@ -174,7 +176,7 @@ def check_unpaid(answer: Answer, paid: Paid | None) -> list[str]:
 
 
 def check_spend(account: str, spend: tuple[int, int], least: int, most: int) -> list[str]:
-    """`spend`: settled and reserved nano-euro of all days."""
+    """Check the account's total spend. `spend`: settled and reserved nano-euro of all days."""
     total = sum(spend)
     if total < least:
         return [f"{account} was settled at {total:,} nano-euro, {least - total:,} less than the least possible"]
@@ -184,9 +186,9 @@ def check_spend(account: str, spend: tuple[int, int], least: int, most: int) -> 
 
 
 def check_cap(account: str, day: str, settled: int, reserved: int, cap: int, forgotten: int = 0) -> list[str]:
-    """`forgotten`: requests of which Redis may have lost the reservation."""
+    """Check a day of an account against its cap. `forgotten`: requests whose reservation Redis may have lost."""
     found = []
-    if settled + reserved > cap + forgotten * bound():
+    if settled + reserved > cap + forgotten * max_cost():
         found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, above its cap of {cap:,}")
     if settled < 0 or reserved < 0:
         found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, below 0")
@@ -196,15 +198,18 @@ def check_cap(account: str, day: str, settled: int, reserved: int, cap: int, for
 # -- rates ---------------------------------------------------------------------------------------------------
 
 
-def fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
-    """How many requests surely passed within one window; each is given by when it was sent and when it was answered.
+def count_fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
+    """Return the largest number of requests that certainly passed within one window.
 
-    A request passed between these two times, so a request counts for a window only if both lie in it.
+    `admitted`: when each request was sent and answered. It passed between these times, so it counts for a window only
+    if both lie in the window.
     """
     sent, answered = sorted(start for start, _ in admitted), sorted(first for _, first in admitted)
     most = 0
     for begin in sent:
-        outside = bisect.bisect_left(sent, begin) + len(answered) - bisect.bisect_right(answered, begin + WINDOW)
+        outside = (
+            bisect.bisect_left(sent, begin) + len(answered) - bisect.bisect_right(answered, begin + WINDOW_SECONDS)
+        )
         most = max(most, len(admitted) - outside)
     return most
 
@@ -212,21 +217,21 @@ def fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
 def check_window(
     name: str, admitted: Sequence[tuple[float, float]], limit: int, faults: Sequence[Disturbance]
 ) -> list[str]:
-    """A clock that is stepped forward ends windows early: twice the limit may pass."""
+    """Check a sliding window. A clock that jumps forward ends the window early, so twice the limit may pass."""
     if len(admitted) <= limit:
         return []
     limit += count_forgotten(admitted, faults)
-    most = fullest_window(admitted)
+    most = count_fullest_window(admitted)
     begin, end = min(start for start, _ in admitted), max(first for _, first in admitted)
-    if any(fault.clock for fault in during(faults, begin, end)):
+    if any(fault.clock for fault in select_during(faults, begin, end)):
         limit *= 2
     return [f"{name} passed {most} requests in a minute, above its limit of {limit}"] if most > limit else []
 
 
 def count_forgotten(admitted: Iterable[tuple[float, float]], faults: Iterable[Disturbance]) -> int:
-    """Requests, each given by when it was sent and answered, that Redis may have admitted and forgotten."""
+    """Count the requests that Redis may have admitted and forgotten. `admitted`: when each was sent and answered."""
     lossy = [fault for fault in faults if fault.lossy]
-    return sum(any(fault.touches(*times) for fault in lossy) for times in admitted)
+    return sum(any(fault.overlaps(*times) for fault in lossy) for times in admitted)
 
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -248,10 +253,11 @@ def check_events(
     *,
     claim: float = 30,
 ) -> list[str]:
-    """`accepted`: when each event was, and its account; `failed`: those whose log says that they were not delivered.
+    """Check that each event was delivered with a valid signature, and not twice without a reason.
 
-    An event comes again only if a fault met it when it came before: a fault of a worker that sends, of its partition,
-    or of the receiver. A worker that died with an event shows up to `claim` seconds later, when another one claims it.
+    `accepted`: the time and the account of each event. `failed`: the events whose log says that they were not
+    delivered. An event may arrive again only if the delivery before coincided with a fault of a sending worker, its
+    partition or the receiver. If a worker dies with an event, another one claims it up to `claim` seconds later.
     """
     found = [f"event {entry.event} came with a wrong signature" for entry in received if not entry.verified]
     times: dict[str, list[float]] = {}
@@ -261,22 +267,22 @@ def check_events(
     for event, (at, account) in accepted.items():
         if event in times:
             continue
-        if event in failed and any(fault.target == "receiver" for fault in during(faults, at, at + claim)):
+        if event in failed and any(fault.target == "receiver" for fault in select_during(faults, at, at + claim)):
             continue
-        if any(fault.lossy for fault in concerning(during(faults, at, at + 1), account)):
+        if any(fault.lossy for fault in select_affecting(select_during(faults, at, at + 1), account)):
             continue
         found.append(f"event {event} was {'given up' if event in failed else 'lost'}")
     for event, several in times.items():
         if len(several) > 1:
-            found += _check_again(event, sorted(several), concerning(faults, accounts[event]))
+            found += _check_repetition(event, sorted(several), select_affecting(faults, accounts[event]))
     return found
 
 
-def _check_again(event: str, times: Sequence[float], faults: Sequence[Disturbance]) -> list[str]:
+def _check_repetition(event: str, times: Sequence[float], faults: Sequence[Disturbance]) -> list[str]:
     for earlier, later in itertools.pairwise(times):
-        met = during(faults, earlier - DELIVERY, earlier + DELIVERY)
+        met = select_during(faults, earlier - DELIVERY_SECONDS, earlier + DELIVERY_SECONDS)
         workers = [fault for fault in met if fault.target.startswith("webhooks")]
-        if later - earlier < CLAIMED_AFTER and not any(fault.kind == "kill worker" for fault in workers):
+        if later - earlier < MIN_CLAIM_SECONDS and not any(fault.kind == "kill worker" for fault in workers):
             return [f"event {event} came twice within {later - earlier:.1f} s, before another worker may claim it"]
         if not (workers or any(fault.redis or fault.target == "receiver" for fault in met)):
             return [f"event {event} came {len(times)} times, and nothing had failed when it came before"]
@@ -291,7 +297,7 @@ EVENT_OF = {"live": "deploy.succeeded", "failed": "deploy.failed"}
 
 @dataclass(frozen=True)
 class Ended:
-    """What the service says of a deploy: from its start to its end, in seconds of `time.monotonic`."""
+    """The outcome of a deploy as its account sees it, with its start and end in seconds of `time.monotonic`."""
 
     state: str
     begin: float = 0.0
@@ -307,14 +313,15 @@ def check_deploy(
     events: Iterable[tuple[str, str]],
     faults: Sequence[Disturbance],
 ) -> list[str]:
-    """`events`: id and type of those that name it. The same event may come twice; two events may not.
+    """Check that a deploy ended once, with one matching event.
 
-    It may fail only by a fault that it met between its start and its end: of its partition, of the storage, or of a
-    worker that builds or serves.
+    `events`: id and type of the events that name the deploy. The same event may arrive twice. A deploy may fail only
+    because of a fault between its start and its end: of its partition, of the storage, or of a worker that builds or
+    serves.
     """
-    faults = concerning(faults, account)
+    faults = select_affecting(faults, account)
     if ended is None:
-        return [] if any(fault.lossy for fault in during(faults, at, at + 1)) else [f"deploy {deploy} is lost"]
+        return [] if any(fault.lossy for fault in select_during(faults, at, at + 1)) else [f"deploy {deploy} is lost"]
     if ended.state not in FINAL:
         return [f"deploy {deploy} never ended: it is {ended.state}"]
     kinds = Counter(kind for _, kind in {*events})
@@ -323,7 +330,7 @@ def check_deploy(
         return [f"deploy {deploy} ended as {ended.state}, and sent {dict(kinds)}"]
     causes = [
         fault
-        for fault in during(faults, ended.begin, ended.end)
+        for fault in select_during(faults, ended.begin, ended.end)
         if fault.redis or fault.target == "storage" or fault.target.startswith(("deploys", "sites"))
     ]
     if ended.state == "failed" and (not causes or OWN_FAILURE.search(ended.error)):
@@ -331,7 +338,7 @@ def check_deploy(
         return [f"deploy {deploy} failed ({ended.error}), and no fault explains it: it met {met}"]
     undelivered = [
         fault
-        for fault in during(faults, at, at + 180)
+        for fault in select_during(faults, at, at + 180)
         if fault.kind in TAKEOVERS or fault.target == "receiver" or fault.target.startswith("webhooks")
     ]
     if expected - kinds and not undelivered:
@@ -352,12 +359,12 @@ FAULT_SIGNS = (b"Traceback", b"never retrieved", b"never awaited", b"Unclosed")
 
 
 def check_log(where: str, data: bytes) -> list[str]:
-    """Of a process of the service: faults of others are logged in one line."""
+    """Check a log of the service. Failures of other systems take one line, so a traceback is a violation."""
     return [f"{where} has a line with '{sign.decode()}'" for sign in FAULT_SIGNS if sign in data]
 
 
 def check_secrets(where: str, data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
-    """`secrets`: texts by what they are. What was found is named, and never quoted."""
+    """Check that the data holds no secret. `secrets`: texts by name. A violation gives the name, never the text."""
     found = [name for name, text in secrets.items() if text in data]
     found += [name for name, pattern in PATTERNS.items() if pattern.search(data)]
     return [f"{where} holds {name}" for name in found]

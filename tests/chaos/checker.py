@@ -1,4 +1,4 @@
-"""Reads the recorders, Redis and every file, and keeps the books."""
+"""Reads the records, Redis and every file, and passes them to the checks of `books`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from tests.chaos.load import Answer
 from tests.chaos.nodes import Servers
 from tests.chaos.population import Population
 
-JUDGED_AFTER = 60.0  # seconds from the end of a request until its money is judged: the faults after it count too
-OVERLAP = 300  # bytes of a file that are searched again with what came after them
-SLOW = 5.0  # seconds without an answer, after which a caller takes the service to be away
-MOST = 200  # violations that are kept
+JUDGED_AFTER_SECONDS = 60.0  # after the end of a request, because later faults can affect its settlement
+OVERLAP_BYTES = 300  # searched again together with the next part of a file
+SLOW_SECONDS = 5.0  # a caller who waits longer for an answer counts as refused
+MAX_VIOLATIONS = 200
 
 
 class Lines:
-    """The JSON lines of a growing file."""
+    """A growing file of JSON lines."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
-    def new(self) -> Iterator[Any]:
+    def read_new(self) -> Iterator[Any]:
+        """Yield the lines that were completed since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -71,9 +72,8 @@ class Checker:
         self.deploy_events: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.outcomes: Counter[str] = Counter()
         self.violations: list[str] = []
-        self.failures: list[
-            tuple[float, float]
-        ] = []  # when requests were sent that failed or were slow, and when that showed
+        # When each failed or slow request was sent, and when it failed or counted as slow.
+        self.failures: list[tuple[float, float]] = []
         self.duplicates = 0
         self.failed_deploys: Counter[str] = Counter()
         self.exact = self.blurred = self.exact_accounts = self.paid_total = self.lost_events = 0
@@ -82,40 +82,40 @@ class Checker:
     def judged_accounts(self) -> int:
         return len(self._bounds)
 
-    def add(self, violations: Iterable[str]) -> None:
+    def add_violations(self, violations: Iterable[str]) -> None:
         for violation in violations:
-            if len(self.violations) < MOST and violation not in self.violations:
+            if len(self.violations) < MAX_VIOLATIONS and violation not in self.violations:
                 self.violations.append(violation)
 
-    # -- the recorders ---------------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
-    def read(self) -> None:
-        for kind, *fields in self._outside.new():
+    def read_records(self) -> None:
+        for kind, *fields in self._outside.read_new():
             if kind == "paid":
                 paid = Paid(*fields)
                 if paid.number:  # 0 is a probe
                     self._paid[paid.number] = paid
                     self.paid_total += paid.cost
             else:
-                self._receive(*fields)
-        for fields in self._answers.new():
+                self._record_event(*fields)
+        for fields in self._answers.read_new():
             answer = Answer(*fields)
             self._unjudged[answer.number] = answer
             self.outcomes[f"{answer.status} {answer.code or answer.ending}"] += 1
-            self._note_failure(answer)
+            self._record_failure(answer)
             if answer.status == 200:
                 self._admitted[answer.account].append((answer.start, answer.first))
                 for name in (f"app {answer.app}", f"user {answer.user} of {answer.app}"):
                     self._windows[name].append((answer.start, answer.first))
                     self._window_at[name] = answer.end
 
-    def _note_failure(self, answer: Answer) -> None:
+    def _record_failure(self, answer: Answer) -> None:
         if answer.ending in ("none", "cut", "error") or answer.status >= 500:
             self.failures.append((answer.start, answer.end))
-        elif answer.first - answer.start > SLOW:
+        elif answer.first - answer.start > SLOW_SECONDS:
             self.failures.append((answer.start, answer.first))
 
-    def _receive(self, account: str, event: str, at: float, headers: Mapping[str, str], body: str) -> None:
+    def _record_event(self, account: str, event: str, at: float, headers: Mapping[str, str], body: str) -> None:
         holder = self._population.accounts.get(account)
         verified = False
         with contextlib.suppress(Exception):  # whatever the library raises, the signature is wrong
@@ -128,38 +128,38 @@ class Checker:
         if deploy and not envelope["data"].get("sample"):
             self.deploy_events[deploy].append((event, envelope["type"]))
 
-    def judge(self, *, everything: bool = False) -> None:
-        """Judges the requests that ended long enough ago."""
+    def judge_requests(self, *, everything: bool = False) -> None:
+        """Check the requests that ended long enough ago, or all of them."""
         now = time.monotonic()
         for number, answer in list(self._unjudged.items()):
-            if not everything and now < answer.end + JUDGED_AFTER:
+            if not everything and now < answer.end + JUDGED_AFTER_SECONDS:
                 continue
             del self._unjudged[number]
             paid = self._paid.pop(number, None)
-            faults = books.during(self._faults, answer.start, answer.end + JUDGED_AFTER)
-            self.add(books.check_answer(answer, faults))
-            self.add(books.check_unpaid(answer, paid))
-            least, most = books.settled_at(answer, paid, faults)
+            faults = books.select_during(self._faults, answer.start, answer.end + JUDGED_AFTER_SECONDS)
+            self.add_violations(books.check_answer(answer, faults))
+            self.add_violations(books.check_unpaid(answer, paid))
+            least, most = books.compute_settlement_range(answer, paid, faults)
             self._bounds[answer.account][0] += least
             self._bounds[answer.account][1] += most
             self.exact += least == most
             self.blurred += least != most
         for name, at in list(self._window_at.items()):
-            if everything or now > at + JUDGED_AFTER:
+            if everything or now > at + JUDGED_AFTER_SECONDS:
                 limit = self._app_limit if name.startswith("app") else self._user_limit
                 del self._window_at[name]
-                faults = books.concerning(self._faults, self._population.account_of[name.rpartition(" ")[2]])
-                self.add(books.check_window(name, self._windows.pop(name), limit, faults))
+                faults = books.select_affecting(self._faults, self._population.account_of[name.rpartition(" ")[2]])
+                self.add_violations(books.check_window(name, self._windows.pop(name), limit, faults))
 
     # -- Redis -----------------------------------------------------------------------------------------------
 
-    async def spend(self, account: str) -> dict[str, tuple[int, int]] | None:
-        """Settled and reserved nano-euro by day; None if Redis cannot say."""
+    async def read_spend(self, account: str) -> dict[str, tuple[int, int]] | None:
+        """Return the settled and reserved nano-euro by day; None if Redis does not answer."""
         today, found = datetime.datetime.now(datetime.UTC).date(), {}
         for days in (-1, 0, 1):
             day = (today + datetime.timedelta(days=days)).isoformat()
             try:
-                settled, reserved = await self._servers.ask("HMGET", spend_key(account, day), "settled", "reserved")
+                settled, reserved = await self._servers.execute("HMGET", spend_key(account, day), "settled", "reserved")
             except redis.RedisError:
                 return None
             found[day] = int(settled or 0), int(reserved or 0)
@@ -168,87 +168,94 @@ class Checker:
     async def check_caps(self) -> None:
         for account in list(self._population.current):
             cap = self._caps[account.plan]
-            for day, amounts in (await self.spend(account.id) or {}).items():
-                self.add(books.check_cap(account.id, day, *amounts, cap, self._forgotten(account.id)))
+            for day, amounts in (await self.read_spend(account.id) or {}).items():
+                self.add_violations(books.check_cap(account.id, day, *amounts, cap, self._count_forgotten(account.id)))
 
-    def _forgotten(self, account: str) -> int:
-        return books.count_forgotten(self._admitted[account], books.concerning(self._faults, account))
+    def _count_forgotten(self, account: str) -> int:
+        return books.count_forgotten(self._admitted[account], books.select_affecting(self._faults, account))
 
-    async def reserved(self) -> int:
-        """Nano-euro of all accounts that are still reserved."""
+    async def read_reserved(self) -> int:
+        """Return the nano-euro that are still reserved, over all accounts."""
         total = 0
         for account in self._population.accounts:
-            total += sum(reserved for _, reserved in (await self.spend(account) or {}).values())
+            total += sum(reserved for _, reserved in (await self.read_spend(account) or {}).values())
         return total
 
     async def check_money(self, *, released: bool) -> int:
-        """Once nothing is sent any more. Returns the nano-euro settled. `released`: every lease has ended."""
+        """Check every account's spend after the load has ended, and return the settled nano-euro.
+
+        `released`: every lease has ended.
+        """
         total = 0
         for account, (least, most) in self._bounds.items():
-            days = await self.spend(account)
+            days = await self.read_spend(account)
             if days is None:
-                self.add([f"Redis could not be asked what {account} spent"])
+                self.add_violations([f"Redis could not be asked what {account} spent"])
                 continue
             cap = self._caps[self._population.accounts[account].plan]
             for day, amounts in days.items():
-                self.add(books.check_cap(account, day, *amounts, cap, self._forgotten(account)))
+                self.add_violations(books.check_cap(account, day, *amounts, cap, self._count_forgotten(account)))
             settled = sum(amount for amount, _ in days.values())
             reserved = sum(amount for _, amount in days.values())
-            self.add(books.check_spend(account, (settled, reserved), least, most))
+            self.add_violations(books.check_spend(account, (settled, reserved), least, most))
             if released and reserved:
-                self.add([f"{account} still has {reserved:,} nano-euro reserved after every lease has ended"])
+                self.add_violations(
+                    [f"{account} still has {reserved:,} nano-euro reserved after every lease has ended"]
+                )
             total += settled
             self.exact_accounts += least == most
         return total
 
     def check_exactness(self) -> None:
-        """Books that allow nearly everything find nothing."""
+        """Check that at least half of the spends are known exactly: wide bounds would hide a wrong settlement."""
         if 2 * self.exact_accounts < self.judged_accounts:
-            self.add([f"the spend of only {self.exact_accounts} of {self.judged_accounts} accounts is known exactly"])
+            self.add_violations(
+                [f"the spend of only {self.exact_accounts} of {self.judged_accounts} accounts is known exactly"]
+            )
 
     # -- events and deploys ----------------------------------------------------------------------------------
 
-    async def backlog(self) -> int:
-        """Events and deploys that have not ended; at least 1 if Redis cannot say."""
+    async def count_backlog(self) -> int:
+        """Return how many events and deploys have not ended; at least 1 if Redis does not answer."""
         try:
             streams = [stream_key(tag, name) for tag in PARTITION_TAGS for name in ("events", "builds")]
-            return sum([int(await self._servers.ask("XLEN", stream)) for stream in streams])
+            return sum([int(await self._servers.execute("XLEN", stream)) for stream in streams])
         except redis.RedisError:
             return 1
 
     async def check_events(self) -> None:
         failed: set[str] = set()
         for account in self._population.accounts.values():
-            failed |= await self._population.failed_events(account)
+            failed |= await self._population.list_failed_events(account)
         accepted = self._population.events
         self.lost_events = len(accepted.keys() - {entry.event for entry in self.received} - failed)
         self.duplicates = sum(count > 1 for count in Counter(entry.event for entry in self.received).values())
-        self.add(books.check_events(accepted, self.received, failed, self._faults))
+        self.add_violations(books.check_events(accepted, self.received, failed, self._faults))
 
     async def check_deploys(self, hosts: Sequence[str], patience: float) -> None:
-        """`hosts`: where the apps are served. `patience`: seconds that a deploy may take until it ends."""
+        """Check every deploy. `hosts`: addresses that serve the apps. `patience`: seconds that a deploy may take."""
         for name, deploy in self._population.deploys.items():
-            ended = await self._population.ended(name)
+            ended = await self._population.read_end(name)
             if ended and ended.state not in books.FINAL and time.monotonic() < deploy.at + patience:
                 continue
             if ended and ended.state == "failed":
                 self.failed_deploys[ended.error] += 1
             events = self.deploy_events[name]
-            self.add(books.check_deploy(name, deploy.account.id, ended, deploy.at, events, self._faults))
+            self.add_violations(books.check_deploy(name, deploy.account.id, ended, deploy.at, events, self._faults))
             if ended and ended.state == "live" and self._population.published[deploy.app] == 1:
                 for host in hosts:
-                    if (page := await self._population.page(host, deploy.app)) != deploy.page:
-                        self.add([f"deploy {name} is live, and host {host} answers {page[:60]}"])
+                    if (page := await self._population.fetch_page(host, deploy.app)) != deploy.page:
+                        self.add_violations([f"deploy {name} is live, and host {host} answers {page[:60]}"])
 
     # -- files -----------------------------------------------------------------------------------------------
 
-    def search(self, files: Iterable[Path], secrets: Mapping[str, bytes], logs: Collection[Path] = ()) -> None:
-        """Searches what was added to each file since the last time. `logs`: those of the service's processes."""
+    def search_files(self, files: Iterable[Path], secrets: Mapping[str, bytes], logs: Collection[Path] = ()) -> None:
+        """Search what was added to each file since the last call. `logs`: those of the service's processes."""
         for path in files:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 entry = (str(path), path.stat().st_ino)
-                file.seek(max(0, self._searched.get(entry, 0) - OVERLAP))
+                file.seek(max(0, self._searched.get(entry, 0) - OVERLAP_BYTES))
                 while data := file.read(2**24):
-                    self.add(books.check_secrets(path.name, data, secrets))
-                    self.add(books.check_log(path.name, data) if path in logs else ())
+                    self.add_violations(books.check_secrets(path.name, data, secrets))
+                    self.add_violations(books.check_log(path.name, data) if path in logs else ())
                     self._searched[entry] = file.tell()

@@ -1,7 +1,7 @@
-"""Sends the load: streams at a steady rate, some of which leave in the middle, ask for a whole answer or have no body.
+"""Sends the load: streams at a steady rate. Some callers disconnect early, some want a whole answer, some send no body.
 
-Each line of the standard input is a generation of apps (`Generation`), which replaces the one before. Each request ends
-as one JSON list in the file given as an argument, with the fields of `Answer`.
+Each line of the standard input is a generation of apps (`Generation`), which replaces the one before. For each request,
+a JSON list with the fields of `Answer` is written to the file given as an argument.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import msgspec
 import uvloop
 
 from gateway.errors import NotReplicated
-from tests.chaos.prompts import MAX_TOKENS, is_faithful, is_left, prompt
+from tests.chaos.prompts import MAX_TOKENS, is_faithful, is_left, make_prompt
 
-SECONDS = 45  # that a request may take; a gateway may be stopped for 20 of them
+REQUEST_SECONDS = 45  # at most; a gateway may be stopped for 20 of them
 NOT_REPLICATED = "BACKBONE_UNAVAILABLE (too few replicas)"
-IDLE = 2  # seconds after which a connection is not used again: sooner than a gateway closes it
-OPEN = 4000  # requests at once; beyond, none is sent
+IDLE_SECONDS = 2  # after which a connection is not used again; a gateway closes it later
+MAX_OPEN = 4000  # requests at once
 
 
 class LoadedApp(msgspec.Struct, frozen=True):
@@ -43,10 +43,10 @@ class Generation(msgspec.Struct, frozen=True):
 
 @dataclass
 class Answer:
-    """Times are of `time.monotonic`; 0 is never. `ending` says how it ended:
+    """The answer to a request as its caller received it. Times are of `time.monotonic`; 0 means never.
 
-    `done`, `whole` (not streamed), `error` (an event, its code is in `code`), `refused`, `left` (by the caller),
-    `cut` (after the answer's head), `none` (without an answer).
+    `ending`: `done`, `whole` (not streamed), `error` (an event; its code is in `code`), `refused`, `left` (by the
+    caller), `cut` (after the head of the answer), `none` (without an answer).
     """
 
     number: int
@@ -62,7 +62,7 @@ class Answer:
     code: str = ""
     ending: str = "none"
     tokens: int = 0
-    faithful: bool = True  # what came is the beginning of what was asked for, and whole if the ending says so
+    faithful: bool = True  # the text is the right answer's beginning, or all of it if the ending is `done` or `whole`
 
 
 class Load:
@@ -74,15 +74,15 @@ class Load:
         self._open: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
-        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             reading = asyncio.create_task(self._read_generations())
             due = time.monotonic()
             while not reading.done():
                 due = max(due + self._chance.expovariate(self.rate), time.monotonic() - 1)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-                if self.generation is not None and len(self._open) < OPEN:
+                if self.generation is not None and len(self._open) < MAX_OPEN:
                     task = asyncio.create_task(self._send(session, self.generation))
                     self._open.add(task)
                     task.add_done_callback(self._open.discard)
@@ -101,7 +101,7 @@ class Load:
         number = next(self._numbers)
         kind = "leave" if is_left(number) else self._chance.choices(("stream", "whole", "bare"), (87, 9, 4))[0]
         answer = Answer(number, app.account, app.name, user, gateway, kind != "bare", time.monotonic())
-        body = {"prompt": prompt(number), "maxTokens": MAX_TOKENS, "stream": kind != "whole"}
+        body = {"prompt": make_prompt(number), "maxTokens": MAX_TOKENS, "stream": kind != "whole"}
         headers = {"authorization": f"Bearer {app.tokens[user]}", "content-type": "application/json"}
         data = json.dumps(body).encode() if kind != "bare" else b""
         url = f"{generation.gateways[gateway]}/capsule/{app.name}/ai"
@@ -109,17 +109,17 @@ class Load:
             async with session.post(url, data=data, headers=headers) as response:
                 answer.first, answer.status = time.monotonic(), response.status
                 answer.ending = "cut"
-                await self._read(response, answer, leave=kind == "leave")
+                await self._read_answer(response, answer, leave=kind == "leave")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             answer.code = answer.code or type(error).__name__
         finally:
             answer.end = time.monotonic()
             self._file.write(json.dumps(astuple(answer), separators=(",", ":")) + "\n")
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: Answer, leave: bool) -> None:
+    async def _read_answer(self, response: aiohttp.ClientResponse, answer: Answer, leave: bool) -> None:
         if response.status != 200:
             error = await response.json(content_type=None)
-            answer.code, answer.ending = _code(error), "refused"
+            answer.code, answer.ending = _find_code(error), "refused"
         elif response.content_type != "text/event-stream":
             text = (await response.json())["text"]
             answer.tokens, answer.ending = 1, "whole"
@@ -137,7 +137,7 @@ class Load:
                     if event == b"done":
                         answer.ending = "done"
                     elif event == b"error":
-                        answer.code, answer.ending = _code(json.loads(line[5:])), "error"
+                        answer.code, answer.ending = _find_code(json.loads(line[5:])), "error"
                     else:
                         answer.tokens += 1
                         text += json.loads(line[5:])["token"]
@@ -149,7 +149,7 @@ class Load:
             answer.faithful = is_faithful(answer.number, text, whole=answer.ending == "done")
 
 
-def _code(error: Any) -> str:
+def _find_code(error: Any) -> str:
     try:
         if error["error"]["message"] == NotReplicated.message:
             return NOT_REPLICATED

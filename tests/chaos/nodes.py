@@ -1,14 +1,15 @@
-"""The Redis servers of a run, which keep append-only files, and what can be done to them.
+"""Runs the Redis servers, and injects faults into them.
 
 They are a cluster of three primaries and three replicas, a primary and two replicas under three Sentinels, or one
-server. One server's folder is a small file system of its own, where the system allows that, so that its disk can be
-filled; and every server's clock can be stepped where libfaketime is installed.
+server. All keep append-only files. Where the system allows it, the first server's folder is a small file system of its
+own, whose disk can be filled. Where libfaketime is installed, every server's clock can be changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -25,24 +26,33 @@ from tests.support.redis_servers import SLOTS, RedisServer, binary, free_port, i
 
 DISK_MIB = 256
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-NODE_TIMEOUT = 2.0  # seconds after which a node is failed over
+NODE_TIMEOUT_SECONDS = 2.0  # after which another node takes over
 OPTIONS = (
-    *("--appendfsync", "everysec", "--rdbcompression", "no", "--auto-aof-rewrite-min-size", "32mb"),
+    *(
+        "--crash-memcheck-enabled",
+        "no",
+        "--appendfsync",
+        "everysec",
+        "--rdbcompression",
+        "no",
+        "--auto-aof-rewrite-min-size",
+        "32mb",
+    ),
     *("--maxmemory-policy", "noeviction", "--repl-diskless-sync-delay", "0"),
 )
 CLUSTER_OPTIONS = (
-    *("--cluster-enabled", "yes", "--cluster-node-timeout", str(int(NODE_TIMEOUT * 1000))),
+    *("--cluster-enabled", "yes", "--cluster-node-timeout", str(int(NODE_TIMEOUT_SECONDS * 1000))),
     *("--cluster-require-full-coverage", "no"),
 )
-# A primary that was superseded while it was away takes no writes when it is back.
+# A primary that returns after its replacement accepts no writes.
 SENTINEL_OPTIONS = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "10")
 SERVICE = "gateway"
 
-Slots = tuple[tuple[int, int], ...]  # first and last of each range
+Slots = tuple[tuple[int, int], ...]  # the first and the last slot of each range
 
 
 class Node(RedisServer):
-    """Its settings are in a file, in which Sentinel writes down whom it follows."""
+    """A server with a file of settings, in which Sentinel stores its primary."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir()
@@ -56,7 +66,7 @@ class Node(RedisServer):
             faked += " FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1"
         settings = folder / "server.conf"
         settings.touch()
-        # A program that sets the environment and becomes the server, because the server takes no environment.
+        # RedisServer passes no environment, so a script sets it and becomes the server.
         wrapper = folder / "server.sh"
         wrapper.write_text(f'#!/bin/sh\nexport CHAOS=1 {faked}\nexec {self.binary} {settings} "$@"\n')
         wrapper.chmod(0o755)
@@ -79,14 +89,14 @@ class Node(RedisServer):
         with contextlib.suppress(AssertionError):
             super().thaw()
 
-    async def ask(self, *command: Any) -> Any:
+    async def execute(self, *command: Any) -> Any:
         return await self.connection.execute_command(*command)
 
 
 class Servers(ABC):
-    """Of one kind. Every command has a bound."""
+    """The servers of one topology. Every command has a timeout."""
 
-    cannot: ClassVar[frozenset[str]] = frozenset()  # kinds of faults that these servers cannot meet
+    impossible: ClassVar[frozenset[str]] = frozenset()  # kinds of faults that this topology rules out
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -95,7 +105,7 @@ class Servers(ABC):
         self.has_disk = False
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Servers]:
+    def run(self) -> Iterator[Servers]:
         disk = self._folder / "disk"
         disk.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)]
@@ -109,6 +119,8 @@ class Servers(ABC):
                 node.thaw()
                 node.stop()
             if self.has_disk:
+                for log in disk.glob("*/server.log"):
+                    shutil.copy(log, self._folder / "disk-server.log")
                 subprocess.run(["umount", disk], check=False)
 
     def _make_nodes(self, count: int, *options: str) -> None:
@@ -120,24 +132,24 @@ class Servers(ABC):
     @abstractmethod
     def _start(self) -> None: ...
 
-    def _stop(self) -> None:  # noqa: B027 (most have nothing beside the nodes)
-        """Ends what runs beside the nodes."""
+    def _stop(self) -> None:  # noqa: B027 (most topologies have only nodes)
+        """Stop all processes other than the nodes."""
 
     @property
     @abstractmethod
     def url(self) -> str: ...
 
     @abstractmethod
-    async def primaries(self) -> list[Node]:
-        """Those that take writes, in the order of the nodes."""
+    async def find_primaries(self) -> list[Node]:
+        """Return the nodes that take writes, in the order of `nodes`."""
 
     @abstractmethod
     async def takes_writes(self) -> bool:
-        """Every partition takes a write, and a replica, if there are any, confirms it."""
+        """Whether every partition takes a write, and a replica confirms it if there are replicas."""
 
     @abstractmethod
     async def is_whole(self) -> bool:
-        """All nodes run, and each replica is in step with its primary."""
+        """Whether all nodes run and each replica is in sync with its primary."""
 
     async def fail_over(self, replica: Node) -> None:
         raise NotImplementedError
@@ -145,31 +157,31 @@ class Servers(ABC):
     async def move_slot(self, tag: str, chance: int) -> None:
         raise NotImplementedError
 
-    async def shard(self, tag: str) -> int:
-        """The number of the primary that has a partition."""
+    async def find_shard(self, tag: str) -> int:
+        """Return the number of the primary that has the partition."""
         return 0
 
-    async def slots_of(self, node: Node) -> Slots | None:
-        """Those that the node's shard has; None for all."""
+    async def find_slots(self, node: Node) -> Slots | None:
+        """Return the slots of the node's shard; None for all."""
         return None
 
-    async def ask(self, *command: Any) -> Any:
-        """The node that has the command's key; raises RedisError if none answers."""
+    async def execute(self, *command: Any) -> Any:
+        """Run the command on the node that has its key. Raises RedisError if no node answers."""
         error: Exception = redis.RedisError("no node can be reached")
-        for node in await self._candidates():
+        for node in await self._list_candidates():
             try:
-                return await node.ask(*command)
+                return await node.execute(*command)
             except (redis.RedisError, OSError) as fault:
                 error = fault
         raise error if isinstance(error, redis.RedisError) else redis.RedisError(str(error))
 
-    async def _candidates(self) -> list[Node]:
-        return await self.primaries()
+    async def _list_candidates(self) -> list[Node]:
+        return await self.find_primaries()
 
-    # -- what is true now ------------------------------------------------------------------------------------
+    # -- replication -----------------------------------------------------------------------------------------
 
-    async def roles(self) -> dict[Node, dict[str, Any]]:
-        """The replication of each node that answers."""
+    async def read_roles(self) -> dict[Node, dict[str, Any]]:
+        """Return the replication section of INFO from each node that answers."""
         found: dict[Node, dict[str, Any]] = {}
         for node in self.nodes:
             if node.reachable:
@@ -177,14 +189,14 @@ class Servers(ABC):
                     found[node] = await node.connection.info("replication")
         return found
 
-    async def replica_of(self, primary: Node) -> Node | None:
-        for node, info in (await self.roles()).items():
+    async def find_replica(self, primary: Node) -> Node | None:
+        for node, info in (await self.read_roles()).items():
             if info["role"] == "slave" and info["master_port"] == primary.port:
                 return node
         return None
 
-    async def _follow_all(self, primaries: int) -> bool:
-        roles = await self.roles()
+    async def _replicas_are_in_sync(self, primaries: int) -> bool:
+        roles = await self.read_roles()
         links = [info.get("master_link_status") for info in roles.values() if info["role"] == "slave"]
         return len(roles) == len(self.nodes) and links == ["up"] * (len(self.nodes) - primaries)
 
@@ -198,13 +210,21 @@ class Servers(ABC):
                     pass
 
     def empty_disk(self) -> None:
-        """A replica ends when it cannot write. It is started again, as by a supervisor."""
+        """Free the disk, and restart the node if it exits, as a supervisor does: a replica exits if it cannot write."""
         (self._folder / "disk" / "filler").unlink(missing_ok=True)
-        if self.nodes[0].has_ended:
-            self.nodes[0].start()
+        node, deadline = self.nodes[0], time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if node.has_ended:
+                node.start()
+            elif node.answers():
+                break
+            time.sleep(0.2)
+        # As docs/redis.md says: a server that is killed before may not be able to read its append-only file.
+        with node.client() as client, contextlib.suppress(redis.RedisError):
+            client.bgrewriteaof()
 
-    def files(self) -> Iterator[Path]:
-        """Append-only files, snapshots and logs of all nodes."""
+    def list_files(self) -> Iterator[Path]:
+        """Yield the append-only files, snapshots and logs of all nodes."""
         for node in self.nodes:
             assert node.folder is not None
             yield from (path for path in node.folder.rglob("*") if path.is_file())
@@ -214,7 +234,7 @@ class Servers(ABC):
             await node.connection.aclose()
 
 
-async def _write(node: Node, replicas: int) -> bool:
+async def _takes_write(node: Node, replicas: int) -> bool:
     pipe = node.connection.pipeline(transaction=False)
     pipe.set("chaos", 1, ex=60)
     pipe.wait(replicas, 300)
@@ -222,7 +242,7 @@ async def _write(node: Node, replicas: int) -> bool:
     return written is True and confirmed >= replicas
 
 
-def _wait(condition: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         if time.monotonic() > deadline:
@@ -233,7 +253,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 class Single(Servers):
     """One server."""
 
-    cannot = frozenset({"kill replica", "fail over", "move slot"})
+    impossible = frozenset({"kill replica", "fail over", "move slot"})
 
     def _start(self) -> None:
         self._make_nodes(1)
@@ -242,12 +262,12 @@ class Single(Servers):
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.nodes[0].port}/0"
 
-    async def primaries(self) -> list[Node]:
+    async def find_primaries(self) -> list[Node]:
         return [node for node in self.nodes if node.reachable]
 
     async def takes_writes(self) -> bool:
         with contextlib.suppress(redis.RedisError, OSError):
-            return self.nodes[0].reachable and await _write(self.nodes[0], 0)
+            return self.nodes[0].reachable and await _takes_write(self.nodes[0], 0)
         return False
 
     async def is_whole(self) -> bool:
@@ -255,9 +275,9 @@ class Single(Servers):
 
 
 class Sentinels(Servers):
-    """A primary and two replicas, and three Sentinels of which two must agree."""
+    """A primary and two replicas under three Sentinels, two of which must agree."""
 
-    cannot = frozenset({"move slot"})
+    impossible = frozenset({"move slot"})
 
     def _start(self) -> None:
         self._make_nodes(3, *SENTINEL_OPTIONS)
@@ -265,7 +285,7 @@ class Sentinels(Servers):
             with node.client() as client:
                 client.execute_command("REPLICAOF", "127.0.0.1", self.nodes[0].port)
                 client.execute_command("CONFIG", "REWRITE")
-        _wait(lambda: all(map(is_in_sync, self.nodes[1:])))
+        _wait_until(lambda: all(map(is_in_sync, self.nodes[1:])))
         self._ports = [free_port() for _ in range(3)]
         self._processes = []
         for port in self._ports:
@@ -274,15 +294,15 @@ class Sentinels(Servers):
             (folder / "sentinel.conf").write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {folder}\nlogfile {folder / 'sentinel.log'}\n"
                 f"sentinel monitor {SERVICE} 127.0.0.1 {self.nodes[0].port} 2\n"
-                f"sentinel down-after-milliseconds {SERVICE} {int(NODE_TIMEOUT * 1000)}\n"
+                f"sentinel down-after-milliseconds {SERVICE} {int(NODE_TIMEOUT_SECONDS * 1000)}\n"
                 f"sentinel failover-timeout {SERVICE} 10000\n"
             )
             command = [binary("valkey"), str(folder / "sentinel.conf"), "--sentinel"]
             self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-        self._asked = [redis.asyncio.Redis(port=port, socket_timeout=1) for port in self._ports]
-        _wait(lambda: all(map(self._knows_all, self._ports)))
+        self._sentinels = [redis.asyncio.Redis(port=port, socket_timeout=1) for port in self._ports]
+        _wait_until(lambda: all(map(self._sentinel_is_ready, self._ports)))
 
-    def _knows_all(self, port: int) -> bool:
+    def _sentinel_is_ready(self, port: int) -> bool:
         with contextlib.suppress(redis.RedisError), redis.Redis(port=port, socket_timeout=1) as client:
             state = client.execute_command("SENTINEL MASTER", SERVICE)
             return (int(state["num-slaves"]), int(state["num-other-sentinels"])) == (2, 2)
@@ -297,32 +317,32 @@ class Sentinels(Servers):
     def url(self) -> str:
         return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self._ports)}/{SERVICE}"
 
-    async def _named(self) -> set[int]:
-        """The ports that the Sentinels name."""
+    async def _find_primary_ports(self) -> set[int]:
+        """Return the primary's port according to each Sentinel."""
         answers = await asyncio.gather(
-            *(sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE) for sentinel in self._asked)
+            *(sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE) for sentinel in self._sentinels)
         )
         return {int(port) for _, port in answers}
 
-    async def primaries(self) -> list[Node]:
-        ports = await self._named()
+    async def find_primaries(self) -> list[Node]:
+        ports = await self._find_primary_ports()
         return [node for node in self.nodes if {node.port} == ports and node.reachable]
 
     async def takes_writes(self) -> bool:
         with contextlib.suppress(redis.RedisError, OSError):
-            return any([await _write(node, 1) for node in await self.primaries()])
+            return any([await _takes_write(node, 1) for node in await self.find_primaries()])
         return False
 
     async def is_whole(self) -> bool:
-        return await self._follow_all(1) and await self.takes_writes()
+        return await self._replicas_are_in_sync(1) and await self.takes_writes()
 
     async def fail_over(self, replica: Node) -> None:
-        """Which replica takes over, Sentinel decides."""
-        await self._asked[0].execute_command("SENTINEL FAILOVER", SERVICE)
+        """Start a failover. Sentinel chooses the replica."""
+        await self._sentinels[0].execute_command("SENTINEL FAILOVER", SERVICE)
 
     async def close(self) -> None:
         await super().close()
-        for sentinel in self._asked:
+        for sentinel in self._sentinels:
             await sentinel.aclose()
 
 
@@ -337,15 +357,15 @@ class Cluster(Servers):
         for node, first, end in zip(self.nodes[:3], SLOTS, SLOTS[1:], strict=False):
             with node.client() as client:
                 client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
-        _wait(lambda: all(self._knows(node) for node in self.nodes))
+        _wait_until(lambda: all(self._node_is_ready(node) for node in self.nodes))
         for primary, replica in zip(self.nodes[:3], self.nodes[3:], strict=True):
             with primary.client() as client:
                 own = client.execute_command("CLUSTER MYID")
             with replica.client() as client:
                 client.execute_command("CLUSTER REPLICATE", own)
-        _wait(lambda: all(map(is_in_sync, self.nodes[3:])))
+        _wait_until(lambda: all(map(is_in_sync, self.nodes[3:])))
 
-    def _knows(self, node: Node) -> bool:
+    def _node_is_ready(self, node: Node) -> bool:
         with node.client() as client:
             info = client.execute_command("CLUSTER INFO")
         known = (info["cluster_state"], info["cluster_known_nodes"], info["cluster_slots_assigned"])
@@ -355,19 +375,19 @@ class Cluster(Servers):
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
 
-    async def primaries(self) -> list[Node]:
-        ports = {_port(shard) for shard in await self._shards() if shard["slots"]}
+    async def find_primaries(self) -> list[Node]:
+        ports = {_find_primary_port(shard) for shard in await self._read_shards() if shard["slots"]}
         return [node for node in self.nodes if node.port in ports]
 
-    async def _candidates(self) -> list[Node]:
+    async def _list_candidates(self) -> list[Node]:
         return [node for node in self.nodes if node.reachable]
 
-    async def _shards(self) -> list[dict[str, Any]]:
-        """As the first node that answers knows them."""
+    async def _read_shards(self) -> list[dict[str, Any]]:
+        """Return the shards that the first reachable node knows."""
         for node in self.nodes:
             if node.reachable:
                 with contextlib.suppress(redis.RedisError, OSError):
-                    return [_fields(shard) for shard in await node.ask("CLUSTER SHARDS")]
+                    return [_to_dict(shard) for shard in await node.execute("CLUSTER SHARDS")]
         return []
 
     async def takes_writes(self) -> bool:
@@ -376,8 +396,8 @@ class Cluster(Servers):
             for node in self.nodes:
                 if not node.reachable:
                     continue
-                info = await node.ask("CLUSTER INFO")
-                if "cluster_state:ok" not in _text(info):
+                info = await node.execute("CLUSTER INFO")
+                if "cluster_state:ok" not in _to_text(info):
                     return False
                 pipe = node.connection.pipeline(transaction=False)
                 for tag in PARTITION_TAGS:
@@ -391,37 +411,37 @@ class Cluster(Servers):
         return len(written) == len(PARTITION_TAGS)
 
     async def is_whole(self) -> bool:
-        return await self._follow_all(3) and await self.takes_writes()
+        return await self._replicas_are_in_sync(3) and await self.takes_writes()
 
     async def fail_over(self, replica: Node) -> None:
-        await replica.ask("CLUSTER FAILOVER")
+        await replica.execute("CLUSTER FAILOVER")
 
     # -- slots -----------------------------------------------------------------------------------------------
 
     async def move_slot(self, tag: str, chance: int) -> None:
-        """Moves a partition's slot to another primary, key by key, while it is used."""
-        primaries, slot = await self.primaries(), key_slot(tag.encode())
-        source = (await self.primaries())[await self.shard(tag)]
+        """Move a partition's slot to another primary, ten keys at a time, while it is in use."""
+        primaries, slot = await self.find_primaries(), key_slot(tag.encode())
+        source = (await self.find_primaries())[await self.find_shard(tag)]
         target = [node for node in primaries if node is not source][chance % (len(primaries) - 1)]
-        source_id, target_id = [_text(await node.ask("CLUSTER MYID")) for node in (source, target)]
-        await target.ask("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
-        await source.ask("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
-        while names := await source.ask("CLUSTER GETKEYSINSLOT", slot, 10):
-            await source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *names)
+        source_id, target_id = [_to_text(await node.execute("CLUSTER MYID")) for node in (source, target)]
+        await target.execute("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
+        await source.execute("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
+        while names := await source.execute("CLUSTER GETKEYSINSLOT", slot, 10):
+            await source.execute("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *names)
             await asyncio.sleep(0.02)
         for node in [target, source, *(other for other in primaries if other not in (source, target))]:
-            await node.ask("CLUSTER SETSLOT", slot, "NODE", target_id)
+            await node.execute("CLUSTER SETSLOT", slot, "NODE", target_id)
 
-    async def shard(self, tag: str) -> int:
+    async def find_shard(self, tag: str) -> int:
         slot = key_slot(tag.encode())
-        for number, node in enumerate(await self.primaries()):
-            if any(first <= slot <= last for first, last in await self.slots_of(node) or ()):
+        for number, node in enumerate(await self.find_primaries()):
+            if any(first <= slot <= last for first, last in await self.find_slots(node) or ()):
                 return number
         raise LookupError(f"no primary has {tag}")
 
-    async def slots_of(self, node: Node) -> Slots | None:
-        for shard in await self._shards():
-            if any(int(member["port"]) == node.port for member in map(_fields, shard["nodes"])):
+    async def find_slots(self, node: Node) -> Slots | None:
+        for shard in await self._read_shards():
+            if any(int(member["port"]) == node.port for member in map(_to_dict, shard["nodes"])):
                 return tuple(zip(shard["slots"][::2], shard["slots"][1::2], strict=True))
         return None
 
@@ -429,22 +449,22 @@ class Cluster(Servers):
 TOPOLOGIES: dict[str, type[Servers]] = {"cluster": Cluster, "sentinel": Sentinels, "single": Single}
 
 
-def _fields(values: Sequence[Any] | dict[Any, Any]) -> dict[str, Any]:
-    """A map that came as a list, as RESP 2 has it."""
+def _to_dict(values: Sequence[Any] | dict[Any, Any]) -> dict[str, Any]:
+    """Return a reply's map, which RESP 2 sends as a list."""
     if isinstance(values, dict):
-        return {_text(name): value for name, value in values.items()}
-    return {_text(name): value for name, value in zip(values[::2], values[1::2], strict=True)}
+        return {_to_text(name): value for name, value in values.items()}
+    return {_to_text(name): value for name, value in zip(values[::2], values[1::2], strict=True)}
 
 
-def _port(shard: dict[str, Any]) -> int | None:
-    """Of a shard's primary."""
-    for node in map(_fields, shard["nodes"]):
-        if _text(node["role"]) == "master" and _text(node["health"]) == "online":
+def _find_primary_port(shard: dict[str, Any]) -> int | None:
+    """Return the port of the shard's primary."""
+    for node in map(_to_dict, shard["nodes"]):
+        if _to_text(node["role"]) == "master" and _to_text(node["health"]) == "online":
             return int(node["port"])
     return None
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if isinstance(value, dict):
-        return "\n".join(f"{_text(name)}:{_text(field)}" for name, field in value.items())
+        return "\n".join(f"{_to_text(name)}:{_to_text(field)}" for name, field in value.items())
     return value.decode() if isinstance(value, bytes) else str(value)

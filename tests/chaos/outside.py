@@ -1,14 +1,15 @@
-"""What the service meets outside: a model provider, receivers of events and the apps' backends, in one process.
+"""Simulates the systems around the service in one process: a model provider, receivers of events, the apps' backends.
 
-Everything is recorded in the file given as an argument, one JSON list per line:
+It writes one JSON list per line to the file given as an argument:
 
 | record | fields |
 | --- | --- |
-| `paid` | prompt's number, input tokens, output tokens, whether the usage was sent, whether a fault cut it here |
-| `received` | account, event's id, the seconds of `time.monotonic`, the headers to verify, the body |
+| `paid` | number of the prompt, input tokens, output tokens, whether the usage was sent, whether a fault cut the answer
+|
+| `received` | account, event id, seconds of `time.monotonic`, headers of the signature, body |
 
 A line on the standard input switches a fault: `provider cut`, `provider slow 1.5`, `provider ok`, and the same for
-`receiver`. `cut` breaks every connection, new ones too.
+`receiver`. `cut` breaks all connections, including new ones.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from tests.chaos.prompts import is_left, pieces, prompt_number, word
+from tests.chaos.prompts import is_left, make_word, parse_prompt, piece_sizes
 from tests.fakes.provider import DONE, MODEL, ROLE, chunk
 
 INPUT_TOKENS = 12
-RECEIVER_SECONDS = 0.3  # until an event is answered, so that a worker that is killed has some under way
+RECEIVER_SECONDS = 0.3  # until the receiver answers, so that a killed worker has deliveries in progress
 SIGNED = ("webhook-id", "webhook-timestamp", "webhook-signature")
 
 
 class Link:
-    """The network between the service and one of its counterparts."""
+    """The network between the service and the provider or the receiver."""
 
     def __init__(self) -> None:
         self.is_cut, self.delay = False, 0.0
@@ -46,7 +47,7 @@ class Link:
                 transport.abort()  # type: ignore[attr-defined]
 
     async def enter(self, request: web.Request) -> asyncio.BaseTransport:
-        """Waits as long as the fault says. Raises ConnectionResetError if the link is cut."""
+        """Wait for the delay of the fault. Raises ConnectionResetError if the link is cut."""
         await asyncio.sleep(self.delay)
         transport = request.transport
         if transport is None or self.is_cut:
@@ -63,25 +64,25 @@ class Outside:
         self._file = records.open("a", buffering=1)
         self._keys, self._authorization = keys, f"Bearer {provider_key}"
 
-    def app(self) -> web.Application:
+    def build_app(self) -> web.Application:
         app = web.Application(client_max_size=2**20)
-        app.router.add_post("/v1/chat/completions", self.complete)
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_post("/events/{account}", self.receive)
-        app.router.add_get("/keys", self.keys)
+        app.router.add_post("/v1/chat/completions", self.complete_chat)
+        app.router.add_get("/v1/models", self.list_models)
+        app.router.add_post("/events/{account}", self.receive_event)
+        app.router.add_get("/keys", self.serve_keys)
         return app
 
     def record(self, *fields: Any) -> None:
         self._file.write(json.dumps(fields, separators=(",", ":")) + "\n")
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def list_models(self, request: web.Request) -> web.Response:
         await self.links["provider"].enter(request)
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
-    async def keys(self, _: web.Request) -> web.Response:
+    async def serve_keys(self, _: web.Request) -> web.Response:
         return web.json_response(self._keys)
 
-    async def receive(self, request: web.Request) -> web.Response:
+    async def receive_event(self, request: web.Request) -> web.Response:
         link = self.links["receiver"]
         transport = await link.enter(request)
         body = await request.text()
@@ -91,22 +92,22 @@ class Outside:
         link.open.discard(transport)
         return web.Response(status=204)
 
-    async def complete(self, request: web.Request) -> web.StreamResponse:
+    async def complete_chat(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("authorization") != self._authorization:
             return web.json_response({"error": {"message": "bad key"}}, status=401)
         link = self.links["provider"]
         body = await request.json()
-        number = prompt_number(body["messages"][-1]["content"])
+        number = parse_prompt(body["messages"][-1]["content"])
         transport = await link.enter(request)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         output, whole = 0, False
         try:
             await response.prepare(request)
             await response.write(ROLE)
-            for count in pieces(number):
+            for count in piece_sizes(number):
                 await asyncio.sleep((0.2 if is_left(number) else 0.05) + link.delay)
-                words = [word(number, place) for place in range(output, output + count)]
-                output += count  # before the write: what may have arrived is paid for
+                words = [make_word(number, place) for place in range(output, output + count)]
+                output += count  # before the write, because tokens that may have arrived are billed
                 await response.write(b"".join(map(chunk, words)))
             whole = True
             await response.write(chunk(finish="stop") + chunk(usage=(INPUT_TOKENS, output)) + DONE)
@@ -116,7 +117,7 @@ class Outside:
         return response
 
 
-async def listen(outside: Outside) -> None:
+async def read_switches(outside: Outside) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
@@ -127,10 +128,10 @@ async def listen(outside: Outside) -> None:
 async def main(port: int, records: Path, keys: Path) -> None:
     outside = Outside(records, json.loads(keys.read_text()), os.environ["PROVIDER_KEY"])
     # A canceled handler is how the provider learns that the gateway has left.
-    runner = web.AppRunner(outside.app(), access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(outside.build_app(), access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
-    await listen(outside)  # until the run ends
+    await read_switches(outside)  # until the run ends
 
 
 if __name__ == "__main__":

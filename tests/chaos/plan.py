@@ -1,7 +1,7 @@
-"""Which faults come, in which order: decided by the seed alone, so that a run can be repeated.
+"""Plans the faults of a run from its seed alone, so that a run can be repeated.
 
-A step has one fault, or two of different families at once. What a fault meets ("the third of the primaries") is decided
-here as a number; who that is shows when it comes, because a failover changes the roles.
+A step has one fault, or two of different families at once. The plan chooses the target of a fault as a number ("the
+third primary"). The run maps the number to a process when it injects the fault, because a failover changes the roles.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-# Kinds by what they hit; two faults at once come from two families.
+# Kinds of faults by the part that they hit.
 FAMILIES = {
     "gateway": ("kill gateway", "stop gateway"),
     "worker": ("kill worker", "stop worker"),
@@ -34,19 +34,19 @@ WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "network": 2}
 @dataclass(frozen=True)
 class Fault:
     kind: str
-    chance: int  # chooses the target among those that fit
-    seconds: float  # until it is undone
-    size: float  # of what it does, from -1 to 1: how far a clock is stepped
+    chance: int  # chooses the target among the possible ones
+    seconds: float  # until the fault is undone
+    size: float  # from -1 to 1, such as the share of the largest clock step
 
 
 @dataclass(frozen=True)
 class Step:
     faults: tuple[Fault, ...]
-    pause: float  # seconds after everything has recovered
+    pause: float  # seconds between the recovery and the next step
 
 
-def steps(seed: int, scale: float = 1.0, without: Collection[str] = ("stop storage",)) -> Iterator[Step]:
-    """Without an end. `scale` makes faults and pauses shorter; `without` names kinds that cannot happen."""
+def plan_steps(seed: int, scale: float = 1.0, without: Collection[str] = ("stop storage",)) -> Iterator[Step]:
+    """Yield steps without end. `scale`: factor of all durations. `without`: kinds of faults that are impossible."""
     chance = random.Random(seed)
     kinds = {family: [kind for kind in some if kind not in without] for family, some in FAMILIES.items()}
     bags: dict[str, list[str]] = {}
@@ -69,7 +69,7 @@ def steps(seed: int, scale: float = 1.0, without: Collection[str] = ("stop stora
 
 
 def _next_kind(bag: list[str], kinds: list[str], chance: random.Random) -> str:
-    """Every kind of a family comes once before one comes again, so that a short run meets many."""
+    """Draw each kind of a family once before any kind comes again, so that a short run has many kinds."""
     if not bag:
         bag += chance.sample(kinds, len(kinds))
     return bag.pop()

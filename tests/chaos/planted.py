@@ -1,4 +1,4 @@
-"""Bugs of our own making: `--plant NAME` starts the service with one, and a run of three minutes must turn red.
+"""Bugs that a run must find: `--plant NAME` starts the service with one, and a run of three minutes must report it.
 
 A bug is a patch that the process applies before it runs its module.
 """
@@ -16,11 +16,11 @@ from typing import Any
 @dataclass(frozen=True)
 class Plant:
     apply: Callable[[], None]
-    expected: str  # words of the violation that it must cause
+    expected: str  # part of the violation that the bug must cause
 
 
 def _drop_text() -> None:
-    """2 % of what is read together reaches nobody."""
+    """Drop 2 % of the texts: all tokens of one read of the provider's socket."""
     from gateway.inference.formats.native import Native
 
     texts = Native.texts
@@ -28,7 +28,7 @@ def _drop_text() -> None:
 
 
 def _mix_streams() -> None:
-    """2 % of what is read together reaches the next stream that reads something."""
+    """Send 2 % of the texts to the next stream that reads something."""
     from gateway.inference.formats.native import Native
 
     texts, kept = Native.texts, list[bytes]()
@@ -44,20 +44,20 @@ def _mix_streams() -> None:
 
 
 def _forget_settlements() -> None:
-    """A settlement that Redis refused is not repeated."""
-    from gateway.inference.spend.admission import Admission, Unwritten
+    """Do not repeat a settlement that Redis refused."""
+    from gateway.inference.spend.admission import Admission, PendingSettlement
 
     later = Admission._settle_later
 
-    def forgetful(self: Admission, unwritten: Unwritten) -> None:
-        if not unwritten.cost:
-            later(self, unwritten)
+    def forgetful(self: Admission, settlement: PendingSettlement) -> None:
+        if not settlement.cost:
+            later(self, settlement)
 
     Admission._settle_later = forgetful
 
 
 def _undercharge() -> None:
-    """One request in fifty costs a nano-euro less."""
+    """Settle one request in fifty at a nano-euro less."""
     from gateway.inference.spend.admission import Admission
 
     settle = Admission.settle
@@ -69,7 +69,7 @@ def _undercharge() -> None:
 
 
 def _free_leases() -> None:
-    """What a dead gateway had reserved is settled at nothing."""
+    """Settle the reservations of a dead gateway at nothing."""
     from gateway.inference.spend import scripts
 
     settle = scripts.settle
@@ -81,7 +81,7 @@ def _free_leases() -> None:
 
 
 def _raise_rates() -> None:
-    """The windows of apps and users let half as many more pass."""
+    """Raise the rate limits of apps and users by half."""
     from gateway.inference.spend import scripts
 
     admit = scripts.admit
@@ -93,20 +93,20 @@ def _raise_rates() -> None:
 
 
 def _record_first() -> None:
-    """An event counts as delivered before it is sent."""
+    """Record an event as delivered before it is sent."""
     from workers.webhooks.sender import Result, Sender
 
     send = Sender._send
 
     async def record_and_send(self: Sender, entry: Any, *some: Any) -> Result:
-        await self._log(entry, Result("delivered", 200), some[-1])
+        await self._record_delivery(entry, Result("delivered", 200), some[-1])
         return await send(self, entry, *some)
 
     Sender._send = record_and_send
 
 
 def _send_twice() -> None:
-    """Every fifth event is sent twice."""
+    """Send every fifth event twice."""
     from workers.webhooks.sender import Result, Sender
 
     send, count = Sender._send, 0
@@ -122,7 +122,7 @@ def _send_twice() -> None:
 
 
 def _sign_wrongly() -> None:
-    """One event in twenty has another's signature."""
+    """Sign one event in twenty with a timestamp of ten minutes ago."""
     from workers.webhooks import sender
 
     sign = sender.sign_event
@@ -134,21 +134,21 @@ def _sign_wrongly() -> None:
 
 
 def _fail_health() -> None:
-    """One check of a release's health in ten fails."""
+    """Fail one health check in ten."""
     from workers.hosting.serving import DeployError, Serving
 
     check = Serving.check_health
 
     async def check_or_fail(self: Serving, job: Any) -> None:
         if random.random() < 0.1:
-            raise DeployError("GET / was answered with 500")
+            raise DeployError("GET / returned 500")
         await check(self, job)
 
     Serving.check_health = check_or_fail
 
 
 def _serve_nothing_new() -> None:
-    """A swap that is told as done, and not done, in one deploy of ten."""
+    """Skip the swap of one deploy in ten, and report it as live."""
     from workers.hosting.releases import Site
 
     swap = Site.swap
@@ -161,17 +161,17 @@ def _serve_nothing_new() -> None:
 
 
 def _log_content() -> None:
-    """A token of a user is logged."""
+    """Log one token in a hundred."""
     from gateway.inference.auth import users
 
     verify = users.Users.verify
 
-    async def verify_and_tell(self: Any, app: Any, token: bytes) -> str:
+    async def verify_and_print(self: Any, app: Any, token: bytes) -> str:
         if random.random() < 0.01:
             print(f"verifying {token.decode()}", flush=True)
         return await verify(self, app, token)
 
-    users.Users.verify = verify_and_tell
+    users.Users.verify = verify_and_print
 
 
 PLANTS = {
@@ -190,11 +190,11 @@ PLANTS = {
 }
 
 
-def plant(name: str, module: str) -> None:
-    """Runs a module with the bug, as `python -m` does."""
+def run_planted(name: str, module: str) -> None:
+    """Run a module with the bug, as `python -m` does."""
     PLANTS[name].apply()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def command(name: str, module: str) -> list[str]:
-    return [sys.executable, "-c", f"from tests.chaos.planted import plant; plant({name!r}, {module!r})"]
+def make_command(name: str, module: str) -> list[str]:
+    return [sys.executable, "-c", f"from tests.chaos.planted import run_planted; run_planted({name!r}, {module!r})"]

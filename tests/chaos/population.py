@@ -1,6 +1,6 @@
-"""Accounts and apps that come in generations, each for a minute or so, and what their holders do: events and deploys.
+"""Creates accounts and apps in generations, sends their events, and deploys their apps.
 
-A generation that is over is not used any more, so a fault blurs the books of the accounts that met it and of no others.
+The load uses only the latest generation, so a fault makes the spend of only a few accounts inexact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.fakes.backend import jwk, private_key
 from tests.support.deployment import packed
 
 ACCOUNTS, APPS, USERS = 10, 3, 3  # accounts in a generation, apps of each, users of each app
-CAPPED, HOT = 2, 1  # accounts at their cap, and at their rates
+CAPPED, HOT = 2, 1  # accounts that reach their cap, and accounts whose apps reach their rate limit
 HOT_WEIGHT = 4.0
 EVENTS_PER_SECOND, DEPLOYS_PER_SECOND = 2.0, 0.2
 
@@ -51,20 +51,22 @@ class Deploy:
 
 
 class Issuer:
-    """Signs the tokens of all users of all apps, with one key."""
+    """The issuer of all users' tokens, which it signs with one key."""
 
     def __init__(self) -> None:
         self._key, self._kid = private_key("ES256"), f"chaos-{secrets.token_hex(8)}"
         self.keys = {"keys": [jwk("ES256", self._key, self._kid)]}
-        self.header = self.token("app", "user").partition(".")[0]  # of every token, and of nothing else
+        self.header = self.sign_token("app", "user").partition(".")[
+            0
+        ]  # the beginning of every token, found nowhere else
 
-    def token(self, app: str, user: str) -> str:
+    def sign_token(self, app: str, user: str) -> str:
         claims = {"sub": user, "iss": f"https://{app}.test", "exp": int(time.time()) + 86_400}
         return jwt.encode(claims, self._key, algorithm="ES256", headers={"kid": self._kid})
 
 
 class Population:
-    """`accounts` holds all of them; `events` and `deploys` what was accepted, and when."""
+    """All accounts, and the accepted events and deploys with their times."""
 
     def __init__(self, gateways: Sequence[str], operator: str, outside: str, seed: int) -> None:
         self._gateways, self._operator, self._outside = list(gateways), operator, outside
@@ -73,9 +75,9 @@ class Population:
         self.accounts: dict[str, Account] = {}
         self.current: list[Account] = []
         self.account_of: dict[str, str] = {}  # by app
-        self.events: dict[str, tuple[float, str]] = {}  # when each was accepted, and its account
+        self.events: dict[str, tuple[float, str]] = {}  # time and account of each accepted event
         self.deploys: dict[str, Deploy] = {}
-        self.published: Counter[str] = Counter()  # attempts, by app
+        self.published: Counter[str] = Counter()  # attempts by app
         self.unexpected: list[str] = []
 
     async def __aenter__(self) -> Population:
@@ -91,7 +93,7 @@ class Population:
     # -- calls -----------------------------------------------------------------------------------------------
 
     async def call(self, method: str, path: str, key: str, **options: Any) -> tuple[int, Any]:
-        """At one of the gateways. Status 0: no answer."""
+        """Call one of the gateways. Returns the status, 0 without an answer, and the body."""
         headers = {"authorization": f"Bearer {key}"}
         url = self._chance.choice(self._gateways) + path
         try:
@@ -103,8 +105,8 @@ class Population:
             self.unexpected.append(f"{method} {path.split('?')[0]} got {response.status}")
         return response.status, body
 
-    async def _insist(self, method: str, path: str, key: str, **options: Any) -> Any:
-        """Asks until it is done: the service may be away for as long as a fault lasts."""
+    async def _call_until_done(self, method: str, path: str, key: str, **options: Any) -> Any:
+        """Repeat the call until it succeeds, because a fault may make the service unavailable."""
         async with asyncio.timeout(120):
             while True:
                 status, body = await self.call(method, path, key, **options)
@@ -116,24 +118,26 @@ class Population:
 
     # -- generations -----------------------------------------------------------------------------------------
 
-    async def callers(
+    async def create_probe_apps(
         self, shards: int, shard: Callable[[str], Awaitable[int]], apps: int
     ) -> list[list[tuple[str, str]]]:
-        """Apps of one account in each shard, with a user's token each. `shard`: of a partition."""
+        """Create apps of one account in each shard, each with a user's token. `shard`: returns a partition's shard."""
         found: dict[int, Account] = {}
         while len(found) < shards:
-            account = await self.account("max", apps=0)
+            account = await self.create_account("max", apps=0)
             found.setdefault(await shard(partition_tag(account.id)), account)
         await asyncio.gather(*(self._add_apps(account, apps) for account in found.values()))
-        return [[(app, self.issuer.token(app, "probe")) for app in account.apps] for account in found.values()]
+        return [[(app, self.issuer.sign_token(app, "probe")) for app in account.apps] for account in found.values()]
 
-    async def account(self, plan: str, apps: int = APPS) -> Account:
-        body = await self._insist("POST", "/platform/accounts", self._operator, json={"name": "chaos", "plan": plan})
+    async def create_account(self, plan: str, apps: int = APPS) -> Account:
+        body = await self._call_until_done(
+            "POST", "/platform/accounts", self._operator, json={"name": "chaos", "plan": plan}
+        )
         account = Account(body["id"], body["apiKey"], plan)
         self.accounts[account.id] = account
-        for attempt in range(20):  # the secret shows once, so a lost answer takes another address
+        for attempt in range(20):  # the secret is shown once, so after a lost answer the account sets another address
             url = f"{self._outside}/events/{account.id}?n={attempt}"
-            body = await self._insist("PUT", "/account/webhook", account.key, json={"url": url})
+            body = await self._call_until_done("PUT", "/account/webhook", account.key, json={"url": url})
             if "secret" in body:
                 account.webhook_secret = body["secret"]
                 break
@@ -145,13 +149,13 @@ class Population:
             name = f"chaos-{secrets.token_hex(5)}"
             auth = {"kind": "jwks", "url": f"{self._outside}/keys", "issuer": f"https://{name}.test"}
             fields = {"account": account.id, "auth": auth}
-            await self._insist("PUT", f"/platform/apps/{name}", self._operator, json=fields)
+            await self._call_until_done("PUT", f"/platform/apps/{name}", self._operator, json=fields)
             account.apps.append(name)
             self.account_of[name] = account.id
 
-    async def generation(self) -> Generation:
+    async def create_generation(self) -> Generation:
         plans = ["free"] * CAPPED + ["max"] * (ACCOUNTS - CAPPED)
-        accounts = await asyncio.gather(*(self.account(plan) for plan in plans))
+        accounts = await asyncio.gather(*(self.create_account(plan) for plan in plans))
         self.current = list(accounts)
         return Generation(
             self._gateways,
@@ -159,7 +163,7 @@ class Population:
                 LoadedApp(
                     app,
                     account.id,
-                    [self.issuer.token(app, f"user-{n}") for n in range(USERS)],
+                    [self.issuer.sign_token(app, f"user-{n}") for n in range(USERS)],
                     HOT_WEIGHT if account in accounts[-HOT:] else 1.0,
                 )
                 for account in accounts
@@ -197,11 +201,11 @@ class Population:
         if status == 202:
             self.deploys[body["deployId"]] = deploy
 
-    async def ended(self, deploy: str) -> Ended | None:
-        """None: there is no such deploy."""
+    async def read_end(self, deploy: str) -> Ended | None:
+        """Return how a deploy ended, or None if it does not exist."""
         account, offset = self.deploys[deploy].account, time.monotonic() - time.time()
         with contextlib.suppress(RuntimeError):
-            row = await self._insist("GET", f"/account/deploys/{deploy}", account.key)
+            row = await self._call_until_done("GET", f"/account/deploys/{deploy}", account.key)
             begin, end = (
                 datetime.datetime.fromisoformat(row.get(name) or row["createdAt"]).timestamp() + offset
                 for name in ("startedAt", "finishedAt")
@@ -209,15 +213,15 @@ class Population:
             return Ended(row["state"], begin, end, row.get("error") or "")
         return None
 
-    async def page(self, host: str, app: str) -> str:
-        """What a visitor of the app sees at one of the hosts; or the status, or the error."""
+    async def fetch_page(self, host: str, app: str) -> str:
+        """Return the app's page from one of the hosts, or else the status or the error."""
         try:
             async with self._session.get(f"http://{host}/", headers={"Host": f"{app}.apps.localhost"}) as response:
                 return await response.text() if response.status == 200 else f"status {response.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return type(error).__name__
 
-    async def failed_events(self, account: Account) -> set[str]:
-        """Whose delivery the account's log says was in vain."""
-        rows = await self._insist("GET", "/account/deliveries?limit=1000", account.key)
+    async def list_failed_events(self, account: Account) -> set[str]:
+        """Return the events that the account's log lists as not delivered."""
+        rows = await self._call_until_done("GET", "/account/deliveries?limit=1000", account.key)
         return {row["id"] for row in rows if row["outcome"] != "delivered"}

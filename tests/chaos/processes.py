@@ -1,4 +1,4 @@
-"""The service's processes, and who starts them again a second after they were killed, as a supervisor does."""
+"""Runs the service's processes, and restarts them a second after they were killed, as a supervisor does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-RESTART = 1.0  # seconds between the end of a process and its new start
+RESTART_SECONDS = 1.0  # between the end of a process and its restart
 
 
 class Process:
-    """`ends` lists how often it ended without having been killed here: that is a violation."""
+    """A process of the service. `ends` lists its exits that no fault caused: each is a violation."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name, self.log_file = name, log
@@ -45,15 +45,15 @@ class Process:
             self._signal(signal.SIGKILL)
 
     def kill_one(self, chance: int) -> bool:
-        """Kills one of several processes that serve, if there are several."""
-        children = self._children()
+        """Kill one of the gateway's processes. Returns False if it has only one."""
+        children = self._list_children()
         if len(children) < 2:
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(children[chance % len(children)], signal.SIGKILL)
         return True
 
-    def _children(self) -> list[int]:
+    def _list_children(self) -> list[int]:
         if self._process is None:
             return []
         listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
@@ -73,7 +73,7 @@ class Process:
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
             if number != signal.SIGTERM and self.name.startswith("gateway"):
-                os.killpg(self._process.pid, number)  # it may have several processes
+                os.killpg(self._process.pid, number)  # a gateway may have several processes
             else:
                 self._process.send_signal(number)
 
@@ -82,7 +82,7 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def supervise(self) -> None:
-        """To be called often."""
+        """Restart the process if it has ended. Call this often."""
         if self._process is None or (code := self._process.poll()) is None:
             return
         now = time.monotonic()
@@ -90,7 +90,7 @@ class Process:
             self._ended_at = now
             if not self._killed:
                 self.ends.append(f"{self.name} ended by itself with status {code}; its log is {self.log_file.name}")
-        elif now > self._ended_at + RESTART:
+        elif now > self._ended_at + RESTART_SECONDS:
             self._ended_at = 0.0
             self.start()
 
@@ -117,7 +117,7 @@ class Fleet:
         self.processes[name] = process
         return process
 
-    def named(self, kind: str) -> list[Process]:
+    def find_by_kind(self, kind: str) -> list[Process]:
         return [process for name, process in self.processes.items() if name.startswith(f"{kind}-")]
 
     async def supervise(self) -> None:

@@ -1,4 +1,6 @@
-"""Prompts that carry a number, and words that stand nowhere else, so that leaked content is found."""
+"""Makes prompts and answers that carry a number and words that occur nowhere else, so that the run finds leaked
+content.
+"""
 
 import random
 
@@ -8,41 +10,41 @@ MAX_TOKENS = 64
 INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro per token of the default model
 
 
-def prompt(number: int) -> str:
+def make_prompt(number: int) -> str:
     return f"{PROMPT} {number:09d}"
 
 
-def prompt_number(text: str) -> int:
+def parse_prompt(text: str) -> int:
     return int(text.removeprefix(PROMPT))
 
 
-def pieces(number: int) -> list[int]:
-    """How many tokens arrive together, for each piece of the answer to a prompt. At most 60 in all."""
+def piece_sizes(number: int) -> list[int]:
+    """Return the number of tokens in each piece of the answer to a prompt, at most 60 in total."""
     if is_left(number):
         return [2] * 10
     chance = random.Random(number)
     return [chance.randint(1, 12) for _ in range(chance.randint(1, 5))]
 
 
-def word(number: int, place: int) -> str:
-    """A token of the answer to a prompt. No two are alike, so text that is lost, moved or another's shows."""
-    return f"{COMPLETION} {number}.{place} "
+def make_word(number: int, index: int) -> str:
+    """Return a token of the answer to a prompt. All tokens differ, so lost, moved and foreign text is found."""
+    return f"{COMPLETION} {number}.{index} "
 
 
 def is_faithful(number: int, text: str, *, whole: bool) -> bool:
-    """Whether that is the answer to the prompt, or the beginning of it."""
-    expected = "".join(word(number, place) for place in range(sum(pieces(number))))
+    """Whether the text is the answer to the prompt, or if not `whole`, its beginning."""
+    expected = "".join(make_word(number, index) for index in range(sum(piece_sizes(number))))
     return text == expected if whole else expected.startswith(text)
 
 
 def is_left(number: int) -> bool:
-    """Whether its caller leaves after the first token. The provider is slow then, so the answer is never whole."""
+    """Whether the caller disconnects after the first token, before the slowed-down provider has answered completely."""
     return number % 12 == 5
 
 
-def bound() -> int:
-    """What the gateway reserves for each of these prompts, in nano-euro."""
-    return (len(prompt(0).encode()) + 256) * INPUT_PRICE + MAX_TOKENS * OUTPUT_PRICE
+def max_cost() -> int:
+    """Return the nano-euro that the gateway reserves for each of these prompts."""
+    return (len(make_prompt(0).encode()) + 256) * INPUT_PRICE + MAX_TOKENS * OUTPUT_PRICE
 
 
 def cost(input_tokens: int, output_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""How soon everything works again: asks each gateway for a stream, and each worker's heartbeat, all the time."""
+"""Measures how soon everything works again, by requesting streams from each gateway and reading the heartbeats."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ import redis
 from gateway.cancellation import end_if_canceled
 from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
 from tests.chaos.nodes import Servers
-from tests.chaos.prompts import prompt
+from tests.chaos.prompts import make_prompt
 
-PROBE = 5.0  # seconds that a probe may take
-PROBES = 0.4  # seconds between the beginnings of two, of one gateway and shard
-EVERY = 0.25  # seconds between two looks at Redis
-NAMES = 10  # a restarted worker takes the next number until its former heartbeat has expired
+PROBE_SECONDS = 5.0  # timeout of a probe
+PROBE_INTERVAL_SECONDS = 0.4  # for each gateway and shard
+CHECK_INTERVAL_SECONDS = 0.25  # of Redis
+WORKER_NUMBERS = 10  # a restarted worker takes the next number while its former heartbeat has not expired
 GROUPS = ("webhooks", "monitors", "deploys")
 
 
 @dataclass
 class StoreState:
     ok: bool = True
-    since: float = 0.0  # the last change
-    seen: float = 0.0  # the beginning of the last look
+    since: float = 0.0  # when `ok` changed last
+    seen: float = 0.0  # when the last check began
 
 
 class Recovery:
-    """`callers`: for each shard, names of apps with a user's token each, so many that they stay within their rates."""
+    """A prober of the service. `callers`: the names and user tokens of each shard's apps.
+
+    There are enough apps that their probes stay within the rate limits.
+    """
 
     def __init__(
         self, servers: Servers, gateways: Mapping[str, str], callers: Sequence[Sequence[tuple[str, str]]]
@@ -48,7 +51,7 @@ class Recovery:
         self._renewals: dict[str, deque[list[float]]] = defaultdict(lambda: deque(maxlen=600))
 
     async def watch(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=PROBE)
+        timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
         async with (
             aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
@@ -71,19 +74,19 @@ class Recovery:
                     self.outages.append((self.state.since, began))
                 self.state.ok, self.state.since = ok, time.monotonic()
             self.state.seen = began
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
     async def _watch_gateway(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
-        """One probe that hangs holds up no other."""
+        """Start a probe at each interval. A probe that hangs does not delay the next."""
         async with asyncio.TaskGroup() as probes:
             while True:
                 probes.create_task(self._probe(session, name, shard))
-                await asyncio.sleep(PROBES)
+                await asyncio.sleep(PROBE_INTERVAL_SECONDS)
 
     async def _probe(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
         app, token = next(self._callers[shard])
         url = f"{self._gateways[name]}/capsule/{app}/ai"
-        body = json.dumps({"prompt": prompt(0), "maxTokens": 64, "stream": True})
+        body = json.dumps({"prompt": make_prompt(0), "maxTokens": 64, "stream": True})
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
             async with session.post(url, data=body, headers=headers) as response:
@@ -91,35 +94,35 @@ class Recovery:
                     self._answers[name, shard].append(time.monotonic())
 
     async def _watch_heartbeats(self) -> None:
-        """A heartbeat's time to live tells when it was renewed."""
+        """Record when each heartbeat was renewed, which follows from its time to live."""
         while True:
             end_if_canceled()
             for group in GROUPS:
-                names = [f"{socket.gethostname()}-{number}" for number in range(1, NAMES + 1)]
+                names = [f"{socket.gethostname()}-{number}" for number in range(1, WORKER_NUMBERS + 1)]
                 renewed = []
                 for name in names:
-                    left = await self._time_to_live(worker_key(group, name))
+                    left = await self._read_ttl(worker_key(group, name))
                     if left > 0:
                         renewed.append(time.monotonic() - HEARTBEAT_SECONDS + left / 1000)
                 self._renewals[group].append(sorted(renewed))
-            await asyncio.sleep(2 * EVERY)
+            await asyncio.sleep(2 * CHECK_INTERVAL_SECONDS)
 
-    async def _time_to_live(self, key: str) -> int:
+    async def _read_ttl(self, key: str) -> int:
         with contextlib.suppress(redis.RedisError):
-            return int(await self._servers.ask("PTTL", key))
+            return int(await self._servers.execute("PTTL", key))
         return -2
 
-    # -- what was seen ---------------------------------------------------------------------------------------
+    # -- measurements ----------------------------------------------------------------------------------------
 
-    async def store_recovers(self, since: float, seconds: float = 90) -> float:
-        """When it had; raises TimeoutError."""
+    async def wait_for_redis(self, since: float, seconds: float = 90) -> float:
+        """Wait until Redis works, and return when it began to. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             while not (self.state.ok and self.state.seen > since):
                 await asyncio.sleep(0.05)
         return self.state.since
 
-    async def gateway_answers(self, name: str, since: float, seconds: float) -> float | None:
-        """The seconds from `since` until it has answered for every shard; None if that takes longer than `seconds`."""
+    async def measure_gateway(self, name: str, since: float, seconds: float) -> float | None:
+        """Return the seconds from `since` until the gateway has answered for every shard; None if above `seconds`."""
         shards = [self._answers[name, shard] for shard in range(len(self._callers))]
         while True:
             first = [next((at for at in answers if at >= since), None) for answers in shards]
@@ -130,8 +133,8 @@ class Recovery:
                 return None
             await asyncio.sleep(0.05)
 
-    async def workers_beat(self, group: str, count: int, since: float, seconds: float) -> float | None:
-        """The seconds from `since` until so many of them have renewed their heartbeat."""
+    async def measure_workers(self, group: str, count: int, since: float, seconds: float) -> float | None:
+        """Return the seconds from `since` until `count` heartbeats have been renewed; None if above `seconds`."""
         while True:
             for renewed in self._renewals[group]:
                 new = [at for at in renewed if at >= since]

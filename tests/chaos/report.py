@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""Renders the tables at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from tests.chaos.run import Run
 
 
-def percentile(values: list[float], percent: int) -> str:
+def format_percentile(values: list[float], percent: int) -> str:
     if not values:
         return ""
     return f"{quantiles(values, n=100, method='inclusive')[percent - 1] if len(values) > 1 else values[0]:.2f} s"
 
 
-def _length(spans: list[tuple[float, float]], fault: Disturbance) -> float:
-    """Seconds from the first of the spans to the last that meet the fault."""
+def _measure_outage(spans: list[tuple[float, float]], fault: Disturbance) -> float:
+    """Return the seconds from the start of the first span to the end of the last, of those that overlap the fault."""
     met = [(begin, end) for begin, end in spans if end >= fault.begin and begin <= fault.end]
     return max(end for _, end in met) - min(begin for begin, _ in met) if met else 0.0
 
 
-def table(run: Run) -> str:
+def render_table(run: Run) -> str:
     checker, population = run.checker, run.population
     head = "fault", "times", "Redis away p50", "p99", "callers refused p50", "p99", "recovery p50", "p99"
     rows = [head, ("---",) * len(head)]
@@ -32,18 +32,18 @@ def table(run: Run) -> str:
         kinds[fault.kind].append(fault)
     failures = sorted(checker.failures)
     lengths = {
-        kind: [[_length(spans, fault) for fault in faults] for spans in (run.recovery.outages, failures)]
+        kind: [[_measure_outage(spans, fault) for fault in faults] for spans in (run.recovery.outages, failures)]
         for kind, faults in kinds.items()
     }
     for kind in sorted(kinds):
         columns = [*lengths[kind], run.recoveries[kind]]
-        row = [percentile(column, percent) for column in columns for percent in (50, 99)]
+        row = [format_percentile(column, percent) for column in columns for percent in (50, 99)]
         rows.append((kind, str(run.faults[kind]), *row))
     columns = [
         *([length for of_kind in lengths.values() for length in of_kind[n]] for n in (0, 1)),
         [took for several in run.recoveries.values() for took in several],
     ]
-    row = [percentile(column, percent) for column in columns for percent in (50, 99)]
+    row = [format_percentile(column, percent) for column in columns for percent in (50, 99)]
     rows.append(("**all**", str(run.faults.total()), *row))
     options = run.options
     facts = {

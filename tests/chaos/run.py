@@ -1,4 +1,4 @@
-"""One run: starts everything, sends the load, makes faults, and checks."""
+"""Runs the whole service: starts everything, sends the load, injects faults, and checks the guarantees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
 from tests.chaos.faults import CannotHappen, Faults, Injection
 from tests.chaos.nodes import TOPOLOGIES, Servers
-from tests.chaos.plan import Fault, Step, steps
+from tests.chaos.plan import Fault, Step, plan_steps
 from tests.chaos.population import Population
 from tests.chaos.processes import Fleet
 from tests.chaos.prompts import COMPLETION, PROMPT
@@ -36,30 +36,30 @@ from tests.support.redis_servers import free_port
 from tests.support.s3_server import S3Server
 
 WORKERS = ("webhooks", "monitors", "deploys")  # those with heartbeats
-# Of a small run, so that nobody waits long for what works again.
+# Shorter times for a small run, so that it recovers quickly.
 SMALL = {
-    "workers.stream.HEARTBEAT": 1.0,
-    "workers.heartbeat.INTERVAL": 1.0,
+    "workers.stream.RENEWAL_SECONDS": 1.0,
+    "workers.heartbeat.RENEWAL_SECONDS": 1.0,
 }
-SMALL_DEPLOYS = {"workers.builds.shared.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE": 5_000}
-STREAM_SECONDS = 15  # that a stream may take; a lease is 60 s longer
-PROBED = 12  # apps of each shard with which recovery is measured
-HEARTBEAT = 5.0  # seconds between two heartbeats of a worker
+SMALL_DEPLOYS = {"workers.builds.shared.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE_MS": 5_000}
+STREAM_SECONDS = 15  # timeout of a stream; a lease is 60 s longer
+PROBE_APPS = 12  # that the run probes in each shard
+HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
 class Options(msgspec.Struct, frozen=True):
     minutes: float = 10
     seed: int = 1
     rate: float = 200
-    recovery: float = 5  # seconds from the recovery of Redis to everybody else's
-    start: float = 10  # seconds that a killed process may take to start, beside them
-    steps: int | None = None  # of the plan, if fewer fit into the minutes
+    recovery: float = 5  # seconds within which everything must work once Redis does
+    start: float = 10  # additional seconds that a killed process may take to start
+    steps: int | None = None  # maximum steps of the plan
     plant: str = ""  # a bug of `planted.py` that the run must find
     redis: str = "cluster"  # or "sentinel", or "single"
-    wait: int = 1  # GATEWAY_REDIS_WAIT; one server alone has no replicas to wait for
+    wait: int = 1  # GATEWAY_REDIS_WAIT; a single server has no replicas to wait for
     processes: int = 1  # of each gateway
-    s3: bool = False  # a storage that is reached over the network, and a data folder for each worker
-    small: bool = False  # fewer processes, shorter faults, and no wait for leases and for deploys of the last minutes
+    s3: bool = False  # stores files in S3, and gives each worker its own data folder
+    small: bool = False  # fewer processes, shorter faults, and no wait for leases and for the last deploys
 
     @property
     def gateways(self) -> int:
@@ -67,7 +67,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        """Of each kind. Those for deploys and sites share a host with a data folder."""
+        """The workers of each kind. A `deploys` and a `sites` worker share a host with a data folder."""
         return 1 if self.small else 2
 
     @property
@@ -76,7 +76,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """Of the times of faults and pauses."""
+        """The factor of the durations of faults and pauses."""
         return 0.1 if self.small else 0.25 if self.short else 1.0
 
     @property
@@ -97,15 +97,15 @@ class Run:
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(options.gateways)}
         self._storage: S3Server | None = None
         self._apps = [f"127.0.0.1:{free_port()}" for _ in range(options.workers)]
-        self._generation = 15.0  # seconds; a fault blurs the books of one generation, or of two
-        # Such that the hot apps of a generation meet their rates, and its capped accounts their cap.
+        self._generation = 15.0  # seconds; a fault makes the spend of one or two generations inexact
+        # With these limits, the hot apps of a generation reach their rate limit, and its capped accounts their cap.
         requests = options.rate * self._generation
         self.limits = max(round(0.05 * requests), 60), max(round(0.03 * requests), 50)  # of an app, and of a user
         self.caps = {"free": round(250 * requests), "max": 10**10}  # nano-euro
 
-    # -- the parts -------------------------------------------------------------------------------------------
+    # -- processes -------------------------------------------------------------------------------------------
 
-    def _environment(self, servers: Servers) -> dict[str, str]:
+    def _make_environment(self, servers: Servers) -> dict[str, str]:
         app, user = self.limits
         outside = f"http://127.0.0.1:{self._outside_port}"
         return {
@@ -124,7 +124,7 @@ class Run:
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
             "GATEWAY_STORAGE_URL": f"file://{self.folder / 'data' / 'storage'}",
             **(self._storage.environment if self._storage else {}),
-            **self._host(1),
+            **self._make_host_environment(1),
             "GATEWAY_RATE_LIMITS": f"app={app},user={user}",
             "GATEWAY_DAILY_CAPS": ",".join(f"{plan}={cap / 10**9:.9f}" for plan, cap in self.caps.items()),
             "GATEWAY_DEPLOY_QUOTAS": "free=1000,max=1000",
@@ -135,14 +135,14 @@ class Run:
             "GATEWAY_LOG_LEVEL": "info",
         }
 
-    def _host(self, number: int) -> dict[str, str]:
+    def _make_host_environment(self, number: int) -> dict[str, str]:
         return {
             "GATEWAY_DATA_DIR": str(self.folder / "data" / f"host-{number}"),
             "GATEWAY_APPS_LISTEN": self._apps[(number - 1) % len(self._apps)],
         }
 
     def _start_service(self, servers: Servers) -> None:
-        environment, logs = self._environment(servers), self.folder / "logs"
+        environment, logs = self._make_environment(servers), self.folder / "logs"
         if self.options.plant:
             environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         for name, port in self._ports.items():
@@ -155,15 +155,17 @@ class Run:
             command = [*self._module_command("workers", constants), kind]
             for number in range(1, self.options.workers + 1):
                 apart = self.options.workers if self.options.s3 and kind == "deploys" else 0
-                self.fleet.add(f"{kind}-{number}", command, {**environment, **self._host(number + apart)}, logs)
+                self.fleet.add(
+                    f"{kind}-{number}", command, {**environment, **self._make_host_environment(number + apart)}, logs
+                )
         for process in self.fleet.processes.values():
             process.start()
 
     def _module_command(self, module: str, constants: Mapping[str, float] = {}) -> list[str]:
-        return planted.command(self.options.plant, module) if self.options.plant else python(module, constants)
+        return planted.make_command(self.options.plant, module) if self.options.plant else python(module, constants)
 
     @contextlib.contextmanager
-    def _module(self, module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    def _run_module(self, module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
         log = (self.folder / "logs" / f"{module.rpartition('.')[2]}.log").open("ab")
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -190,7 +192,7 @@ class Run:
         gateways = {name: f"http://127.0.0.1:{port}" for name, port in self._ports.items()}
         outside = f"http://127.0.0.1:{self._outside_port}"
         async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(servers.running())
+            stack.enter_context(servers.run())
             if self.options.s3:
                 self._storage = S3Server(self.folder / "logs")
                 stack.callback(self._storage.stop)
@@ -200,16 +202,16 @@ class Run:
                 keys.write_text(json.dumps(population.issuer.keys))
                 records = str(self.folder / "outside.jsonl")
                 arguments = (str(self._outside_port), records, str(keys))
-                with self._module("tests.chaos.outside", *arguments, PROVIDER_KEY=self._provider_key) as world:
+                with self._run_module("tests.chaos.outside", *arguments, PROVIDER_KEY=self._provider_key) as world:
                     self._start_service(servers)
                     try:
-                        await self._attack(servers, population, gateways, world)
+                        await self._run_load(servers, population, gateways, world)
                     finally:
                         await self.fleet.stop()
                         await servers.close()
-                self._search(servers)
+                self._search_files(servers)
 
-    async def _attack(
+    async def _run_load(
         self, servers: Servers, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
     ) -> None:
         self.population = population
@@ -223,11 +225,13 @@ class Run:
             "a user's token": population.issuer.header.encode(),
         }
         supervising = asyncio.create_task(self.fleet.supervise())
-        callers = await population.callers(len(await servers.primaries()), servers.shard, PROBED)
+        callers = await population.create_probe_apps(
+            len(await servers.find_primaries()), servers.find_shard, PROBE_APPS
+        )
         self.recovery = recovery = Recovery(servers, gateways, callers)
-        first = await population.generation()
+        first = await population.create_generation()
         arguments = (str(self.options.rate), str(self.options.seed), str(self.folder / "answers.jsonl"))
-        with self._module("tests.chaos.load", *arguments) as load:
+        with self._run_module("tests.chaos.load", *arguments) as load:
             assert load.stdin is not None
             load.stdin.write(msgspec.json.encode(first) + b"\n")
             load.stdin.flush()
@@ -238,10 +242,10 @@ class Run:
                     population.emit_events(),
                     population.publish_apps(),
                     self._replace_generations(load),
-                    self._check(servers),
+                    self._check_continuously(servers),
                 )
             ]
-            faulting = asyncio.create_task(self._make_faults(servers, recovery, world))
+            faulting = asyncio.create_task(self._run_plan(servers, recovery, world))
             try:
                 await asyncio.wait([faulting, supervising, *background], return_when=asyncio.FIRST_COMPLETED)
                 for task in (supervising, *background):
@@ -253,7 +257,7 @@ class Run:
                     task.cancel()
                 load.stdin.close()
                 await asyncio.to_thread(load.wait, 60)
-                _say("the load has ended")
+                _print_timed("the load has ended")
                 await self._finish()
             finally:
                 for task in (*background, supervising, faulting):
@@ -264,31 +268,31 @@ class Run:
         assert load.stdin is not None
         while True:
             await asyncio.sleep(self._generation)
-            generation = await self.population.generation()
+            generation = await self.population.create_generation()
             load.stdin.write(msgspec.json.encode(generation) + b"\n")
             load.stdin.flush()
 
-    async def _check(self, servers: Servers) -> None:
-        turn = 0
+    async def _check_continuously(self, servers: Servers) -> None:
+        seconds = 0
         while True:
             end_if_canceled()
             await asyncio.sleep(1)
-            turn += 1
-            self.checker.read()
+            seconds += 1
+            self.checker.read_records()
             await self.checker.check_caps()
-            if turn % 5 == 0:
-                self.checker.judge()
-            if turn % 30 == 0:
-                await asyncio.to_thread(self._search, servers)
+            if seconds % 5 == 0:
+                self.checker.judge_requests()
+            if seconds % 30 == 0:
+                await asyncio.to_thread(self._search_files, servers)
 
-    def _search(self, servers: Servers) -> None:
+    def _search_files(self, servers: Servers) -> None:
         service = [path for name in ("logs", "data") for path in (self.folder / name).rglob("*") if path.is_file()]
         logs = {process.log_file for process in self.fleet.processes.values()}
-        self.checker.search([*service, *servers.files()], self._secrets, logs)
+        self.checker.search_files([*service, *servers.list_files()], self._secrets, logs)
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    async def _make_faults(self, servers: Servers, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
+    async def _run_plan(self, servers: Servers, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
         assert world.stdin is not None
         stdin = world.stdin
 
@@ -297,120 +301,123 @@ class Run:
             stdin.flush()
 
         faults = Faults(self.fleet, servers, switch, self._storage, forgetful=not self.options.replicas)
-        without = servers.cannot if self.options.s3 else servers.cannot | {"stop storage"}
-        plan = steps(self.options.seed, self.options.scale, without)
+        without = servers.impossible if self.options.s3 else servers.impossible | {"stop storage"}
+        plan = plan_steps(self.options.seed, self.options.scale, without)
         end = time.monotonic() + self.options.minutes * 60
-        await self._settle_in(recovery)
+        await self._wait_for_gateways(recovery)
         for step in islice(plan, self.options.steps):
             if time.monotonic() > end:
                 return
-            await self._make(step, faults, servers, recovery)
+            await self._run_step(step, faults, servers, recovery)
             await asyncio.sleep(step.pause)
 
-    async def _settle_in(self, recovery: Recovery) -> None:
-        """Every gateway answers before the first fault."""
+    async def _wait_for_gateways(self, recovery: Recovery) -> None:
+        """Wait until every gateway answers. Raises RuntimeError if one does not within a minute."""
         begin = time.monotonic()
         for name in self._ports:
-            if await recovery.gateway_answers(name, begin, 60) is None:
+            if await recovery.measure_gateway(name, begin, 60) is None:
                 raise RuntimeError(f"{name} never answered")
-        _say("every gateway answers")
+        _print_timed("every gateway answers")
 
-    async def _make(self, step: Step, faults: Faults, servers: Servers, recovery: Recovery) -> None:
+    async def _run_step(self, step: Step, faults: Faults, servers: Servers, recovery: Recovery) -> None:
         async with asyncio.timeout(90):
             while not await self._is_whole(servers):
                 await asyncio.sleep(0.2)
-        done = await asyncio.gather(*(self._one(fault, faults) for fault in step.faults))
+        done = await asyncio.gather(*(self._inject(fault, faults) for fault in step.faults))
         injections = [injection for injection in done if injection is not None]
         if not injections:
             return
         undone = time.monotonic()
-        await recovery.store_recovers(undone)
-        await self._measure(injections, undone, recovery)
+        await recovery.wait_for_redis(undone)
+        await self._measure_recovery(injections, undone, recovery)
         now = time.monotonic()
         for injection in injections:
-            self.disturbances.remove(injection.disturbance())
-            self.disturbances.append(injection.disturbance(now))
-            _say(f"{injection.fault.kind} ({injection.target}) {now - injection.begin:.1f} s")
+            self.disturbances.remove(injection.to_disturbance())
+            self.disturbances.append(injection.to_disturbance(now))
+            _print_timed(f"{injection.fault.kind} ({injection.target}) {now - injection.begin:.1f} s")
 
     async def _is_whole(self, servers: Servers) -> bool:
         with contextlib.suppress(redis.RedisError, OSError):
             return await servers.is_whole()
         return False
 
-    async def _one(self, fault: Fault, faults: Faults) -> Injection | None:
+    async def _inject(self, fault: Fault, faults: Faults) -> Injection | None:
         self.faults[fault.kind] += 1
         injection = None
         try:
-            async with faults.under_way(fault) as injection:
-                self.disturbances.append(injection.disturbance())
+            async with faults.inject(fault) as injection:
+                self.disturbances.append(injection.to_disturbance())
         except CannotHappen as reason:
             self.impossible[fault.kind] = str(reason)
             self.faults[fault.kind] -= 1
         return injection
 
-    async def _measure(self, injections: list[Injection], undone: float, recovery: Recovery) -> None:
-        """From the moment at which Redis, or the process that was hit, works again; the last of them counts."""
+    async def _measure_recovery(self, injections: list[Injection], undone: float, recovery: Recovery) -> None:
+        """Record the time from when Redis and every killed process run again, and report late recoveries."""
         sinces, limit = [undone], self.options.recovery
         for injection in injections:
             if injection.redis:
                 sinces.append(max(recovery.state.since, injection.begin))
             elif injection.process is not None:
-                sinces.append(await self._restart(injection.process, injection.begin))
+                sinces.append(await self._wait_for_restart(injection.process, injection.begin))
                 limit += self.options.start
         if all(injection.redis for injection in injections):
-            sinces.remove(undone)  # Redis may have recovered long before
+            sinces.remove(undone)  # Redis may have recovered before the fault was undone
         since, kind = max(sinces), " and ".join(injection.fault.kind for injection in injections)
-        seconds = await asyncio.gather(*(recovery.gateway_answers(name, since, limit) for name in self._ports))
+        seconds = await asyncio.gather(*(recovery.measure_gateway(name, since, limit) for name in self._ports))
         for name, took in zip(self._ports, seconds, strict=True):
             if took is None:
-                self._blame(kind, f"{name} did not answer", limit)
+                self._report_late(kind, f"{name} did not answer", limit)
             else:
                 for injection in injections:
                     self.recoveries[injection.fault.kind].append(took)
         for group in WORKERS:
-            if await recovery.workers_beat(group, self.options.workers, since, limit + HEARTBEAT) is None:
-                self._blame(kind, f"the workers {group} had no heartbeat", limit + HEARTBEAT)
+            if (
+                await recovery.measure_workers(group, self.options.workers, since, limit + HEARTBEAT_INTERVAL_SECONDS)
+                is None
+            ):
+                self._report_late(kind, f"the workers {group} had no heartbeat", limit + HEARTBEAT_INTERVAL_SECONDS)
 
-    async def _restart(self, name: str, killed: float) -> float:
+    async def _wait_for_restart(self, name: str, killed: float) -> float:
         process = self.fleet.processes[name]
         async with asyncio.timeout(30):
             while not process.started_at > killed:
                 await asyncio.sleep(0.05)
         return process.started_at
 
-    def _blame(self, kind: str, what: str, limit: float) -> None:
-        self.checker.add([f"after '{kind}' at {time.monotonic():.0f}, {what} within {limit:g} s"])
+    def _report_late(self, kind: str, what: str, limit: float) -> None:
+        self.checker.add_violations([f"after '{kind}' at {time.monotonic():.0f}, {what} within {limit:g} s"])
 
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Waits, each time with a bound, for what may still come, and closes the books."""
+        """Wait with timeouts for the open work, and run the final checks."""
         checker = self.checker
         if self.options.small:
-            await self._until(checker.backlog, 40)
-            await asyncio.sleep(3)  # settlements that wait in their gateway
+            await self._wait_until_none(checker.count_backlog, 40)
+            await asyncio.sleep(3)  # for settlements that wait in their gateway
         else:
-            await self._until(checker.backlog, 120)
-            await self._until(checker.reserved, STREAM_SECONDS + 60 + 45)
-        _say("nothing is under way any more")
-        checker.read()
-        checker.judge(everything=True)
+            await self._wait_until_none(checker.count_backlog, 120)
+            await self._wait_until_none(checker.read_reserved, STREAM_SECONDS + 60 + 45)
+        _print_timed("all work has ended")
+        checker.read_records()
+        checker.judge_requests(everything=True)
         self.settled = await checker.check_money(released=not self.options.small)
         if not self.options.small:
             checker.check_exactness()
         await checker.check_events()
         await checker.check_deploys(self._apps, patience=120 if self.options.small else 0)
         for process in self.fleet.processes.values():
-            checker.add(process.ends)
-        checker.add(self.population.unexpected)
+            checker.add_violations(process.ends)
+        checker.add_violations(self.population.unexpected)
 
-    async def _until(self, nothing: Callable[[], Coroutine[Any, Any, int]], seconds: float) -> None:
+    async def _wait_until_none(self, count: Callable[[], Coroutine[Any, Any, int]], seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while await nothing():
+                while await count():
                     await asyncio.sleep(1)
 
 
-def _say(what: str) -> None:
-    """With the time, so that a run that takes too long shows where."""
+def _print_timed(what: str) -> None:
+    """Print a line with the time, which shows where a slow run spends it."""
     print(f"{time.monotonic():.0f} {what}", flush=True)

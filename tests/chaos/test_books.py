@@ -1,4 +1,4 @@
-"""The checks see what they are for: each wrong book is found, and the right one beside it is not."""
+"""Each check finds the violations that it is for, and accepts correct records."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from gateway.redis.partitions import partition_tag
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Ended, Paid, Received
 from tests.chaos.load import Answer
-from tests.chaos.prompts import PROMPT, bound, is_faithful, pieces, word
+from tests.chaos.prompts import PROMPT, is_faithful, make_word, max_cost, piece_sizes
 
 PAID = Paid(1, 12, 20, whole=True, cut=False)
 KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
@@ -29,13 +29,13 @@ def answer(ending: str = "done", status: int = 200, code: str = "", *, start: fl
 
 
 def test_whole_stream_settles_to_the_nano_euro() -> None:
-    least, most = books.settled_at(answer(), PAID, [])
+    least, most = books.compute_settlement_range(answer(), PAID, [])
     assert least == most == PAID.cost
     assert not books.check_spend("acc", (PAID.cost, 0), least, most)
 
 
 def test_double_settlement_is_seen() -> None:
-    least, most = books.settled_at(answer(), PAID, [])
+    least, most = books.compute_settlement_range(answer(), PAID, [])
     assert "more than the most possible" in books.check_spend("acc", (2 * PAID.cost, 0), least, most)[0]
 
 
@@ -49,39 +49,39 @@ def test_one_nano_euro_is_seen() -> None:
 
 
 def test_refusal_costs_nothing_and_a_caller_who_leaves_the_bound() -> None:
-    assert books.settled_at(answer("refused", 503, "BACKBONE_UNAVAILABLE"), None, []) == (0, 0)
+    assert books.compute_settlement_range(answer("refused", 503, "BACKBONE_UNAVAILABLE"), None, []) == (0, 0)
     half = Paid(1, 12, 5, whole=False, cut=False)
-    assert books.settled_at(answer("left", tokens=3), half, []) == (bound(), bound())
+    assert books.compute_settlement_range(answer("left", tokens=3), half, []) == (max_cost(), max_cost())
 
 
 @pytest.mark.parametrize("fault", [KILL, CLOCK])
 def test_fault_widens_the_bounds_and_never_below_what_was_paid(fault: Disturbance) -> None:
-    assert books.settled_at(answer(start=99.5), PAID, [fault]) == (PAID.cost, bound())
+    assert books.compute_settlement_range(answer(start=99.5), PAID, [fault]) == (PAID.cost, max_cost())
 
 
 def test_a_lost_primary_widens_nothing_because_settlements_are_repeated() -> None:
-    assert books.settled_at(answer(start=105.0), PAID, [PRIMARY]) == (PAID.cost, PAID.cost)
+    assert books.compute_settlement_range(answer(start=105.0), PAID, [PRIMARY]) == (PAID.cost, PAID.cost)
 
 
 def test_another_text_than_the_provider_s_is_seen() -> None:
     (found,) = books.check_answer(answer(faithful=False), [KILL, PRIMARY, CLOCK])
     assert "with another text" in found
-    whole = "".join(word(7, place) for place in range(sum(pieces(7))))
+    whole = "".join(make_word(7, place) for place in range(sum(piece_sizes(7))))
     assert is_faithful(7, whole, whole=True)
     assert is_faithful(7, whole[:-5], whole=False)
     assert not is_faithful(7, whole[:-5], whole=True)
-    for wrong in (whole[1:], whole.replace("7.1 ", ""), whole + word(7, 99), word(8, 0)):
+    for wrong in (whole[1:], whole.replace("7.1 ", ""), whole + make_word(7, 99), make_word(8, 0)):
         assert not is_faithful(7, wrong, whole=False)
 
 
 def test_fault_of_another_gateway_widens_nothing() -> None:
     other = Disturbance("kill gateway", "gateway-2", 100, 110)
-    assert books.settled_at(answer(start=105.0), PAID, [other]) == (PAID.cost, PAID.cost)
+    assert books.compute_settlement_range(answer(start=105.0), PAID, [other]) == (PAID.cost, PAID.cost)
 
 
 def test_gateway_that_was_only_stopped_settles_exactly() -> None:
     stopped = Disturbance("stop gateway", "gateway-1", 100, 110)
-    assert books.settled_at(answer(start=105.0), PAID, [stopped]) == (PAID.cost, PAID.cost)
+    assert books.compute_settlement_range(answer(start=105.0), PAID, [stopped]) == (PAID.cost, PAID.cost)
 
 
 def test_account_above_its_cap_is_seen() -> None:
@@ -147,7 +147,7 @@ def test_overfull_window_is_seen() -> None:
 
 def test_request_counts_only_for_windows_that_hold_it_surely() -> None:
     slow = [(float(n), n + 30.0) for n in range(61)]
-    assert books.fullest_window(slow) == 31
+    assert books.count_fullest_window(slow) == 31
 
 
 def test_clock_that_jumps_may_double_a_window() -> None:
@@ -161,8 +161,8 @@ def test_forgotten_admissions_do_not_count() -> None:
     burst = [(100.5, 100.6)] * 10
     assert books.check_window("app", burst, 5, [replace(PRIMARY, lossy=False)])
     assert not books.check_window("app", burst, 5, [PRIMARY])
-    assert books.check_cap("acc", "day", 2 * bound(), 0, bound())
-    assert not books.check_cap("acc", "day", 2 * bound(), 0, bound(), forgotten=1)
+    assert books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost())
+    assert not books.check_cap("acc", "day", 2 * max_cost(), 0, max_cost(), forgotten=1)
 
 
 # -- events and deploys --------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_deploy_fails_only_by_a_fault_that_it_met() -> None:
     assert not check_deploy(Ended("failed", 50.0, 60.0, stopped), events, builder)
     assert check_deploy(Ended("failed", 50.0, 60.0, stopped), events)
     assert check_deploy(Ended("failed", 58.5, 60.0, stopped), events, builder)
-    assert check_deploy(Ended("failed", 50.0, 60.0, "GET / was answered with 500"), events, builder)
+    assert check_deploy(Ended("failed", 50.0, 60.0, "GET / returned 500"), events, builder)
     redis = Disturbance("kill primary", "redis", 55, 57, redis=True, slots=ELSEWHERE)
     assert check_deploy(Ended("failed", 50.0, 60.0, stopped), events, redis)
 

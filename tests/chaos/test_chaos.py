@@ -1,4 +1,4 @@
-"""A short run with eight faults, two at once in each of its four steps, and one with a bug that it must find."""
+"""Runs a short chaos test with eight faults, two in each of its four steps, and one with a bug that it must find."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from tests.support.priority import raised_priority
 from tests.support.sandbox import require_control_groups
 
-# The recovery of a busy machine is not under test here. With this seed, each step has two faults.
+# The recovery may take 30 s, because other tests keep the machine busy. With this seed, each step has two faults.
 COMMAND = ["--small", "--minutes", "1.5", "--steps", "4", "--seed", "10927", "--rate", "40", "--recovery", "30"]
 KINDS = (
     *("kill gateway", "stop gateway", "kill worker", "stop worker"),
@@ -24,31 +24,32 @@ def priority() -> Iterator[None]:
         yield
 
 
-def chaos(*options: str) -> tuple[int, str]:
-    """The exit code, and what it said."""
+def run_chaos(*options: str) -> tuple[int, str]:
+    """Return the exit code and the output."""
     require_control_groups()
     run = subprocess.Popen(
         [sys.executable, "-m", "tests.chaos", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        said, _ = run.communicate(timeout=180)
+        output, _ = run.communicate(timeout=180)
     except subprocess.TimeoutExpired:
-        run.send_signal(signal.SIGTERM)  # it stops what it has started
-        said, _ = run.communicate(timeout=40)
+        run.send_signal(signal.SIGTERM)  # the run stops the processes that it has started
+        output, _ = run.communicate(timeout=40)
     finally:
         run.kill()
-    return run.returncode, said[-8000:]
+    return run.returncode, output[-8000:]
 
 
 @pytest.mark.timeout(240)
 def test_nothing_is_violated() -> None:
-    code, said = chaos(*COMMAND)
-    assert code == 0, said
+    code, output = run_chaos(*COMMAND)
+    assert code == 0, output
     for kind in KINDS:
-        assert f"| {kind} | 1 |" in said
+        assert f"| {kind} | 1 |" in output
 
 
 @pytest.mark.timeout(240)
 def test_planted_bug_is_found() -> None:
-    code, said = chaos("--small", "--minutes", "0.2", "--steps", "1", "--redis", "single", "--plant", "mix streams")
-    assert code == 0, said
+    options = ("--small", "--minutes", "0.2", "--steps", "1", "--redis", "single", "--plant", "mix streams")
+    code, output = run_chaos(*options)
+    assert code == 0, output

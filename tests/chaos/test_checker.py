@@ -1,4 +1,4 @@
-"""The checker complains of wrong books, as the recorders, Redis and the files give them."""
+"""The checker reports violations in the records, in Redis and in files."""
 
 import datetime
 import json
@@ -24,12 +24,12 @@ COST = cost(12, 20)
 
 
 class OneServer:
-    """A server that answers as those of a run do."""
+    """A server with the interface of a run's servers."""
 
     def __init__(self, server: RedisServer) -> None:
         self.client = redis.asyncio.Redis(port=server.port)
 
-    async def ask(self, *command: Any) -> Any:
+    async def execute(self, *command: Any) -> Any:
         return await self.client.execute_command(*command)
 
 
@@ -51,7 +51,7 @@ async def checker(tmp_path: Path, server: RedisServer) -> Any:
 
 
 def record(folder: Path, *numbers: int) -> None:
-    """Whole streams, at the provider and at the caller."""
+    """Record streams that are complete at the provider and at the caller."""
     with (folder / "outside.jsonl").open("a") as outside, (folder / "answers.jsonl").open("a") as answers:
         for number in numbers:
             answer = Answer(number, "acc_1", "app", 0, 0, True, number, number + 0.1, number + 0.2, 200, "", "done", 3)
@@ -62,14 +62,14 @@ def record(folder: Path, *numbers: int) -> None:
 async def spend(checker: Any, settled: int, reserved: int = 0) -> None:
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     fields = ("settled", settled, "reserved", reserved)
-    await checker._servers.ask("HSET", spend_key("acc_1", day), *fields)
+    await checker._servers.execute("HSET", spend_key("acc_1", day), *fields)
 
 
-async def test_right_books_pass(checker: Any, tmp_path: Path) -> None:
+async def test_correct_records_pass(checker: Any, tmp_path: Path) -> None:
     record(tmp_path, 1, 2)
     await spend(checker, 2 * COST)
-    checker.read()
-    checker.judge(everything=True)
+    checker.read_records()
+    checker.judge_requests(everything=True)
     assert await checker.check_money(released=True) == 2 * COST
     assert not checker.violations
 
@@ -77,8 +77,8 @@ async def test_right_books_pass(checker: Any, tmp_path: Path) -> None:
 async def test_double_settlement_is_seen(checker: Any, tmp_path: Path) -> None:
     record(tmp_path, 1, 2)
     await spend(checker, 3 * COST)
-    checker.read()
-    checker.judge(everything=True)
+    checker.read_records()
+    checker.judge_requests(everything=True)
     await checker.check_money(released=True)
     assert any("more than the most possible" in found for found in checker.violations)
 
@@ -86,8 +86,8 @@ async def test_double_settlement_is_seen(checker: Any, tmp_path: Path) -> None:
 async def test_lost_settlement_and_lasting_reservation_are_seen(checker: Any, tmp_path: Path) -> None:
     record(tmp_path, 1, 2)
     await spend(checker, 0, COST)
-    checker.read()
-    checker.judge(everything=True)
+    checker.read_records()
+    checker.judge_requests(everything=True)
     await checker.check_money(released=True)
     assert any("less than the least possible" in found for found in checker.violations)
     assert any("still has" in found for found in checker.violations)
@@ -104,26 +104,26 @@ async def test_account_above_its_cap_is_seen(checker: Any) -> None:
 
 async def test_overfull_window_is_seen(checker: Any, tmp_path: Path) -> None:
     record(tmp_path, 1, 2)
-    checker.read()
-    checker.judge(everything=True)
+    checker.read_records()
+    checker.judge_requests(everything=True)
     assert not checker.violations
     record(tmp_path, 103, 104, 105)
-    checker.read()
-    checker.judge(everything=True)
+    checker.read_records()
+    checker.judge_requests(everything=True)
     assert any("passed 3 requests in a minute" in found for found in checker.violations)
 
 
-async def test_backlog_counts_what_has_not_ended(checker: Any) -> None:
-    assert await checker.backlog() == 0
-    await checker._servers.ask("XADD", stream_key("{p19}", "builds"), "*", "deploy", "dep_1")
-    assert await checker.backlog() == 1
+async def test_backlog_counts_open_deploys(checker: Any) -> None:
+    assert await checker.count_backlog() == 0
+    await checker._servers.execute("XADD", stream_key("{p19}", "builds"), "*", "deploy", "dep_1")
+    assert await checker.count_backlog() == 1
 
 
 async def test_event_signed_with_another_secret_is_seen(checker: Any, tmp_path: Path) -> None:
     body = json.dumps({"type": "app.crashed", "data": {}})
     headers = {"webhook-id": "evt", "webhook-timestamp": "1", "webhook-signature": "v1,AAAA"}
     (tmp_path / "outside.jsonl").write_text(json.dumps(["received", "acc_1", "evt", 1.0, headers, body]) + "\n")
-    checker.read()
+    checker.read_records()
     assert [entry.verified for entry in checker.received] == [False]
 
 
@@ -131,16 +131,16 @@ async def test_line_that_is_half_written_is_read_later(checker: Any, tmp_path: P
     record(tmp_path, 1)
     with (tmp_path / "answers.jsonl").open("a") as file:
         file.write("[2, ")
-    checker.read()
+    checker.read_records()
     assert checker.outcomes.total() == 1
 
 
 async def test_secret_in_a_growing_file_is_seen(checker: Any, tmp_path: Path) -> None:
     log, secrets = tmp_path / "gateway-1.log", {"a prompt": PROMPT.encode()}
     log.write_text("nothing to see\n" * 1000 + PROMPT[:6])
-    checker.search([log], secrets)
+    checker.search_files([log], secrets)
     assert not checker.violations
     with log.open("a") as file:
         file.write(PROMPT[6:])  # the word ends in what was added since
-    checker.search([log], secrets)
+    checker.search_files([log], secrets)
     assert checker.violations == ["gateway-1.log holds a prompt"]

@@ -1,4 +1,4 @@
-"""The bugs that a run must find can be planted: what they patch is still there."""
+"""Every bug that a run must find can be planted: the code that it patches exists."""
 
 import subprocess
 import sys

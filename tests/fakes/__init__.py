@@ -1,4 +1,4 @@
-"""Stand-ins for what lies outside the gateway, served over real sockets: the provider and app backends."""
+"""Fakes of the systems around the gateway, served over real sockets: the provider and app backends."""
 
 from tests.fakes.backend import FakeAppBackend
 from tests.fakes.provider import FakeProvider

@@ -1,4 +1,4 @@
-"""An app's own backend: signs its users' tokens, serves its public keys, and refreshes like PocketBase."""
+"""An app's own backend. It signs its users' tokens, serves its public keys and refreshes tokens like PocketBase."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def jwk(alg: str, key: Any, kid: str) -> dict[str, Any]:
 
 
 class FakeAppBackend(FakeServer):
-    """`keys` maps an algorithm to (kid, private key); `jwks` replaces the answer with a script."""
+    """`keys` maps an algorithm to (kid, private key). `jwks` replaces the response with a script."""
 
     def __init__(self, *algs: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class FakeAppBackend(FakeServer):
         self.refresh: Script | None = None
         self.gate = asyncio.Event()
         self.gate.set()
-        # RSA keys take a while to make; only who asks for one gets it.
+        # RSA keys take a while to make, so they are made on request only.
         for alg in algs or ("ES256",):
             self.rotate(alg)
 
@@ -80,7 +80,7 @@ class FakeAppBackend(FakeServer):
         headers: dict[str, Any] | None = None,
         **claims: Any,
     ) -> str:
-        """`expires` is in seconds from now; None leaves the claim out, and so does `sub=None`."""
+        """Returns a token. `expires` is in seconds from now. None leaves out the claim, and so does `sub=None`."""
         kid, own = self.keys.get(alg, (None, None))
         now = time.time()
         payload = {"iat": int(now), **claims}
@@ -101,7 +101,7 @@ class FakeAppBackend(FakeServer):
         return answer(404)
 
     def _refreshed(self, exchange: Exchange) -> Script:
-        """As PocketBase: POST only, the token with or without the scheme, the record in the answer."""
+        """Answers as PocketBase does: only to POST, with or without a scheme before the token, and with the record."""
         token = (exchange.header("authorization") or "").removeprefix("Bearer ")
         refused = answer(401, {"status": 401, "message": "The request requires valid record authorization."})
         if exchange.method != "POST":

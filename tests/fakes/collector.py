@@ -1,4 +1,4 @@
-"""A collector of traces: takes OTLP over HTTP, in protobuf."""
+"""A collector of traces, which accepts OTLP over HTTP in protobuf."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from tests.fakes.server import Exchange, FakeServer, Script, answer
 from tests.support.polling import wait_until
 
-# Sends spans soon after they ended.
+# Makes processes send spans soon after their end.
 SOON = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 HEADER_SECRET = "collector-secret-0f3a9c"
 
@@ -52,7 +52,7 @@ class FakeCollector(FakeServer):
 
     @property
     def raw(self) -> bytes:
-        """Everything that was sent here, headers aside."""
+        """Everything that was received, except headers."""
         return b"".join(exchange.path.encode() + exchange.body for exchange in self.exchanges)
 
     @property
@@ -60,7 +60,7 @@ class FakeCollector(FakeServer):
         return [span for exchange in self.exchanges for span in _decode(exchange)]
 
     def trace(self, name: str, value: str) -> list[Span]:
-        """The trace whose root has this attribute: the root first, then its children in order."""
+        """Returns the trace whose root has this attribute: the root first, then its children in order."""
         for root in self.spans:
             if root.attributes.get(name) == value:
                 below = [span for span in self.spans if span.trace == root.trace and span.parent == root.id]

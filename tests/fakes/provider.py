@@ -1,4 +1,4 @@
-"""An OpenAI-compatible model provider that plays, for each prompt, the script the test wrote for it."""
+"""An OpenAI-compatible model provider that plays a test's script for each prompt."""
 
 import json
 import secrets
@@ -8,7 +8,7 @@ from typing import Any
 from tests.fakes.server import Exchange, FakeServer, Script, Step, answer
 
 MODEL = "gpt-oss-120b"
-# Words that stand nowhere else, so that a search for them finds leaked content.
+# Words that occur nowhere else, so that a search for them finds leaked content.
 COMPLETIONS = ("Mandarine", " ardoise")
 
 
@@ -24,7 +24,7 @@ def chunk(
     model: str = MODEL,
     **delta: Any,
 ) -> bytes:
-    """One event; `usage` is (prompt, completion) tokens."""
+    """Returns one event. `usage` is the tokens of (prompt, completion)."""
     body: dict[str, Any] = {
         "id": "chatcmpl-fake",
         "object": "chat.completion.chunk",
@@ -46,7 +46,7 @@ ROLE = chunk("", role="assistant")
 
 
 def tokens(*words: str, usage: tuple[Any, Any] | None = (7, 3), model: str = MODEL, finish: str = "stop") -> Script:
-    """A whole stream, event by event, as the true provider sends it."""
+    """Returns a complete stream, event by event, as the real provider sends it."""
     script: Script = [chunk("", role="assistant", model=model), *(chunk(w, model=model) for w in words)]
     script.append(chunk(finish=finish, model=model))
     if usage:
@@ -55,30 +55,30 @@ def tokens(*words: str, usage: tuple[Any, Any] | None = (7, 3), model: str = MOD
 
 
 def call_part(index: int = 0, *, id: str | None = None, name: str | None = None, arguments: str | None = None) -> bytes:
-    """One event with a part of a call of a tool."""
+    """Returns one event with a part of a tool call."""
     function = {k: v for k, v in {"name": name, "arguments": arguments}.items() if v is not None}
     part = {"index": index, **({"id": id, "type": "function"} if id else {}), "function": function}
     return chunk(tool_calls=[part])
 
 
 def calls(*parts: bytes, usage: tuple[int, int] = (9, 4)) -> Script:
-    """A whole stream of an answer that calls tools."""
+    """Returns a complete stream of an answer that calls tools."""
     begin = chunk(role="assistant", content=None, tool_calls=[])
     return [begin, *parts, chunk(finish="tool_calls"), chunk(usage=usage), DONE]
 
 
 def joined(script: Script) -> bytes:
-    """All body writes of a script as one."""
+    """Returns all body writes of a script as one."""
     return b"".join(step for step in script if isinstance(step, bytes))
 
 
 def flood(count: int, size: int) -> Script:
-    """`count` tokens of `size` bytes as fast as the reader takes them."""
+    """Returns `count` tokens of `size` bytes, sent as fast as they are read."""
     return [ROLE, *([chunk("x" * size)] * count), chunk(finish="stop"), chunk(usage=(1, 1)), DONE]
 
 
 class FakeProvider(FakeServer):
-    """`plays` gives a prompt no other test uses; `asked` tells what came for it."""
+    """`plays` sets a script and returns a unique prompt for it. `asked` returns the requests with a prompt."""
 
     key = "fake-provider-key-" + secrets.token_hex(8)
 

@@ -1,4 +1,4 @@
-"""Receivers of events, over HTTP and HTTPS. What a path does is a script that a test changes at any time."""
+"""A receiver of events, over HTTP and HTTPS. A test can change the script of each path at any time."""
 
 import asyncio
 import datetime
@@ -33,7 +33,7 @@ HUGE_ANSWER: Script = [Head(200, {"Content-Length": str(HUGE)}), *[bytes(65536)]
 
 
 def drip(data: bytes = b"HTTP/1.1 200 OK\r\n" * 9, pause: float = 1.0) -> Script:
-    """A byte at a time: no step of it is late, the whole is."""
+    """Returns a script that sends a byte at a time: no step is late, but the whole is."""
     return [step for byte in data for step in (Raw(bytes([byte])), pause)]
 
 
@@ -47,7 +47,7 @@ class FakeReceiver(FakeServer):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        if self.tls is not None:  # the plain listener gives its place to one that speaks TLS
+        if self.tls is not None:  # replaces the plain listener with one for TLS
             self._server.close()
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: _Protocol(asyncio.StreamReader(2**20), self._connected), "127.0.0.1", 0, ssl=self.tls
@@ -59,7 +59,7 @@ class FakeReceiver(FakeServer):
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{path}"
 
     def plays(self, path: str, *steps: Step | Script) -> None:
-        """From now on; without steps, the default again."""
+        """Sets the script of a path. Without steps, it is the default again."""
         self._scripts[path] = [s for step in steps for s in (step if isinstance(step, list) else [step])]
 
     def hangs(self, path: str) -> None:
@@ -73,12 +73,12 @@ class FakeReceiver(FakeServer):
         return self._at.get(path, [])
 
     def ids(self, path: str = "/events") -> Counter[str]:
-        """How often each event came."""
+        """Returns how often each event was received."""
         return Counter(exchange.header("x-service-delivery") or "" for exchange in self.got(path))
 
 
 def verified(exchange: Exchange, secret: str) -> dict[str, Any]:
-    """The envelope, after everything that the interface says about a delivery was checked."""
+    """Checks a delivery against the interface, and returns its envelope."""
     assert exchange.method == "POST"
     assert exchange.header("content-type") == "application/json"
     headers = {name: exchange.header(name) for name in HEADERS}
@@ -101,7 +101,7 @@ def verified(exchange: Exchange, secret: str) -> dict[str, Any]:
 def certificate(
     folder: Path, name: str, *, expired: bool = False, address: str | None = None
 ) -> tuple[ssl.SSLContext, str]:
-    """A server's context for a name or an address, and the file to trust it with."""
+    """Returns a server's TLS context for a name or an address, and the CA file for it."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     names: list[x509.GeneralName] = [x509.DNSName(name)]

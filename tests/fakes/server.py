@@ -1,20 +1,20 @@
-"""A raw HTTP/1.1 server with control over every byte, on the loop of the test.
+"""A raw HTTP/1.1 server with control over every byte, on the event loop of the test.
 
-A script is a list of steps, played as the answer to one request:
+A script is a list of steps, played as the response to one request:
 
 | step | effect |
 | --- | --- |
-| `Head` | the status line and headers; without one, a 200 event stream is begun by the first body step |
-| `bytes` | one body write: one HTTP chunk, or as it is after a `Head` with a length or `Raw` |
-| `Raw` | bytes put on the wire untouched |
-| number | seconds to wait |
+| `Head` | sends the status line and headers; without one, the first body step begins a 200 event stream |
+| `bytes` | writes a part of the body: as a chunk, or unchanged after a `Head` with a length or `Raw` |
+| `Raw` | writes bytes unchanged |
+| number | waits that many seconds |
 | `asyncio.Event` | waits for it |
-| `HANG` | waits until the client goes away |
-| `CLOSE` | closes the connection in the middle |
-| `RESET` | the same with a TCP reset |
-| callable | called with the exchange and awaited |
+| `HANG` | waits until the client disconnects |
+| `CLOSE` | closes the connection |
+| `RESET` | closes the connection with a TCP reset |
+| callable | is called with the exchange and awaited |
 
-At the end of a script a chunked body is ended properly and the connection kept for the next request.
+At the end of a script, a chunked body is terminated, and the connection is kept for the next request.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Raw:
 
 @dataclass
 class Exchange:
-    """One request and what became of its answer."""
+    """One request, and the progress of its response."""
 
     method: str
     path: str
@@ -127,14 +127,14 @@ Script = list[Step]
 
 
 def answer(status: int, body: Any = b"", headers: Mapping[str, str] | None = None) -> Script:
-    """A whole answer with a length; anything but bytes is sent as JSON."""
+    """Returns a complete response with a length. Anything except bytes is sent as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
     return [Head(status, head), data]
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """Says at once, without reading, that the client went away."""
+    """Detects at once, without reading, that the client has disconnected."""
 
     def __init__(self, reader: asyncio.StreamReader, connected: Any) -> None:
         super().__init__(reader, connected)
@@ -150,7 +150,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
 
 
 class FakeServer:
-    """Subclasses say in `script` how a request is answered."""
+    """A server whose subclasses return the response to a request from `script`."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tls = tls
@@ -162,7 +162,7 @@ class FakeServer:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        # A small send buffer lets tests see back pressure soon.
+        # With a small send buffer, tests see back pressure soon.
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         loop = asyncio.get_running_loop()

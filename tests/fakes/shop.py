@@ -1,4 +1,4 @@
-"""A hosted app that tells what it was asked, and does what the path says."""
+"""A hosted app that records its requests and behaves as their path says."""
 
 import asyncio
 

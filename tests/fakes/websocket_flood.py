@@ -1,4 +1,4 @@
-"""An app that sends empty WebSocket frames without end, or its visitors, who read whatever comes."""
+"""An app that sends endless empty WebSocket frames, or its visitors, which read them."""
 
 import base64
 import hashlib
@@ -38,7 +38,7 @@ def app(path: str) -> None:
 
 
 def visitors(port: str, host: str, count: str) -> None:
-    """Prints the number of bytes that came, every tenth of a second."""
+    """Prints the number of received bytes every tenth of a second."""
     selector, seen = selectors.DefaultSelector(), 0
     head = f"GET /socket HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     head += f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n\r\n"

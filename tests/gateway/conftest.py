@@ -1,7 +1,6 @@
-"""One gateway, provider and app backend for most tests of the session, all on the session's loop.
+"""One gateway, provider and app backend for most tests of the session, on the session's event loop.
 
-Tests keep apart by their own accounts, apps and prompts; a test with other settings starts its own gateway
-with `launch`.
+Each test uses its own accounts, apps and prompts. A test with other settings starts its own gateway with `launch`.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +20,7 @@ __all__ = ["provider"]
 
 Launch = Callable[..., AbstractAsyncContextManager[Gateway]]
 
-COUNTED_SOON = {"gateway.telemetry.counters.INTERVAL": 0.3}  # seconds
+COUNTED_SOON = {"gateway.telemetry.counters.FLUSH_SECONDS": 0.3}
 
 
 @session_fixture
@@ -44,17 +43,17 @@ async def twin(gw: Gateway, provider: FakeProvider) -> AsyncIterator[Gateway]:
 
 
 @session_fixture
-async def penny(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """Caps of 0.0012 EUR for the free plan and a millionth for the next."""
+async def low_caps(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """A gateway with daily caps of 0.0012 EUR for the free plan and 0.000001 EUR for the starter plan."""
     caps = "free=0.0012,starter=0.000001,maker=2,max=10"
-    folder = tmp_path_factory.mktemp("penny")
+    folder = tmp_path_factory.mktemp("low_caps")
     async with gateway_with_redis(provider, folder, COUNTED_SOON, GATEWAY_DAILY_CAPS=caps) as running:
         yield running
 
 
 @session_fixture
 async def strict(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """As in production: private addresses and plain http are out of bounds."""
+    """A gateway that refuses private addresses and plain HTTP, as in production."""
     folder = tmp_path_factory.mktemp("strict")
     async with gateway_with_redis(provider, folder, GATEWAY_ALLOW_PRIVATE_ADDRESSES="false") as running:
         yield running
@@ -62,19 +61,19 @@ async def strict(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def launch(provider: FakeProvider, tmp_path: Path) -> Launch:
-    """`async with launch(GATEWAY_X="…") as gw:` with a Redis of its own."""
+    """Starts a gateway with its own Redis: `async with launch(GATEWAY_X="…") as gw:`."""
     return partial(gateway_with_redis, provider, tmp_path)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def app(gw: Gateway, backend: FakeAppBackend) -> App:
-    """An app of its own, of an account of its own, on the largest plan."""
+    """A new app of a new account on the largest plan."""
     return await gw.app(backend)
 
 
 @session_fixture
 async def building(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """Its deploys are built by an outside engine, which is the test."""
+    """A gateway whose deploys the test builds, as an external engine."""
     folder = tmp_path_factory.mktemp("building")
     async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
         yield running
@@ -82,5 +81,5 @@ async def building(provider: FakeProvider, tmp_path_factory: pytest.TempPathFact
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def hosted(building: Gateway, backend: FakeAppBackend) -> App:
-    """An app of its own whose deploys the test builds."""
+    """A new app whose deploys the test builds."""
     return await building.app(backend)

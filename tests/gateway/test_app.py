@@ -48,28 +48,28 @@ async def remove() -> None: ...
 )
 def test_allowed_methods(path: str, methods: list[str]) -> None:
     app = Litestar([index, show, report, queued, remove], openapi_config=None)
-    assert AllowedMethods(app.routes).of(path) == methods
+    assert AllowedMethods(app.routes).find(path) == methods
 
 
 def test_every_route_has_methods() -> None:
     app = create_app(Settings()).litestar
     for route in app.routes:
-        assert app.state.allowed_methods.of(route.path_format), route.path_format
+        assert app.state.allowed_methods.find(route.path_format), route.path_format
 
 
 def start(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Starts uvicorn as somebody else's installation may, without `capsule serve`."""
+    """Starts uvicorn without `capsule serve`."""
     command = [sys.executable, "-m", "uvicorn", "--factory", "gateway.app:create_app", "--port", "0"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), **settings}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=30)
 
 
-def test_bad_settings_stop_the_start_with_one_message(tmp_path: Path) -> None:
+def test_invalid_settings_end_the_start_with_one_message(tmp_path: Path) -> None:
     ended = start(tmp_path, GATEWAY_REDIS_URL="nonsense", GATEWAY_DRAIN="never")
     assert ended.returncode == 1
-    said = ended.stderr.strip().splitlines()
-    assert said[0] == "The settings are wrong:"
-    assert [line.partition(":")[0] for line in said[1:]] == ["GATEWAY_REDIS_URL", "GATEWAY_DRAIN"]
+    lines = ended.stderr.strip().splitlines()
+    assert lines[0] == "The settings are invalid:"
+    assert [line.partition(":")[0] for line in lines[1:]] == ["GATEWAY_REDIS_URL", "GATEWAY_DRAIN"]
     assert "Traceback" not in ended.stderr
 
 

@@ -1,4 +1,4 @@
-"""The access list that docs/operations.md gives to the service is enough for all of its processes."""
+"""The ACL in docs/redis.md is sufficient for all processes of the service."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import redis
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver
-from tests.gateway.test_app_failover import hosting
+from tests.support.deployment import all_processes
 from tests.support.polling import wait_until
 from tests.support.prices import cost
 from tests.support.redis_servers import RedisServer
@@ -17,14 +17,14 @@ from tests.support.responses import answered
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "redis.md"
 
 
-# What only a cluster, or only GATEWAY_REDIS_WAIT, needs beside what the test below does.
+# Further commands, for a cluster and for GATEWAY_REDIS_WAIT.
 OTHERS = ("CLUSTER SLOTS", "ASKING", "WAIT 1 1")
 
 
-async def test_the_documented_access_list(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+async def test_the_documented_acl(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     rule = re.search(r"ACL SETUSER gateway on '>…' (.*)$", PAGE.read_text(), re.MULTILINE)
     assert rule
     server = RedisServer("valkey").start()
@@ -34,7 +34,7 @@ async def test_the_documented_access_list(provider: FakeProvider, backend: FakeA
             for command in OTHERS:
                 assert node.execute_command("ACL DRYRUN", "gateway", *command.split()) == "OK"
             url = f"redis://gateway:password@127.0.0.1:{server.port}"
-            async with FakeReceiver() as site, hosting(url, provider, site, tmp_path) as host:
+            async with FakeReceiver() as site, all_processes(url, provider, site, tmp_path) as host:
                 app, hosted = await host.gateway.app(backend), await host.app()
                 answered(await app.ask(provider.plays(tokens("x", usage=(7, 3)))))
                 assert await app.account.settled() == cost(7, 3)

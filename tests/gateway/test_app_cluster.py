@@ -1,4 +1,4 @@
-"""The same gateway on Redis Cluster: three masters, accounts spread over them."""
+"""The gateway on Redis Cluster, with accounts on all three primaries."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from tests.fakes.server import CLOSE, answer
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import BINARIES, cluster
 from tests.support.responses import answered, counted, refused, text_of
 from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
@@ -46,7 +46,7 @@ async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAp
     assert text_of(await app.events(prompt)) == "Bonjour"
     cut = provider.plays(ROLE, chunk("a"), CLOSE)
     refused(await app.ask(cut), 502, "PROVIDER_ERROR")
-    assert await app.account.settled() == 2 * cost(7, 3) + bound(cut)
+    assert await app.account.settled() == 2 * cost(7, 3) + max_cost(cut)
     assert counted(await app.ask("x"))[1] == 16
     for _ in range(16):
         await app.ask("x")
@@ -119,7 +119,7 @@ async def test_deploys(clustered: Gateway, backend: FakeAppBackend) -> None:
 
 
 async def test_events(provider: FakeProvider, tmp_path: Path) -> None:
-    """Secrets are rotated, and what failed is sent again, with a worker that reads every partition."""
+    """A worker reads all partitions. Secrets are rotated, and failed events are sent again."""
     with cluster("valkey") as url:
         async with gateway(url, provider, tmp_path) as gw, FakeReceiver() as receiver:
             worker = await Worker(url, tmp_path, gw.confidential).start()

@@ -1,8 +1,6 @@
-"""All processes on Redis Cluster with replicas, while primaries are lost and slots move; on Sentinel; on a restart."""
+"""All processes during failovers and migrations of slots in Redis Cluster, with Sentinel, and during a restart."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,14 +16,13 @@ from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
 from tests.support.accounts import App
-from tests.support.deployment import Host
+from tests.support.deployment import all_processes
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost
 from tests.support.redis_servers import (
     RedisServer,
     ReplicatedCluster,
-    free_port,
     is_in_sync,
     replicated,
     replicated_cluster,
@@ -34,40 +31,11 @@ from tests.support.redis_servers import (
 from tests.support.responses import answered
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-RECOVERY = 15  # seconds; it takes less than one where the machine has nothing else to do
-SETTINGS = {
-    "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
-    "GATEWAY_CANARY": "0.5",
-    "GATEWAY_APPS_SERVER": "embedded",
-    "GATEWAY_PROBE_INTERVAL": "0.2",
-    "GATEWAY_PROBE_TIMEOUT": "1",
-}
-
-
-@asynccontextmanager
-async def hosting(url: str, provider: FakeProvider, site: FakeReceiver, folder: Path) -> AsyncIterator[Host]:
-    """The gateway and two processes with every kind of worker. What is probed is `site`."""
-    async with FakeReceiver() as receiver:
-        settings = {**SETTINGS, "GATEWAY_PROBE_URL": site.url()}
-        async with gateway(url, provider, folder, **settings) as gw:
-            host = Host(gw, await gw.account("maker"), receiver, free_port())
-            gw.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
-            try:
-                await host.worker("sites", joined=False)
-                await wait_until(lambda: "sites.serving" in host.workers[0].log, 20)
-                await host.worker("webhooks", "deploys", "monitors")
-                yield host
-                for worker in host.workers:
-                    assert worker.process.poll() is None, worker.log
-                    worker.assert_log_is_clean()
-            finally:
-                for worker in host.workers:
-                    await worker.stop()
-                await host.web.aclose()
+RECOVERY_SECONDS = 15  # less than one on an idle machine
 
 
 class Load:
-    """Requests of every app, one after the other, until it is stopped."""
+    """Sends requests of every app, one after another, until it is stopped."""
 
     def __init__(self, apps: list[App], prompt: str) -> None:
         self.apps, self.prompt = apps, prompt
@@ -90,26 +58,26 @@ class Load:
             self.answers[app.name].append(response.status_code)
             await asyncio.sleep(0.02)
 
-    async def passes(self, apps: list[App], times: int = 3) -> None:
-        """Each app's requests are answered so many times in a row from now on."""
+    async def wait_for_answers(self, apps: list[App], times: int = 3) -> None:
+        """Waits until `times` requests in a row of each app are answered."""
         began = {app.name: len(self.answers[app.name]) for app in apps}
 
         def all_pass() -> bool:
             recent = [self.answers[app.name][began[app.name] :][-times:] for app in apps]
             return all(each == [200] * times for each in recent)
 
-        await wait_until(all_pass, RECOVERY)
+        await wait_until(all_pass, RECOVERY_SECONDS)
 
 
 def node_of(servers: ReplicatedCluster, app: App) -> int:
-    """Where its account's keys are. Its record may be elsewhere."""
+    """Returns the index of the primary with the account's keys. The app's record may be on another one."""
     return servers.owner(key_slot(partition_tag(app.account.id).strip("{}").encode()))
 
 
 async def move_slot(servers: ReplicatedCluster, gw: Gateway, load: Load, app: App) -> None:
-    """The slot of the app's account, key by key, so that a script's keys are on two nodes for a while.
+    """Moves the slot of the app's account key by key, so that a script's keys are on two nodes for a while.
 
-    Until the slot has moved, Redis refuses scripts of whose keys one does not exist (TRYAGAIN).
+    Until the slot has moved, Redis rejects scripts of which some key does not exist (TRYAGAIN).
     """
     slot = key_slot(partition_tag(app.account.id).strip("{}").encode())
     source = servers.primaries[servers.owner(slot)]
@@ -122,43 +90,43 @@ async def move_slot(servers: ReplicatedCluster, gw: Gateway, load: Load, app: Ap
             await asyncio.sleep(0.02)
         for node in (new, old):
             node.execute_command("CLUSTER SETSLOT", slot, "NODE", new.execute_command("CLUSTER MYID"))
-    await load.passes([app])
+    await load.wait_for_answers([app])
 
 
-async def test_failovers_and_a_slot_that_moves(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+async def test_failovers_and_a_migrating_slot(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
     with replicated_cluster() as servers:
-        async with FakeReceiver() as site, hosting(servers.url, provider, site, tmp_path) as host:
+        async with FakeReceiver() as site, all_processes(servers.url, provider, site, tmp_path) as host:
             gw, hosted = host.gateway, await host.app()
             apps = [await gw.app(backend) for _ in range(12)]
             lost = servers.owner(key_slot(INFERENCE_KEY.encode()))
             unconcerned = [app for app in apps if node_of(servers, app) != lost]
             assert any(servers.owner(key_slot(app_key(app.name).encode())) == lost for app in unconcerned)
             async with Load(apps, prompt) as load:
-                await load.passes(apps)
+                await load.wait_for_answers(apps)
 
-                # The node of the switch is lost, and of some apps' records: accounts elsewhere are served all the time.
+                # The primary with the switch and some apps' records fails: accounts on the others are always served.
                 before = {app.name: len(load.answers[app.name]) for app in unconcerned}
                 servers.primaries[lost].kill()
-                await load.passes(unconcerned, times=20)
+                await load.wait_for_answers(unconcerned, times=20)
                 for app in unconcerned:
                     assert set(load.answers[app.name][before[app.name] :]) == {200}, app.name
                 await asyncio.to_thread(servers.fail_over, lost)
-                await load.passes(apps)
+                await load.wait_for_answers(apps)
                 first = await host.over(await host.publish(hosted, {"index.html": "one"}))
                 assert first["state"] == "live", first
                 assert [kind for kind, _ in await host.events(first["id"])] == ["deploy.succeeded"]
 
                 await asyncio.to_thread(servers.fail_back, lost)
-                await load.passes(apps)
+                await load.wait_for_answers(apps)
                 await move_slot(servers, gw, load, apps[0])
 
-                # Another one, in the middle of a deploy.
+                # Another primary fails during a deploy.
                 other = (lost + 1) % 3
                 deploying = await host.publish(hosted, {"index.html": "two"})
                 servers.primaries[other].kill()
                 await asyncio.to_thread(servers.fail_over, other)
-                await load.passes(apps)
+                await load.wait_for_answers(apps)
                 assert (await host.over(deploying))["state"] in ("live", "failed")
                 second = await host.over(await host.publish(hosted, {"index.html": "three"}))
                 assert second["state"] == "live", second
@@ -173,17 +141,17 @@ async def test_failovers_and_a_slot_that_moves(provider: FakeProvider, backend: 
 async def test_sentinel_replaces_the_primary(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
     with replicated() as (first, second), sentinels(first) as url:
-        async with FakeReceiver() as site, hosting(url, provider, site, tmp_path) as host:
+        async with FakeReceiver() as site, all_processes(url, provider, site, tmp_path) as host:
             hosted, apps = await host.app(), [await host.gateway.app(backend) for _ in range(3)]
             async with Load(apps, prompt) as load:
-                await load.passes(apps)
-                # The former primary lives, and refuses writes.
+                await load.wait_for_answers(apps)
+                # The former primary still runs, and refuses writes.
                 with redis.Redis(port=urlsplit(url).port) as sentinel:
                     sentinel.execute_command("SENTINEL FAILOVER", "gateway")
-                await wait_until(lambda: is_in_sync(first), RECOVERY)
-                await load.passes(apps)
+                await wait_until(lambda: is_in_sync(first), RECOVERY_SECONDS)
+                await load.wait_for_answers(apps)
                 second.kill()
-                await load.passes(apps)
+                await load.wait_for_answers(apps)
             deploy = await host.over(await host.publish(hosted, {"index.html": "one"}))
             assert deploy["state"] == "live", deploy
             assert [kind for kind, _ in await host.events(deploy["id"])] == ["deploy.succeeded"]
@@ -192,7 +160,9 @@ async def test_sentinel_replaces_the_primary(provider: FakeProvider, backend: Fa
             await wait_until(lambda: "app.unhealthy" in [each.json["type"] for each in host.receiver.got()], 20)
 
 
-async def test_a_server_that_loads_its_data(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+async def test_the_gateway_waits_while_redis_loads_its_data(
+    provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
+) -> None:
     prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
     server = RedisServer(folder=tmp_path).start()
     try:
@@ -201,16 +171,16 @@ async def test_a_server_that_loads_its_data(provider: FakeProvider, backend: Fak
             with server.client() as client, client.pipeline() as pipe:
                 for n in range(4000):
                     pipe.set(f"filler:{n}", "")
-                pipe.bgrewriteaof().execute()  # into the format whose loading is interrupted for commands
+                pipe.bgrewriteaof().execute()  # into the format that Redis loads in steps, between which it answers
                 await wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
             server.kill()
             server.options += ("--key-load-delay", "1000")  # µs
             server.options += ("--loading-process-events-interval-bytes", "1024")
             loading = asyncio.create_task(asyncio.to_thread(server.start))
-            while not loading.done() and "LOADING" not in gw.log:  # the gateway looks every two seconds
+            while not loading.done() and "LOADING" not in gw.log:  # the gateway checks every two seconds
                 await asyncio.sleep(0.1)
             await loading
-            await wait_until(lambda: gw.answers("/ready"), RECOVERY)
+            await wait_until(lambda: gw.answers("/ready"), RECOVERY_SECONDS)
             answered(await app.ask(prompt))
             assert "LOADING" in gw.log
     finally:

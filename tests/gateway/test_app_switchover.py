@@ -1,4 +1,4 @@
-"""A primary behind Sentinels is replaced while tokens stream: service is back soon, and the books are exact."""
+"""A primary behind Sentinels is replaced while tokens stream: the service recovers, and the spend is exact."""
 
 import asyncio
 import contextlib
@@ -22,20 +22,20 @@ from tests.support.redis_servers import RedisServer, replicated, sentinels
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-USERS = 3  # of each app
-LATE = 5.0  # seconds after Sentinel's own recovery
-# The primary takes no writes without a replica.
+USERS = 3  # per app
+RECOVERY_SECONDS = 5.0  # after Sentinel's own recovery
+# The primary accepts no writes without a replica.
 OPTIONS = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "10")
 SETTINGS = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000", "GATEWAY_REDIS_WAIT": "1"}
 STREAM = [ROLE, chunk("one"), 0.2, chunk("two"), 0.2, chunk(finish="stop"), chunk(usage=(70, 30)), DONE]
 
 
 class Load:
-    """Streams one after the other, of several users of each app."""
+    """Requests streams for several users of each app, one after another."""
 
     def __init__(self, apps: list[App], prompt: str) -> None:
         self.apps, self.prompt = apps, prompt
-        self.whole = dict.fromkeys((app.name for app in apps), 0)  # streams that ended well
+        self.complete = dict.fromkeys((app.name for app in apps), 0)  # complete streams
         self.broken: list[str] = []
         self.served: dict[str, float] = {}  # when each app's last stream began
         self.stopping = False
@@ -55,7 +55,7 @@ class Load:
                 async with app.stream(self.prompt) as source:
                     if source.response.status_code == 200:
                         text = "".join([event.data async for event in source.aiter_sse()])
-                        self.whole[app.name] += 1
+                        self.complete[app.name] += 1
                         self.served[app.name] = max(began, self.served.get(app.name, 0.0))
                         assert "one" in text, text
                         assert "two" in text, text
@@ -66,17 +66,17 @@ class Load:
                 self.broken.append(repr(error))
             await asyncio.sleep(random.uniform(0, 0.05))
 
-    async def serves_all_since(self, moment: float) -> None:
-        await wait_until(lambda: all(self.served.get(app.name, 0) > moment for app in self.apps), 40)
+    async def wait_until_all_served(self, since: float) -> None:
+        await wait_until(lambda: all(self.served.get(app.name, 0) > since for app in self.apps), 40)
 
 
-def scripts_run(server: RedisServer) -> int:
+def count_scripts(server: RedisServer) -> int:
     with server.client() as client:
         stats = client.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
 
 
-def named(url: str) -> int:
+def find_primary(url: str) -> int:
     with redis.Redis(port=urlsplit(url).port, socket_timeout=5) as sentinel:
         return int(sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", "gateway")[1])
 
@@ -88,7 +88,7 @@ def takes_writes(servers: list[RedisServer], port: int) -> bool:
     return False
 
 
-def plan(servers: list[RedisServer], url: str) -> None:
+def switch_over(servers: list[RedisServer], url: str) -> None:
     with redis.Redis(port=urlsplit(url).port, socket_timeout=5) as sentinel:
         sentinel.execute_command("SENTINEL FAILOVER", "gateway")
 
@@ -102,8 +102,8 @@ def freeze(servers: list[RedisServer], url: str) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("fault", [plan, kill, freeze])
-async def test_the_books_are_exact(
+@pytest.mark.parametrize("fault", [switch_over, kill, freeze])
+async def test_the_spend_is_exact(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, fault: Callable[[list[RedisServer], str], None]
 ) -> None:
     prompt = provider.plays(STREAM)
@@ -111,30 +111,30 @@ async def test_the_books_are_exact(
         async with gateway(url, provider, tmp_path, **SETTINGS) as gw:
             apps = [await gw.app(backend) for _ in range(8)]
             async with Load(apps, prompt) as load:
-                await load.serves_all_since(time.monotonic())
+                await load.wait_until_all_served(time.monotonic())
                 await asyncio.sleep(1)
                 await asyncio.to_thread(fault, servers, url)
-                await wait_until(lambda: named(url) != servers[0].port, 20)
+                await wait_until(lambda: find_primary(url) != servers[0].port, 20)
                 superseded = time.monotonic()
-                await asyncio.sleep(0.3)  # what was under way when Sentinel said so may still arrive
-                before = scripts_run(servers[0]) if fault is plan else 0
-                await wait_until(lambda: takes_writes(servers, named(url)), 20)
+                await asyncio.sleep(0.3)  # scripts that were already sent may still arrive
+                before = count_scripts(servers[0]) if fault is switch_over else 0
+                await wait_until(lambda: takes_writes(servers, find_primary(url)), 20)
                 recovered = time.monotonic()
-                await load.serves_all_since(recovered)
+                await load.wait_until_all_served(recovered)
                 took = time.monotonic() - recovered
-                if fault is plan:
-                    late = scripts_run(servers[0]) - before
+                if fault is switch_over:
+                    late = count_scripts(servers[0]) - before
                     print(f"{late} scripts at the former primary; writes {recovered - superseded:.2f} s later")
                 await asyncio.sleep(2)
                 if fault is freeze:
                     servers[0].thaw()
                     await asyncio.sleep(3)
-            streams = sum(load.whole.values())
+            streams = sum(load.complete.values())
             print(f"{fault.__name__}: all apps are served {took:.2f} s after the store; {streams} streams")
-            assert took < LATE
+            assert took < RECOVERY_SECONDS
             settled = {app.name: (await wait_until(app.account._at_rest, 30))["settled"] for app in apps}
-            expected = {name: count * cost(70, 30) for name, count in load.whole.items()}
+            expected = {name: count * cost(70, 30) for name, count in load.complete.items()}
             wrong = {name: (settled[name], expected[name]) for name in settled if settled[name] != expected[name]}
             assert not wrong, (wrong, load.broken)
-            if fault is plan:
+            if fault is switch_over:
                 assert late <= 5

@@ -1,4 +1,4 @@
-"""How many connections a process takes, and who makes room. Also: the descriptors that it gets."""
+"""The number of connections that a process accepts, evictions, and the limit on descriptors."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(connections.ROOM, "most", 40)
+    monkeypatch.setattr(connections.CONNECTION_LIMIT, "maximum", 40)
     async with serving(Site()) as port:
         yield port
 
@@ -54,15 +54,17 @@ async def ask(port: int) -> bytes:
     [b"", b"GET / HTTP/1.1\r\nx: ", GET, b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"],
     ids=["silent", "in a head", "idle", "in a body"],
 )
-async def test_connections_that_owe_a_request_make_room(port: int, opening: bytes) -> None:
+async def test_connections_with_an_incomplete_request_are_evicted(port: int, opening: bytes) -> None:
     async with opened(port, 100, opening):
         for _ in range(60):
             assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
             assert len(connections.CONNECTIONS) <= 40
 
 
-async def test_heads_make_room_before_bodies(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody has begun to answer a body, and it may well take longer than a head."""
+async def test_connections_without_a_head_are_evicted_before_uploads(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body may take longer than a head, and its request is already being answered."""
     monkeypatch.setattr(protocol, "FRESH_SECONDS", 0.2)
     async with opened(port, 20, b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n") as uploads:
         await wait_until(lambda: sum(c.uploading for c in connections.CONNECTIONS) == 20)
@@ -75,7 +77,7 @@ async def test_heads_make_room_before_bodies(port: int, monkeypatch: pytest.Monk
                 assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_process_that_is_busy_with_all_it_takes_says_so_at_once(port: int) -> None:
+async def test_a_process_with_only_busy_connections_refuses_new_ones_at_once(port: int) -> None:
     async with opened(port, 40, HANG):
         await wait_until(lambda: sum(c.is_answering() for c in connections.CONNECTIONS) == 40)
         for _ in range(20):
@@ -91,7 +93,7 @@ async def test_a_process_that_is_busy_with_all_it_takes_says_so_at_once(port: in
     [(256, 96), (1024, 384), (20_000, 9_744), (65_536, 32_512), (10**6, 32_512), (resource.RLIM_INFINITY, 32_512)],
 )
 def test_each_connection_has_a_descriptor_for_the_provider(descriptors: int, most: int) -> None:
-    assert connections.most_connections(descriptors) == most
+    assert connections.max_connections(descriptors) == most
 
 
 # -- the process ---------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def soft_limit(pid: int) -> int:
 async def test_the_limit_is_raised_in_each_process(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path, workers: int
 ) -> None:
-    """The soft limit of most systems, 1,024, is enough for 500 streams."""
+    """The soft limit of most systems, 1,024, allows only 500 streams."""
     hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65_536)
     async with limited("ulimit -Sn 256", provider, valkey, tmp_path, workers) as gw:
         assert gw.process
@@ -139,7 +141,7 @@ async def test_the_limit_is_raised_in_each_process(
 async def test_clients_leave_descriptors_for_the_provider(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    """They took them all: PROVIDER_UNREACHABLE, and the shared status said so too after they had gone."""
+    """Even if clients open as many connections as possible, requests reach the provider."""
     async with limited("ulimit -n 256", provider, valkey, tmp_path) as gw:
         app = await gw.app(backend)
         async with opened(gw.port, 400, b"POST /register HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"):

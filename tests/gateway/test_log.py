@@ -1,4 +1,4 @@
-"""A logged exception shows where it was raised, and no values of local variables."""
+"""A logged exception has its traceback, without values of local variables."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_tracebacks_hold_no_local_variables(form: str) -> None:
+def test_tracebacks_contain_no_local_variables(form: str) -> None:
     output = subprocess.run(
         [sys.executable, "-c", FAULT.format(form=form)], capture_output=True, text=True, check=True, timeout=30
     ).stdout

@@ -1,4 +1,4 @@
-"""SIGTERM: no new requests, running streams get their time, the rest settle at their bound. And SIGKILL."""
+"""On SIGTERM, running streams may finish for a while, and the rest cost their full reservation. Also SIGKILL."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.gateway_process import gateway
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.responses import ended, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -66,20 +66,20 @@ async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProv
         assert ended(heard)["usage"] == {"inputTokens": 3, "outputTokens": 2}
         cut = await streams[1]
         assert 1.5 < time.monotonic() - signalled < 5
-        # Cut off, or told so; never finished.
+        # The stream is interrupted, with or without an error, and never finishes.
         assert cut[-1] is None or cut[-1].event in ("message", "error")
         await asyncio.wait_for(asyncio.to_thread(gw.process.wait), 5)
         assert gw.process.returncode in (0, -signal.SIGTERM)
         await asyncio.wait_for(provider.asked(second)[0].canceled.wait(), 1)
-        for app, expected in ((finishing, cost(3, 2)), (hanging, bound(second))):
+        for app, expected in ((finishing, cost(3, 2)), (hanging, max_cost(second))):
             app.account.gateway = heir
             assert await app.account.settled() == expected
 
 
-async def test_a_request_that_is_late_for_the_drain(
+async def test_a_request_that_passes_admission_after_the_drain_is_refused(
     launch: Launch, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
-    """One that reached the provider after the streams had been ended was cut off when the process stopped."""
+    """Its token check takes longer than the drain."""
     async with FakeAppBackend() as slow, launch(GATEWAY_DRAIN="1") as gw:
         app = await gw.app(slow)
         slow.gate.clear()
@@ -91,7 +91,7 @@ async def test_a_request_that_is_late_for_the_drain(
         await asyncio.sleep(1.5)
         slow.gate.set()
         refused(await late, 503, "BACKBONE_UNAVAILABLE")
-        assert provider.asked(prompt) == [], "nothing was sent, and nothing is owed"
+        assert provider.asked(prompt) == [], "nothing was sent, so nothing is charged"
         await asyncio.wait_for(asyncio.to_thread(gw.process.wait), 5)
         with gw.redis.client() as client:
             assert list(client.scan_iter("*:reservations")) == []
@@ -107,7 +107,7 @@ async def test_nothing_to_drain_stops_at_once(launch: Launch) -> None:
 async def test_a_killed_gateway_leaves_its_reservations(
     launch: Launch, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
-    """They count until a worker settles them at their bound, when their lease is over."""
+    """They stay reserved until their lease expires and a worker settles them in full."""
     async with launch() as gw, gateway(gw.redis.url, provider, gw.folder) as heir:
         app = await gw.app(backend)
         prompt = provider.plays(ROLE, chunk("a"), HANG)
@@ -116,6 +116,6 @@ async def test_a_killed_gateway_leaves_its_reservations(
         await stream
         app.account.gateway = heir
         spend = await app.account.spend()
-        assert (spend["settled"], spend["reserved"]) == (0, bound(prompt))
+        assert (spend["settled"], spend["reserved"]) == (0, max_cost(prompt))
         with gw.redis.client() as client:
             client.flushall()

@@ -1,4 +1,4 @@
-"""What a connection takes for a request, and which answer belongs to it."""
+"""Which bytes a connection reads as a request, and which response belongs to it."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ async def port(site: Site) -> AsyncIterator[int]:
 
 
 async def talk(port: int, *parts: bytes, pause: float = 0.02) -> bytes:
-    """Sends the parts one by one, and returns everything that came until the server closed, or was silent."""
+    """Sends the parts one by one. Returns everything received until the server closes or is silent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     received = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
@@ -44,7 +44,7 @@ async def talk(port: int, *parts: bytes, pause: float = 0.02) -> bytes:
 @pytest.mark.parametrize("length", [b"content-length: %d" % len(SMUGGLED), b"transfer-encoding: chunked"])
 @pytest.mark.parametrize("connection", ["Upgrade", "keep-alive, upgrade", "upgrade, HTTP2-Settings"])
 @pytest.mark.parametrize("at_once", [True, False], ids=["in one read", "in two reads"])
-async def test_a_body_is_no_request_although_its_head_asks_for_an_upgrade(
+async def test_the_body_of_an_upgrade_request_is_not_read_as_a_request(
     port: int, site: Site, upgrade: str, length: bytes, connection: str, at_once: bool
 ) -> None:
     head = b"POST /echo HTTP/1.1\r\nhost: x\r\nConnection: %b\r\nUpgrade: %b\r\n%b\r\n\r\n" % (
@@ -53,18 +53,18 @@ async def test_a_body_is_no_request_although_its_head_asks_for_an_upgrade(
         length,
     )
     body = CHUNKED if b"chunked" in length else SMUGGLED
-    said = await talk(port, *([head + body] if at_once else [head, body]))
+    received = await talk(port, *([head + body] if at_once else [head, body]))
     assert site.requests == [("POST", "/echo")]
     assert site.bodies == [SMUGGLED]
-    assert said.count(b"HTTP/1.1 200 OK") == 1
-    assert b"ok" in said
+    assert received.count(b"HTTP/1.1 200 OK") == 1
+    assert b"ok" in received
 
 
-async def test_requests_behind_one_that_asks_for_an_upgrade_are_answered_in_turn(port: int, site: Site) -> None:
+async def test_requests_after_an_upgrade_request_are_answered_in_order(port: int, site: Site) -> None:
     asks = b"GET /%d HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    said = await talk(port, b"".join(asks % number for number in range(5)))
+    received = await talk(port, b"".join(asks % number for number in range(5)))
     assert site.requests == [("GET", f"/{number}") for number in range(5)]
-    assert said.count(b"HTTP/1.1 200 OK") == 5
+    assert received.count(b"HTTP/1.1 200 OK") == 5
 
 
 async def test_an_application_does_not_see_the_upgrade(port: int, site: Site) -> None:
@@ -74,46 +74,46 @@ async def test_an_application_does_not_see_the_upgrade(port: int, site: Site) ->
 
 
 async def test_no_tunnels(port: int, site: Site) -> None:
-    said = await talk(port, b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n" + SMUGGLED)
-    assert said.startswith(b"HTTP/1.1 400 ")
-    assert said.count(b"HTTP/1.1") == 1
+    received = await talk(port, b"CONNECT x:443 HTTP/1.1\r\nhost: x:443\r\n\r\n" + SMUGGLED)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1") == 1
     assert site.requests == []
 
 
-# -- garbage behind a request whose answer is pending ---------------------------------------------------------
+# -- garbage after a request whose response is pending ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("garbage", [b"\0garbage\r\n\r\n", b"x: y\r\n" * 20_000, b"GET / HTTP/9.9\r\n\r\n"])
-@pytest.mark.parametrize("pause", [0.0, 0.1], ids=["at once", "amid the answer"])
-async def test_garbage_does_not_take_the_place_of_an_answer(port: int, garbage: bytes, pause: float) -> None:
-    """It lost an answer that was paid for, or landed in the middle of it."""
-    said = await talk(port, SLOW, garbage[:50_000], pause=pause)
-    first, _, second = said.partition(b"0\r\n\r\n")
+@pytest.mark.parametrize("pause", [0.0, 0.1], ids=["at once", "during the response"])
+async def test_garbage_does_not_replace_a_response(port: int, garbage: bytes, pause: float) -> None:
+    """The response to the request is complete, and the error follows it."""
+    received = await talk(port, SLOW, garbage[:50_000], pause=pause)
+    first, _, second = received.partition(b"0\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 200 OK\r\n")
     assert first.endswith(b"5\r\nslow \r\n" * 5 + b"3\r\nend\r\n")
     assert second == b"" or second.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
-    assert b"connection: close" in said.lower()
+    assert b"connection: close" in received.lower()
 
 
-async def test_each_request_before_the_garbage_has_its_answer(port: int, site: Site) -> None:
-    said = await talk(port, SLOW + GET + GET + b"\0")
-    assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"200", b"400"]
+async def test_each_request_before_the_garbage_gets_its_response(port: int, site: Site) -> None:
+    received = await talk(port, SLOW + GET + GET + b"\0")
+    assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"200", b"400"]
     assert len(site.requests) == 3
 
 
-async def test_a_body_that_breaks_off_into_garbage_is_no_body(port: int, site: Site) -> None:
+async def test_a_body_that_ends_in_garbage_is_refused(port: int, site: Site) -> None:
     head = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-    said = await talk(port, GET + head + b"3\r\nabc\r\nzz\r\n")
-    assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
+    received = await talk(port, GET + head + b"3\r\nabc\r\nzz\r\n")
+    assert [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
     assert site.bodies in ([], [b"abc"])
-    assert said.count(b"ok") == 1
+    assert received.count(b"ok") == 1
 
 
 # -- HTTP/1.0 -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("extra", [b"", b"connection: keep-alive\r\n"])
-async def test_old_clients_get_no_chunks(port: int, extra: bytes) -> None:
+async def test_http_1_0_clients_get_no_chunks(port: int, extra: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /slow HTTP/1.0\r\n" + extra + b"\r\n")
     head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
@@ -123,21 +123,21 @@ async def test_old_clients_get_no_chunks(port: int, extra: bytes) -> None:
     writer.close()
 
 
-async def test_nothing_is_read_behind_the_last_request(port: int, site: Site) -> None:
+async def test_nothing_is_read_after_the_last_request(port: int, site: Site) -> None:
     for last in (
         GET.replace(b"host", b"connection: close\r\nhost"),
         b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n",
     ):
         site.requests.clear()
-        said = await talk(port, last + SMUGGLED, SMUGGLED)
-        assert said.count(b"HTTP/1.1 200 OK") == 1
+        received = await talk(port, last + SMUGGLED, SMUGGLED)
+        assert received.count(b"HTTP/1.1 200 OK") == 1
         assert site.requests == [("GET", "/")]
 
 
-async def test_a_head_has_no_body(port: int) -> None:
-    said = await talk(port, b"HEAD /slow HTTP/1.1\r\nhost: x\r\n\r\n" + GET)
-    assert said.count(b"HTTP/1.1 200 OK") == 2
-    assert b"slow" not in said
+async def test_the_response_to_head_has_no_body(port: int) -> None:
+    received = await talk(port, b"HEAD /slow HTTP/1.1\r\nhost: x\r\n\r\n" + GET)
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert b"slow" not in received
 
 
 async def test_a_request_in_pieces_of_any_size(port: int, site: Site) -> None:

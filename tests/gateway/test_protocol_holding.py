@@ -1,4 +1,4 @@
-"""Attempts to hold a connection, or memory behind it, for ever. Each ends within the bounds of the protocol."""
+"""Attempts to hold a connection, or its memory, forever. Each ends within the limits of the protocol."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,14 @@ async def port(site: Site) -> AsyncIterator[int]:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEAD_SECONDS", "LEFTOVER_SECONDS", "STALL_SECONDS"):
         monkeypatch.setattr(protocol, name, 0.2)
     monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
 
 
-async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
-    """Seconds until the server ended the connection, while the client sends `drip` again and again."""
+async def hold(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
+    """Sends `drip` again and again. Returns the seconds until the server closes the connection."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     while connections.CONNECTIONS:
@@ -46,14 +46,13 @@ async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float 
     return loop.time() - began
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize("drip", [b"\r\n", b"\n", b"G"], ids=["crlf", "lf", "letter"])
-async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes) -> None:
-    """A lone line break canceled the server's keep-alive timer, and nothing else ended the connection."""
+async def test_bytes_after_a_response_that_are_not_a_request(port: int, drip: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)
     await reader.readuntil(b"ok")
-    await held(writer, drip=drip)
+    await hold(writer, drip=drip)
 
 
 @pytest.fixture
@@ -66,17 +65,17 @@ def short_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_connection_without_a_further_request(port: int) -> None:
     connections.ENDED.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for _ in range(4):  # each of them starts the time anew
+    for _ in range(4):  # each request restarts the time
         writer.write(GET)
         await reader.readuntil(b"ok")
         await asyncio.sleep(0.5)
-    assert 0.1 < await held(writer) < 2
+    assert 0.1 < await hold(writer) < 2
     assert await reader.read() == b"", "closed, not aborted"
-    assert not connections.ENDED, "nothing was wrong with it"
+    assert not connections.ENDED, "it is not an error"
 
 
 @pytest.mark.usefixtures("short_keep_alive")
-async def test_a_body_that_ends_long_after_its_answer_leaves_time_for_the_next_request(port: int) -> None:
+async def test_after_a_late_end_of_a_body_there_is_time_for_the_next_request(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n")
     await reader.readuntil(b"ok")
@@ -90,7 +89,7 @@ async def test_a_body_that_ends_long_after_its_answer_leaves_time_for_the_next_r
 
 
 @pytest.mark.usefixtures("short_keep_alive")
-async def test_an_answer_that_takes_longer_than_a_connection_may_idle(port: int) -> None:
+async def test_a_response_may_take_longer_than_the_keep_alive(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)
     await reader.readuntil(b"ok")
@@ -100,26 +99,25 @@ async def test_an_answer_that_takes_longer_than_a_connection_may_idle(port: int)
     writer.close()
 
 
-@pytest.mark.usefixtures("hasty")
-async def test_one_line_break_after_an_answer(port: int) -> None:
+@pytest.mark.usefixtures("short_limits")
+async def test_one_line_break_after_a_response(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)
     await reader.readuntil(b"ok")
     writer.write(b"\r\n")
-    await held(writer)
+    await hold(writer)
 
 
-@pytest.mark.usefixtures("hasty")
-async def test_a_body_that_ends_soon_after_its_answer(port: int) -> None:
-    """The rest of the body canceled the keep-alive timer as well."""
+@pytest.mark.usefixtures("short_limits")
+async def test_a_body_that_ends_soon_after_its_response(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\na")
     await reader.readuntil(b"ok")
     writer.write(b"b")
-    await held(writer)
+    await hold(writer)
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(
     "opening",
     [
@@ -130,30 +128,31 @@ async def test_a_body_that_ends_soon_after_its_answer(port: int) -> None:
         GET + b"GET / HTTP/1.1\r\nx: ",
         HANG + b"GET / HTTP/1.1\r\nx: ",
     ],
-    ids=["nothing", "1.1", "1.0", "after an upgrade", "after a request", "during an answer"],
+    ids=["nothing", "1.1", "1.0", "after an upgrade", "after a request", "during a response"],
 )
 async def test_a_head_that_drips(port: int, opening: bytes) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     await wait_until(lambda: connections.CONNECTIONS)
     writer.write(opening)
-    await held(writer, drip=b"y" if opening else b"")
+    await hold(writer, drip=b"y" if opening else b"")
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"x" * 1000])
-async def test_upgrades_are_answered_and_ended(port: int, protocol: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Each one logged two warnings, of which the second advised to install a WebSocket library."""
+async def test_connections_with_upgrades_are_answered_and_closed(
+    port: int, protocol: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: %b\r\n\r\n" % protocol)
     await reader.readuntil(b"ok")
-    await held(writer, drip=b"\x81\x85")
+    await hold(writer, drip=b"\x81\x85")
     assert "WebSocket" not in caplog.text
 
 
-@pytest.mark.usefixtures("hasty")
-async def test_an_answer_left_unread_at_its_end(port: int) -> None:
-    """Less than the high-water mark was left unsent: nothing paused, so nothing was stalled, and close waited."""
+@pytest.mark.usefixtures("short_limits")
+async def test_a_response_whose_end_is_not_read(port: int) -> None:
+    """The unsent rest is below the high-water mark, so writing does not pause. The connection is closed anyway."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -180,10 +179,9 @@ def pieces(opening: bytes, piece: bytes) -> Iterator[bytes]:
         pieces(HANG, b"\r\n" * 30_000),
         pieces(b"", b"\r\n" * 30_000),
     ],
-    ids=["trailers", "a trailer", "an extension", "after an answer", "during an answer", "before a request"],
+    ids=["trailers", "a trailer", "an extension", "after a response", "during a response", "before a request"],
 )
-async def test_bytes_that_are_neither_head_nor_body(port: int, stream: Iterator[bytes]) -> None:
-    """Trailers were kept without a bound, and a long one was copied with each packet."""
+async def test_endless_bytes_outside_heads_and_bodies(port: int, stream: Iterator[bytes]) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     sent = 0
     with contextlib.suppress(ConnectionError):
@@ -192,13 +190,13 @@ async def test_bytes_that_are_neither_head_nor_body(port: int, stream: Iterator[
             await writer.drain()
             sent += len(piece)
             await asyncio.sleep(0)
-    assert sent < 10_000_000  # what the kernel buffers on both sides
+    assert sent < 10_000_000  # the buffers of the kernel on both sides
     await wait_until(lambda: not connections.CONNECTIONS)
     writer.close()
 
 
 async def test_trailers_do_not_become_headers(port: int, site: Site) -> None:
-    """They were added to the headers of the request, behind those that a proxy had checked."""
+    """They could replace headers that a proxy has checked."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(CHUNKED + b"1\r\nx\r\n0\r\nx-forwarded-for: 192.0.2.1\r\n\r\n")
     await reader.readuntil(b"ok")
@@ -206,20 +204,19 @@ async def test_trailers_do_not_become_headers(port: int, site: Site) -> None:
     writer.close()
 
 
-async def test_requests_without_end_behind_one_that_takes_long(port: int) -> None:
-    """Each was queued, so 18 bytes of a client became two kilobytes of ours."""
+async def test_endless_pipelined_requests_behind_a_slow_one(port: int) -> None:
+    """Each queued request takes two kilobytes, so their number is limited."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HANG)
     await wait_until(lambda: connections.CONNECTIONS)
     (connection,) = connections.CONNECTIONS
     writer.write(b"GET / HTTP/1.1\r\n\r\n" * 50_000)
     await wait_until(lambda: not connections.CONNECTIONS)
-    assert len(connection.queue) <= protocol.PIPELINED
+    assert len(connection.queue) <= protocol.PIPELINED_REQUESTS
     writer.close()
 
 
-async def test_the_request_under_way_notices_that_a_pipelining_client_left(port: int, site: Site) -> None:
-    """Only the newest request was notified: the one under way went on for ever."""
+async def test_the_current_request_notices_that_a_pipelining_client_disconnected(port: int, site: Site) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HANG + GET)
     await wait_until(lambda: any(c.queue for c in connections.CONNECTIONS))

@@ -1,4 +1,4 @@
-"""How requests arrive: in pieces, too long, incomplete, several at once, or as garbage."""
+"""Requests that arrive in pieces, too long, incomplete, several at once, or as garbage."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,9 @@ import pytest
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
-from tests.gateway.inference.test_handler_hostile import bearer, code, healthy
 from tests.support.accounts import App
-from tests.support.prices import bound, cost
-from tests.support.raw_http import request, send
+from tests.support.prices import cost, max_cost
+from tests.support.raw_http import bearer, error_of, is_healthy, request, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,9 +24,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 )
 async def test_oversized_headers(app: App, headers: list[str]) -> None:
     reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *headers))
-    # A hundred kilobytes may be accepted or refused; two megabytes must be refused.
+    # A hundred kilobytes may be accepted or refused, but two megabytes must be refused.
     assert reply is None or reply.status in ((200, 400, 431) if len(headers[0]) < 10**6 else (400, 431))
-    assert await healthy(app)
+    assert await is_healthy(app)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +48,11 @@ async def test_garbage(app: App, garbage: bytes) -> None:
     except TimeoutError:
         reply = None
     assert reply is None or reply.status >= 400
-    assert await healthy(app)
+    assert await is_healthy(app)
 
 
-async def test_length_and_chunks_at_once(app: App, provider: FakeProvider) -> None:
-    """Request smuggling: one server reads as a body what another reads as the next request."""
+async def test_a_request_with_both_a_length_and_chunks(app: App, provider: FakeProvider) -> None:
+    """Request smuggling: one server reads a body where another reads the next request."""
     inner = provider.plays(tokens("x"))
     smuggled = request(app.path, json.dumps({"prompt": inner}).encode(), bearer(app))
     head = request(app.path, b"", bearer(app), f"Content-Length: {5 + len(smuggled)}", "Transfer-Encoding: chunked")
@@ -64,21 +63,21 @@ async def test_length_and_chunks_at_once(app: App, provider: FakeProvider) -> No
 
 
 async def test_no_more_than_the_limit_is_read(app: App) -> None:
-    """The refusal arrives long before ten megabytes have been sent, with or without a Content-Length."""
+    """The error arrives long before ten megabytes have been sent, with or without a Content-Length."""
     piece = b"x" * 65_536
     sized = request(app.path, b"", bearer(app), "Content-Length: 10485760")
     reply = await send(app.gateway.port, sized, *[piece] * 160)
-    assert code(reply) == (413, "REQUEST_TOO_LARGE")
-    untold = request(app.path, b"", bearer(app), "Transfer-Encoding: chunked")
-    reply = await send(app.gateway.port, untold, *[b"10000\r\n" + piece + b"\r\n"] * 160)
-    assert code(reply) == (413, "REQUEST_TOO_LARGE")
-    assert await healthy(app)
+    assert error_of(reply) == (413, "REQUEST_TOO_LARGE")
+    unsized = request(app.path, b"", bearer(app), "Transfer-Encoding: chunked")
+    reply = await send(app.gateway.port, unsized, *[b"10000\r\n" + piece + b"\r\n"] * 160)
+    assert error_of(reply) == (413, "REQUEST_TOO_LARGE")
+    assert await is_healthy(app)
 
 
-async def test_a_length_that_is_only_announced(app: App) -> None:
-    """A Content-Length above the limit is refused before any byte of the body."""
+async def test_a_content_length_above_the_limit(app: App) -> None:
+    """It is refused before any byte of the body is sent."""
     reply = await send(app.gateway.port, request(app.path, b"", bearer(app), "Content-Length: 102401"))
-    assert code(reply) == (413, "REQUEST_TOO_LARGE")
+    assert error_of(reply) == (413, "REQUEST_TOO_LARGE")
 
 
 async def test_a_body_that_drips(app: App, provider: FakeProvider) -> None:
@@ -92,13 +91,13 @@ async def test_a_body_that_drips(app: App, provider: FakeProvider) -> None:
     assert json.loads(reply.body)["text"] == "x"
 
 
-async def test_requests_that_never_end_hold_up_nobody(app: App) -> None:
+async def test_incomplete_requests_do_not_delay_others(app: App) -> None:
     """A hundred incomplete requests do not delay a complete one."""
     half = request(app.path, b"", bearer(app), "Content-Length: 500") + b'{"prompt":'
     slow = [asyncio.create_task(send(app.gateway.port, half, timeout=2)) for _ in range(100)]
     await asyncio.sleep(0.2)
     started = time.monotonic()
-    assert await healthy(app)
+    assert await is_healthy(app)
     assert time.monotonic() - started < 1
     await asyncio.gather(*slow, return_exceptions=True)
     assert (await app.account.spend())["reserved"] == 0
@@ -131,12 +130,12 @@ async def test_garbage_in_the_middle_of_a_stream(app: App, provider: FakeProvide
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
     await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 1)
-    assert await app.account.settled() == bound(prompt)
-    assert await healthy(app)
+    assert await app.account.settled() == max_cost(prompt)
+    assert await is_healthy(app)
 
 
-async def test_a_client_that_stops_sending_but_listens(app: App, provider: FakeProvider) -> None:
-    """The client half-closes, like `nc -N`: it is answered or treated as gone, and its money is settled."""
+async def test_a_client_that_half_closes(app: App, provider: FakeProvider) -> None:
+    """A client such as `nc -N` is answered or treated as gone, and the request is settled."""
     prompt = provider.plays(ROLE, chunk("a"), 0.2, chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
     body = json.dumps({"prompt": prompt, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
@@ -147,10 +146,10 @@ async def test_a_client_that_stops_sending_but_listens(app: App, provider: FakeP
     await writer.wait_closed()
     finished = b"event: done" in received
     settled = await app.account.settled()
-    assert settled in ({cost(1, 1)} if finished else {0, bound(prompt)})
+    assert settled in ({cost(1, 1)} if finished else {0, max_cost(prompt)})
 
 
-async def test_a_client_that_asks_before_it_sends(app: App) -> None:
+async def test_a_client_that_expects_100_continue(app: App) -> None:
     body = b'{"prompt":"x"}'
     for authorization, expected in ((bearer(app), b"100"), ("Authorization: Bearer x", b"401")):
         head = request(app.path, b"", authorization, f"Content-Length: {len(body)}", "Expect: 100-continue")
@@ -165,11 +164,11 @@ async def test_a_client_that_asks_before_it_sends(app: App) -> None:
         await writer.wait_closed()
 
 
-async def test_upgrades_are_not_for_here(app: App) -> None:
+async def test_upgrades_are_ignored(app: App) -> None:
     for protocol in ("websocket", "h2c"):
         headers = (bearer(app), "Connection: Upgrade", f"Upgrade: {protocol}", "Sec-WebSocket-Version: 13")
         for method in ("GET", "POST"):
             asked = request(app.path, b'{"prompt":"x"}' if method == "POST" else b"", *headers, method=method)
             reply = await send(app.gateway.port, asked, timeout=3)
             assert reply is None or reply.status in (200, 400, 404, 405, 426, 501)
-    assert await healthy(app)
+    assert await is_healthy(app)

@@ -1,4 +1,4 @@
-"""The limits on what a client may send and on how long it may wait, over a real socket."""
+"""Limits on the sizes and times of requests, over a real socket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,25 +48,25 @@ async def serving() -> AsyncIterator[int]:
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
 
 
-async def ends(reader: asyncio.StreamReader) -> bytes:
-    """What the server sent before it closed the connection."""
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """Returns what the server sends before it closes the connection."""
     try:
         return await asyncio.wait_for(reader.read(), 8)
     except ConnectionResetError:
         return b""
 
 
-async def test_a_head_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_complete_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
     async with serving() as port:
         for begun in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(begun)
-            assert await ends(reader) == b""
+            assert await read_to_end(reader) == b""
             writer.close()
 
 
@@ -74,33 +74,33 @@ async def test_a_large_head_is_refused() -> None:
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"y" * 100_000)
-        assert (await ends(reader)).startswith(b"HTTP/1.1 431 ")
+        assert (await read_to_end(reader)).startswith(b"HTTP/1.1 431 ")
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 20_000 + b"\r\n")
-        assert (await ends(reader)).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+        assert (await read_to_end(reader)).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
         writer.close()
 
 
-async def talk_on(writer: asyncio.StreamWriter) -> None:
+async def keep_sending(writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b"x" * 1000)
         await writer.drain()
         await asyncio.sleep(0.05)
 
 
-async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_with_a_long_body_after_its_response_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LEFTOVER_SECONDS", 0.2)
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(talk_on(writer), 8)
+            await asyncio.wait_for(keep_sending(writer), 8)
         writer.close()
 
 
-async def test_a_reader_that_stalls_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_connection_of_a_stalled_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
@@ -110,7 +110,7 @@ async def test_a_reader_that_stalls_is_ended(monkeypatch: pytest.MonkeyPatch) ->
         writer.close()
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_reused() -> None:
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(3):

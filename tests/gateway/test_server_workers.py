@@ -1,4 +1,4 @@
-"""`serve --workers 2`: several processes behave as one, on one port. This test uses Redis instead of Valkey."""
+"""`serve --workers 2`: two processes behave as one on one port. This test uses Redis instead of Valkey."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_
     try:
         await gw.start()
         app = await gw.app(backend)
-        # One connection per request, so that both processes get some.
+        # One connection per request, so that both processes get requests.
         without_reuse = app.headers(Connection="close")
         answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=without_reuse) for _ in range(20)))
         assert len([answered(a) for a in answers]) == 20
@@ -37,7 +37,7 @@ async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_
         async def counts_all() -> bool:
             return min([await metrics() for _ in range(6)]) >= 20
 
-        # Whichever process answers, it counts the requests of both: those of the other up to a tenth of a second ago.
+        # Each process reports the requests of both, with a delay of up to a tenth of a second.
         await wait_until(counts_all, 2)
         for enabled, status in ((False, 503), (True, 200)):
             await gw.switch(enabled=enabled)

@@ -17,10 +17,10 @@ from gateway.storage import (
     FolderStorage,
     S3Storage,
     Storage,
-    fetch,
+    fetch_object,
     find_folder_fault,
     open_storage,
-    read,
+    read_object,
     until_storage_answers,
 )
 from tests.support.folders import as_ordinary_user, passable_folder
@@ -50,55 +50,58 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return open_storage(Settings(storage_url=f"s3://{BUCKET}/{tmp_path.name}"))
 
 
-async def test_what_is_read_is_what_was_stored(storage: Storage, tmp_path: Path) -> None:
+async def test_objects_are_read_as_they_were_stored(storage: Storage, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(LARGE)
     await storage.put("archives/app/one.tar.gz", source)
     await storage.put("logs/day/one.gz", b"log")
-    assert await fetch(storage, "archives/app/one.tar.gz", target, len(LARGE))
+    assert await fetch_object(storage, "archives/app/one.tar.gz", target, len(LARGE))
     assert target.read_bytes() == LARGE
-    assert await read(storage, "logs/day/one.gz", 10) == b"log"
+    assert await read_object(storage, "logs/day/one.gz", 10) == b"log"
     await storage.put("logs/day/one.gz", b"another")
-    assert await read(storage, "logs/day/one.gz", 10) == b"another"
+    assert await read_object(storage, "logs/day/one.gz", 10) == b"another"
     assert await storage.copy("archives/app/one.tar.gz", "archives/app/two.tar.gz")
-    assert sorted(await storage.names("archives/app/")) == ["one.tar.gz", "two.tar.gz"]
-    assert (await storage.folders("archives/"), await storage.folders("none/")) == (["app"], [])
+    assert sorted(await storage.list_names("archives/app/")) == ["one.tar.gz", "two.tar.gz"]
+    assert (await storage.list_folders("archives/"), await storage.list_folders("none/")) == (["app"], [])
     await storage.delete(["archives/app/one.tar.gz", "archives/app/none"])
     assert await storage.exists("archives/app/two.tar.gz")
     await storage.delete_folder("archives/app")
-    assert await storage.names("archives/app/") == []
-    assert await storage.names("logs/") == ["day/one.gz"], "nothing else is deleted"
+    assert await storage.list_names("archives/app/") == []
+    assert await storage.list_names("logs/") == ["day/one.gz"], "nothing else is deleted"
 
 
-async def test_what_is_not_there(storage: Storage, tmp_path: Path) -> None:
+async def test_objects_that_do_not_exist(storage: Storage, tmp_path: Path) -> None:
     with captured(module) as lines:
         assert await storage.open("logs/none") is None
-        assert await read(storage, "logs/none", 10) is None
-        assert not await fetch(storage, "logs/none", tmp_path / "target", 10)
+        assert await read_object(storage, "logs/none", 10) is None
+        assert not await fetch_object(storage, "logs/none", tmp_path / "target", 10)
         assert not await storage.exists("logs/none")
         assert not await storage.copy("logs/none", "logs/other")
     assert not lines
 
 
-async def test_no_more_is_read_than_may_be(storage: Storage, tmp_path: Path) -> None:
+async def test_no_more_than_the_limit_is_read(storage: Storage, tmp_path: Path) -> None:
     await storage.put("logs/large", LARGE)
-    for attempt in (read(storage, "logs/large", 1_000), fetch(storage, "logs/large", tmp_path / "target", 1_000)):
+    for attempt in (
+        read_object(storage, "logs/large", 1_000),
+        fetch_object(storage, "logs/large", tmp_path / "target", 1_000),
+    ):
         with pytest.raises(StorageUnavailable):
             await attempt
-    assert (tmp_path / "target").stat().st_size <= module.CHUNK * 2
+    assert (tmp_path / "target").stat().st_size <= module.CHUNK_BYTES * 2
 
 
-async def test_a_reader_never_finds_half_an_object(tmp_path: Path) -> None:
+async def test_a_reader_never_finds_an_incomplete_object(tmp_path: Path) -> None:
     storage, whole = FolderStorage(tmp_path), {b"a" * 3_000_000, b"b" * 3_000_000}
     await storage.put("logs/one", max(whole))
     writing = asyncio.gather(*(storage.put("logs/one", text) for _ in range(10) for text in whole))
     while not writing.done():
-        assert await read(storage, "logs/one", 3_000_000) in whole
+        assert await read_object(storage, "logs/one", 3_000_000) in whole
     assert stat.S_IMODE((tmp_path / "logs" / "one").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "logs").stat().st_mode) == 0o711
 
 
-async def test_a_storage_that_is_away_says_so_in_time_and_tells_no_secret(
+async def test_an_unavailable_storage_fails_in_time_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = S3Server(tmp_path)  # not started
@@ -113,15 +116,15 @@ async def test_a_storage_that_is_away_says_so_in_time_and_tells_no_secret(
     assert not [text for text in (SECRET, "test-key-id", str(server.port)) if text in f"{lines}{raised.value}"]
 
 
-async def test_a_folder_that_is_not_mounted_is_a_storage_that_is_away(tmp_path: Path) -> None:
+async def test_a_folder_that_is_not_mounted_is_unavailable(tmp_path: Path) -> None:
     storage = open_storage(Settings(storage_url=f"file://{tmp_path}/mount"))
-    for attempt in (storage.open("logs/one"), storage.put("logs/one", b"log"), storage.names("logs/")):
+    for attempt in (storage.open("logs/one"), storage.put("logs/one", b"log"), storage.list_names("logs/")):
         with pytest.raises(StorageUnavailable):
             await attempt
     assert not list(tmp_path.iterdir()), "nothing is written to the disk below"
 
 
-async def test_what_waits_goes_on_when_the_storage_is_back(tmp_path: Path) -> None:
+async def test_waiting_work_continues_when_the_storage_is_back(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where a folder should be")
     storage = FolderStorage(tmp_path)
     waiting = asyncio.create_task(until_storage_answers(lambda: storage.put("logs/one", b"log")))
@@ -129,21 +132,21 @@ async def test_what_waits_goes_on_when_the_storage_is_back(tmp_path: Path) -> No
     assert not waiting.done()
     (tmp_path / "logs").unlink()
     await asyncio.wait_for(waiting, 10)
-    assert await read(storage, "logs/one", 10) == b"log"
+    assert await read_object(storage, "logs/one", 10) == b"log"
 
 
 @pytest.mark.parametrize(
     ("url", "more", "words"),
     [
         ("s3://bucket/prefix", {}, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
-        ("s3://bucket", {"AWS_ACCESS_KEY_ID": "a"}, "needs AWS_SECRET_ACCESS_KEY too"),
-        ("s3://id:hidden@bucket", {}, "must hold no credentials"),
-        ("s3://", {}, "neither"),
-        ("file://host/folder", {}, "neither"),
-        ("ftp://host", {}, "neither"),
+        ("s3://bucket", {"AWS_ACCESS_KEY_ID": "a"}, "also needs AWS_SECRET_ACCESS_KEY"),
+        ("s3://id:hidden@bucket", {}, "must not contain credentials"),
+        ("s3://", {}, "is not file:///folder or"),
+        ("file://host/folder", {}, "is not file:///folder or"),
+        ("ftp://host", {}, "is not file:///folder or"),
     ],
 )
-async def test_a_bad_storage_stops_the_start_with_one_line(url: str, more: dict[str, str], words: str) -> None:
+async def test_an_invalid_storage_url_is_explained_in_one_line(url: str, more: dict[str, str], words: str) -> None:
     with pytest.raises(BadSettings) as raised:
         load({"GATEWAY_STORAGE_URL": url, **more})
     [line] = str(raised.value).splitlines()
@@ -152,7 +155,7 @@ async def test_a_bad_storage_stops_the_start_with_one_line(url: str, more: dict[
     assert "hidden" not in line
 
 
-async def test_each_storage_that_is_right(tmp_path: Path) -> None:
+async def test_valid_storage_urls(tmp_path: Path) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     assert load({"GATEWAY_STORAGE_URL": "s3://bucket/prefix", **keys}).storage_url == "s3://bucket/prefix"
     assert load({"GATEWAY_STORAGE_URL": "file:///folder"}).storage_url == "file:///folder"

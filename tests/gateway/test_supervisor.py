@@ -1,4 +1,4 @@
-"""Processes that die are replaced, and their figures leave /metrics and the disk. Here they die in every way."""
+"""Processes that die, in different ways, are replaced, and their metrics are removed from /metrics and the disk."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from gateway.supervisor import PREFIX, TICK, Child, metrics_folder, remove_gauges
+from gateway.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remove_gauges
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import HANG
@@ -39,7 +39,7 @@ async def running(
     start: bool = True,
     **settings: str,
 ) -> AsyncIterator[Gateway]:
-    """Two processes under a supervisor."""
+    """Runs two processes under a supervisor."""
     gw = Gateway(valkey.url, provider, folder, constants, **settings)
     gw.workers = 2
     try:
@@ -50,7 +50,7 @@ async def running(
         await gw.stop()
         await gw.http.aclose()
         gw.assert_log_is_clean()
-        assert "GET /" not in gw.log  # paths may hold secrets
+        assert "GET /" not in gw.log  # paths may contain secrets
 
 
 def temporary(folder: Path) -> Path:
@@ -58,7 +58,7 @@ def temporary(folder: Path) -> Path:
     return folder / "tmp"
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -70,19 +70,19 @@ def accepts(port: int) -> bool:
     return False
 
 
-async def figure(gw: Gateway, name: str) -> float | None:
+async def read_metric(gw: Gateway, name: str) -> float | None:
     response = await gw.http.get("/metrics", headers={"Connection": "close"})
     found = re.search(rf"^{name} (\S+)$", response.text, re.M)
     return float(found[1]) if found else None
 
 
 def workers(gw: Gateway) -> list[int]:
-    """The processes that serve; the supervisor's other child tracks resources."""
+    """Returns the pids of the serving processes. The supervisor's other child tracks resources."""
     assert gw.process
     pid = gw.process.pid
     found = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have ended since
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have exited since
             if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
@@ -94,10 +94,10 @@ def descriptors(pid: int) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 @session
-async def test_a_replaced_process_takes_its_gauges_along(
+async def test_the_gauges_of_a_replaced_process_are_removed(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Ten open streams stayed ten after both processes had been killed."""
+    """The open streams of killed processes do not count, and counters do not decrease."""
     async with running(valkey, provider, tmp_path, GATEWAY_DRAIN="1") as gw:
         app = await gw.app(backend)
         prompt = provider.plays(ROLE, chunk("a"), HANG)
@@ -106,26 +106,25 @@ async def test_a_replaced_process_takes_its_gauges_along(
         asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(10)]
 
         async def streams(expected: float) -> bool:
-            return await figure(gw, "gateway_streams_open") == expected
+            return await read_metric(gw, "gateway_streams_open") == expected
 
         await wait_until(lambda: streams(10), 15)
-        before = await figure(gw, ANSWERED)
+        before = await read_metric(gw, ANSWERED)
         victims = workers(gw)
         for pid in victims:
             os.kill(pid, number)
         await asyncio.gather(*asking, return_exceptions=True)
         await wait_until(lambda: gw.answers("/health"), 20)
         await wait_until(lambda: streams(0), 20)
-        # Counters must not decrease.
-        assert await figure(gw, ANSWERED) == before
+        assert await read_metric(gw, ANSWERED) == before
 
 
 @session
-async def test_streams_of_the_others_go_on_while_processes_die(
+async def test_streams_of_other_processes_continue_while_processes_die(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    """Each round ends one of two processes in another way. The figures of the dead stay in the same few files."""
-    constants = {"gateway.supervisor.PATIENCE": 1}
+    """Each round kills one of two processes in another way. The metrics stay in the same few files."""
+    constants = {"gateway.supervisor.ANSWER_SECONDS": 1}
     async with running(valkey, provider, tmp_path, constants, TMPDIR=str(temporary(tmp_path))) as gw:
         (folder,) = temporary(tmp_path).glob(f"{PREFIX}*")
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP):
@@ -138,7 +137,7 @@ async def test_streams_of_the_others_go_on_while_processes_die(
             body = {"prompt": prompt, "stream": True}
             asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(12)]
             await wait_until(lambda prompt=prompt: len(provider.asked(prompt)) == 12, 15)
-            # Either process may have accepted most of the streams, or all; that one goes on.
+            # Either process may have accepted most of the streams, or all; that one survives.
             victim, survivor = sorted(workers(gw), key=descriptors)
             os.kill(victim, number)
             await wait_until(lambda victim=victim: victim not in workers(gw), 15)
@@ -156,10 +155,10 @@ async def test_streams_of_the_others_go_on_while_processes_die(
 
 
 @session
-async def test_a_killed_supervisor_leaves_the_port_and_lets_streams_end(
+async def test_a_killed_supervisor_frees_the_port_and_lets_streams_end(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    """Its processes served for ever, and no other gateway could have their port."""
+    """Its processes drain and exit, and another gateway can use the port."""
     async with running(valkey, provider, tmp_path) as gw:
         app = await gw.app(backend)
         gate = asyncio.Event()
@@ -175,28 +174,27 @@ async def test_a_killed_supervisor_leaves_the_port_and_lets_streams_end(
         await wait_until(port_is_free, 15)
         gate.set()
         assert (await asking).text.count("event: done") == 1
-        await wait_until(lambda: not any(map(lives, orphans)), 15)
+        await wait_until(lambda: not any(map(is_alive, orphans)), 15)
         await gw.start()
         assert await gw.answers("/ready")
 
 
 @session
-async def test_a_stop_ends_a_process_that_hangs(provider: FakeProvider, valkey: RedisServer, tmp_path: Path) -> None:
-    """The supervisor waited for it for ever."""
-    constants = {"gateway.supervisor.PATIENCE": 0.5}
+async def test_a_stop_kills_a_process_that_hangs(provider: FakeProvider, valkey: RedisServer, tmp_path: Path) -> None:
+    constants = {"gateway.supervisor.ANSWER_SECONDS": 0.5}
     async with running(valkey, provider, tmp_path, constants) as gw:
         await wait_until(lambda: gw.log.count("Application startup complete") == 2, 20)
         stopped = workers(gw)[0]
         os.kill(stopped, signal.SIGSTOP)
         assert await gw.stop() == 0
-        assert not lives(stopped)
+        assert not is_alive(stopped)
 
 
 @session
 async def test_a_process_that_cannot_start_ends_the_service(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    """A descriptor limit of 20 leaves none for the processes."""
+    """With a limit of 20 descriptors, the processes have none left."""
     async with running(valkey, provider, tmp_path, start=False) as gw:
         gw.prefix = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh"]
         with pytest.raises(RuntimeError, match="did not start"):
@@ -205,8 +203,7 @@ async def test_a_process_that_cannot_start_ends_the_service(
         gw.tracebacks_allowed = True
 
 
-def test_a_process_that_dies_at_its_start_is_not_replaced_at_once(tmp_path: Path) -> None:
-    """The supervisor replaced it twice a second, each time for a second of CPU."""
+def test_a_process_that_dies_at_its_start_is_replaced_after_growing_pauses(tmp_path: Path) -> None:
     config = uvicorn.Config("nowhere:create", factory=True, workers=1, log_config=None)
     with socket.socket() as listener:
         child = Child(0, config, listener, tmp_path)
@@ -218,7 +215,7 @@ def test_a_process_that_dies_at_its_start_is_not_replaced_at_once(tmp_path: Path
                 child.process.kill()
                 child.process.join()
                 child.check(now)
-            now += TICK
+            now += TICK_SECONDS
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert pauses[:5] == [0.5, 1, 2, 4, 8]
     assert set(pauses[5:]) == {10}
@@ -233,10 +230,9 @@ def test_only_the_live_gauges_of_that_number_are_removed(tmp_path: Path) -> None
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_the_next_start_removes_what_a_killed_one_left(
+async def test_a_start_removes_the_folder_of_a_killed_supervisor(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    """A folder of figures stayed in /tmp for each SIGKILL."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     gw = Gateway(valkey.url, provider, tmp_path, TMPDIR=str(temporary))
@@ -252,7 +248,7 @@ async def test_the_next_start_removes_what_a_killed_one_left(
         await gw.start()
         (found,) = temporary.glob(f"{PREFIX}*")
         assert found != left
-        assert await figure(gw, "gateway_streams_open") == 0
+        assert await read_metric(gw, "gateway_streams_open") == 0
         await gw.stop()
         assert not [*temporary.glob(f"{PREFIX}*")]
     finally:
@@ -260,7 +256,7 @@ async def test_the_next_start_removes_what_a_killed_one_left(
         await gw.http.aclose()
 
 
-def test_folders_in_use_and_links_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_in_use_and_links_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "lock").touch()
@@ -273,16 +269,16 @@ def test_folders_in_use_and_links_stay(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_single_process_has_its_own_figures_only(
+async def test_a_single_process_reports_only_its_own_metrics(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    """With PROMETHEUS_MULTIPROC_DIR set, the figures of earlier runs were added to its own."""
-    folder = tmp_path / "figures"
+    """Even if PROMETHEUS_MULTIPROC_DIR is set."""
+    folder = tmp_path / "metrics"
     folder.mkdir()
     gw = Gateway(valkey.url, provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(folder))
     try:
         await gw.start()
-        assert await figure(gw, "gateway_streams_open") == 0
+        assert await read_metric(gw, "gateway_streams_open") == 0
         assert not [*folder.iterdir()]
     finally:
         await gw.stop()

@@ -1,4 +1,4 @@
-"""What is said of wrong values, in the words of people."""
+"""Messages about invalid values, in plain words."""
 
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ class Needed(msgspec.Struct):
         (Needed, "[]", "must be an object, not a list"),
         (Thing, '{"name": "a"}', "must have at least 2 characters"),
         (Thing, '{"name": "aaaa"}', "must have at most 3 characters"),
-        (Thing, '{"name": "bbb"}', "is not written as it has to be"),
+        (Thing, '{"name": "bbb"}', "does not have the required format"),
         (Thing, '{"name": 1}', "must be text, not a whole number"),
         (Thing, '{"kind": "c"}', "'c' is not one of the choices"),
         (Thing, '{"size": 0}', "must be at least 1"),
@@ -36,14 +36,14 @@ class Needed(msgspec.Struct):
         (Thing, '{"tags": ["a", "b"]}', "must have at most 1 entry"),
         (Thing, '{"maybe": "yes"}', "must be true or false or null, not text"),
         (Thing, '{"other": 1}', "there is no field called other"),
-        (Thing, "{", "is not valid JSON: it ends too early"),
+        (Thing, "{", "is not valid JSON: it is truncated"),
     ],
 )
-def test_no_message_of_a_machine(kind: Any, body: str, words: str) -> None:
+def test_errors_in_plain_words(kind: Any, body: str, words: str) -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
         msgspec.json.decode(body, type=kind)
     assert explain(str(caught.value).partition(" - at `")[0]) == words
 
 
-def test_what_it_does_not_know_it_repeats() -> None:
+def test_an_unknown_error_is_repeated() -> None:
     assert explain("Something new") == "something new"

@@ -1,5 +1,5 @@
-"""Attacks on one gateway process, and what each costs the app of somebody else.
+"""Attacks one gateway process, and measures the effect on another account's app, the bystander.
 
-By default each attack has a size that a small machine bears. `HOSTILE=full` gives the sizes in docs/security.md, whose
-table `HOSTILE_REPORT=<file>` collects, one row per test.
+By default each attack has a fifth of its size, for small machines. `HOSTILE=full` attacks with the sizes in
+docs/security.md, and `HOSTILE_REPORT=<file>` adds the rows of its table to a file, one per test.
 """

@@ -1,7 +1,7 @@
-"""A process that attacks: `python -m tests.hostile.attacker <attack> <port> <count> <request>`.
+"""Attacks a gateway from a process of its own: `python -m tests.hostile.attacker <attack> <port> <count> <request>`.
 
-It prints `ready` when all connections are open, opens a connection again when the gateway ends it, and goes on until
-its standard input ends. `request` is hexadecimal, because it may hold any byte.
+It prints `ready` when all connections are open, reopens each connection that the gateway closes, and stops when its
+standard input ends. `request` is hexadecimal, because it may contain any byte.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ import sys
 import uvloop
 
 DRIP_SECONDS = 10.0
-PAUSE_SECONDS = 2.0  # at most, before a connection that was ended is opened again
-RECEIVE_BUFFER = 4096  # of readers that stop: the kernel takes little, so the gateway has to hold what is left
+PAUSE_SECONDS = 2.0  # at most, before a closed connection is reopened
+RECEIVE_BUFFER = 4096  # bytes of a stalled reader: small, so that unread data stays in the gateway
 RATE = 1000  # requests per second of `flood`
 
 
 class Attack:
     def __init__(self, name: str, port: int, count: int, request: bytes) -> None:
         self.name, self.port, self.count, self.request = name, port, count, request
-        self.opened = self.ended = self.answers = self.begun = 0
+        self.opened = self.ended = self.answers = self.started = 0
 
     async def connect(self) -> socket.socket:
         connection = socket.socket()
@@ -33,7 +33,7 @@ class Attack:
         return connection
 
     async def hold(self) -> None:
-        """Sends the request, then a byte every ten seconds."""
+        """Send the request, then a byte every ten seconds."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class Attack:
         return False
 
     async def stall(self) -> None:
-        """Reads the beginning of the answer, and nothing more."""
+        """Send the request, and read only the beginning of the answer."""
         loop = asyncio.get_running_loop()
         connection = await self.connect()
         await loop.sock_sendall(connection, self.request)
@@ -65,7 +65,7 @@ class Attack:
         await asyncio.Event().wait()
 
     async def flood(self) -> None:
-        """Requests one after the other on one connection, at this connection's share of the rate."""
+        """Send requests one after the other on one connection, at this connection's share of the rate."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.opened += 1
         loop = asyncio.get_running_loop()
@@ -79,24 +79,27 @@ class Attack:
             self.answers += 1
 
     async def hammer(self) -> None:
-        """Requests one after the other, as fast as they are answered. `request` is several, each behind its length."""
+        """Send requests one after the other, as fast as they are answered.
+
+        `request` holds several, each preceded by its length in four bytes.
+        """
         requests, at = [], 0
         while at < len(self.request):
             size = int.from_bytes(self.request[at : at + 4], "big")
             requests.append(self.request[at + 4 : at + 4 + size])
             at += 4 + size
-        turn = self.begun = self.begun + 1
+        index = self.started = self.started + 1
         while True:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
                 self.opened += 1
                 while True:
-                    turn += 1
-                    writer.write(requests[turn % len(requests)])
+                    index += 1
+                    writer.write(requests[index % len(requests)])
                     head = (await reader.readuntil(b"\r\n\r\n")).lower()
                     if b"content-length: " in head:
                         await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
-                    elif b" 204 " not in head:  # a stream, perhaps without end
+                    elif b" 204 " not in head:  # a stream, which may be endless
                         writer.close()
                         break
                     self.answers += 1

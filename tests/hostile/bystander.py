@@ -1,4 +1,4 @@
-"""The app of somebody else: how long its users wait for the first token, and what the process spends meanwhile."""
+"""Measures another account's app during an attack: the time to its first token, and the gateway's CPU and memory."""
 
 import asyncio
 import contextlib
@@ -11,19 +11,29 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.hosted_apps import Hosting
 from tests.support.raw_http import request
 
 FULL = os.environ.get("HOSTILE") == "full"
 SECONDS = 20.0 if FULL else 2.5  # of each measurement
-PAUSE = 0.05  # between two requests of the bystander
+PAUSE_SECONDS = 0.05  # between two requests of the bystander
 TICKS = os.sysconf("SC_CLK_TCK")
+# Rate limits, caps and permits are out of the way: the attacks test other limits.
+SETTINGS = {
+    "GATEWAY_RATE_LIMITS": "app=1000000,user=1000000",
+    "GATEWAY_DAILY_CAPS": "free=1000000,starter=1000000,maker=1000000,max=1000000",
+    "GATEWAY_LOG_LEVEL": "info",
+    "GATEWAY_PROVIDER_CONCURRENCY": "0",
+}
+# Shorter than in production, so that the gateway ends stalled connections during a test.
+CONSTANTS = {"gateway.protocol.STALL_SECONDS": 15.0 if FULL else 5.0}
 
 
-def scaled(full: int) -> int:
-    """The size of an attack, a fifth of the full one unless that is asked for."""
+def scale_attack(full: int) -> int:
+    """Return the size of an attack: a fifth of the full size without `HOSTILE=full`."""
     return full if FULL else full // 5
 
 
@@ -31,7 +41,7 @@ def scaled(full: int) -> int:
 class Figures:
     p50: float  # milliseconds to the first token
     p99: float
-    failed: int  # requests of the bystander that were not answered as they should
+    failed: int  # requests of the bystander without a complete answer
     cpu: float  # share of one core
     memory: float  # MiB
     descriptors: int
@@ -40,41 +50,49 @@ class Figures:
 @dataclass
 class Bystander:
     app: App
-    before: Figures  # while its gateway had nothing else to do yet
+    before: Figures  # measured without an attack
 
     @property
     def gateway(self) -> Gateway:
         return self.app.gateway
 
 
-async def measure(app: App, seconds: float = SECONDS) -> Figures:
-    pid = process_of(app.gateway)
+@contextlib.asynccontextmanager
+async def run_bystander(provider: FakeProvider, backend: FakeAppBackend, folder: Path) -> AsyncIterator[Bystander]:
+    """Run a gateway with the bystander's app, measured without an attack."""
+    async with gateway_with_redis(provider, folder, CONSTANTS, **SETTINGS) as gateway:
+        app = await gateway.app(backend)
+        yield Bystander(app, await measure_app(app))
+
+
+async def measure_app(app: App, seconds: float = SECONDS) -> Figures:
+    pid = find_pid(app.gateway)
     waits, failed = [], 0
-    began, spent = time.monotonic(), cpu_seconds(pid)
+    began, spent = time.monotonic(), read_cpu_seconds(pid)
     peak_memory = peak_descriptors = 0.0
     while time.monotonic() < began + seconds:
         try:
-            waits.append(await first_token(app))
+            waits.append(await measure_first_token(app))
         except (OSError, AssertionError, TimeoutError, asyncio.IncompleteReadError):
             failed += 1
-        peak_memory = max(peak_memory, memory(pid))
-        peak_descriptors = max(peak_descriptors, descriptors(pid))
-        await asyncio.sleep(PAUSE)
-    cpu = (cpu_seconds(pid) - spent) / (time.monotonic() - began)
+        peak_memory = max(peak_memory, read_memory(pid))
+        peak_descriptors = max(peak_descriptors, count_descriptors(pid))
+        await asyncio.sleep(PAUSE_SECONDS)
+    cpu = (read_cpu_seconds(pid) - spent) / (time.monotonic() - began)
     waits = sorted(waits) or [float("inf")]
     p50, p99 = (waits[min(int(len(waits) * part), len(waits) - 1)] * 1000 for part in (0.5, 0.99))
     return Figures(p50, p99, failed, cpu, peak_memory, int(peak_descriptors))
 
 
-async def first_token(app: App) -> float:
-    """Seconds, on a connection of its own, as a new visitor's browser."""
+async def measure_first_token(app: App) -> float:
+    """Return the seconds to the first token on a new connection, such as a new visitor's browser opens."""
     body = json.dumps({"prompt": "x", "stream": True, "maxTokens": 10}).encode()
-    asked = request(app.path, body, f"Authorization: Bearer {app.token()}", "Connection: close")
+    data = request(app.path, body, f"Authorization: Bearer {app.token()}", "Connection: close")
     began = time.perf_counter()
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
         try:
-            writer.write(asked)
+            writer.write(data)
             line = await reader.readline()
             assert line.startswith(b"HTTP/1.1 200 "), line
             await reader.readuntil(b'data: {"token"')
@@ -85,31 +103,31 @@ async def first_token(app: App) -> float:
     return waited
 
 
-def process_of(gateway: Gateway) -> int:
+def find_pid(gateway: Gateway) -> int:
     assert gateway.process
     return gateway.process.pid
 
 
-def cpu_seconds(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def memory(pid: int) -> float:
-    """MiB that are resident."""
+def read_memory(pid: int) -> float:
+    """Return the resident memory in MiB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1_048_576
 
 
-def descriptors(pid: int) -> int:
+def count_descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 @contextlib.asynccontextmanager
-async def attacked(
-    gateway: Gateway | Hosting, name: str, count: int, asked: bytes, patience: float = 60
+async def run_attack(
+    gateway: Gateway | Hosting, name: str, count: int, data: bytes, patience: float = 60
 ) -> AsyncIterator[None]:
-    """Attacks from a process of its own, until the block ends."""
-    command = [sys.executable, "-m", "tests.hostile.attacker", name, str(gateway.port), str(count), asked.hex()]
+    """Attack from a process of its own until the block ends. `data`: the attacker's request or requests."""
+    command = [sys.executable, "-m", "tests.hostile.attacker", name, str(gateway.port), str(count), data.hex()]
     root = Path(__file__).parents[2]
     attacker = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert attacker.stdin
@@ -126,8 +144,8 @@ async def attacked(
         attacker.stdout.close()
 
 
-def report(attack: str, before: Figures, during: Figures) -> None:
-    """Prints a row of the table in docs/security.md, and adds it to the file that HOSTILE_REPORT names."""
+def report_row(attack: str, before: Figures, during: Figures) -> None:
+    """Print a row of the table in docs/security.md, and append it to the file that `HOSTILE_REPORT` names."""
     row = (
         f"| {attack} | {before.p50:.0f} / {before.p99:.0f} ms | {during.p50:.0f} / {during.p99:.0f} ms, "
         f"{during.failed} failed | {during.cpu:.0%} | {before.memory:.0f} → {during.memory:.0f} MiB "
@@ -140,7 +158,7 @@ def report(attack: str, before: Figures, during: Figures) -> None:
 
 
 def assert_unharmed(before: Figures, during: Figures) -> None:
-    """Lenient, because attacker, provider, Redis and gateway may share two cores with other tests."""
+    """Check the bystander. The limits are lenient, because all processes may share two cores with other tests."""
     assert during.failed == 0, during
     assert during.p50 < before.p50 + 300, (before, during)
     assert during.p99 < before.p99 + (1000 if FULL else 3000), (before, during)

@@ -1,10 +1,9 @@
-"""Sends requests with garbage tokens at a constant rate, as a process of its own: an attacker who shares no loop.
+"""Sends requests with garbage tokens at a constant rate, from a process with an event loop of its own.
 
     python tests/hostile/flood.py <port> <path> <rate> <seconds> <JSON of the tokens' header> <connections>
 
-Prints a JSON object: how many requests were answered with which status. Each token has a payload and a signature of its
-own. A connection that still waits for its answer when it is due again is left out, and so is an answer that is not
-there a second after the end.
+Prints a JSON object with the number of answers by status. Each token has its own payload and signature. A connection
+that still waits for an answer skips its next request. Answers later than a second after the end are not counted.
 """
 
 import asyncio
@@ -16,24 +15,26 @@ import sys
 import time
 
 
-def b64(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def garbage(header: dict[str, str], signature_bytes: int) -> str:
+def make_garbage_token(header: dict[str, str], signature_bytes: int) -> str:
     claims = {"sub": secrets.token_hex(4), "exp": int(time.time()) + 3600}
     parts = [
         json.dumps(header).encode(),
         json.dumps(claims).encode(),
         b"\x01" + secrets.token_bytes(signature_bytes - 1),
     ]
-    return ".".join(map(b64, parts))
+    return ".".join(map(encode_base64, parts))
 
 
 SIGNATURES = {"RS256": 1024, "ES256": 64, "ES384": 96, "ES512": 132, "EdDSA": 64}
 
 
-async def attack(port: int, path: str, rate: float, seconds: float, header: dict[str, str], connections: int) -> None:
+async def send_garbage(
+    port: int, path: str, rate: float, seconds: float, header: dict[str, str], connections: int
+) -> None:
     answers: collections.Counter[str] = collections.Counter()
     until = time.monotonic() + seconds
 
@@ -44,7 +45,7 @@ async def attack(port: int, path: str, rate: float, seconds: float, header: dict
             await asyncio.sleep(max(0, due - time.monotonic()))
             due = max(due + connections / rate, time.monotonic())
             body = b'{"prompt":"x"}'
-            token = garbage(header, SIGNATURES[header["alg"]])
+            token = make_garbage_token(header, SIGNATURES[header["alg"]])
             request = (
                 f"POST {path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -69,4 +70,4 @@ async def attack(port: int, path: str, rate: float, seconds: float, header: dict
 
 if __name__ == "__main__":
     port, path, rate, seconds, header, connections = sys.argv[1:]
-    asyncio.run(attack(int(port), path, float(rate), float(seconds), json.loads(header), int(connections)))
+    asyncio.run(send_garbage(int(port), path, float(rate), float(seconds), json.loads(header), int(connections)))

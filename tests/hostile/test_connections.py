@@ -1,4 +1,4 @@
-"""Thousands of connections that never become a request."""
+"""Thousands of connections that never complete a request do not delay the bystander."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -11,14 +11,14 @@ from tests.hostile.bystander import (
     Bystander,
     Figures,
     assert_unharmed,
-    attacked,
-    descriptors,
-    measure,
-    process_of,
-    report,
-    scaled,
+    count_descriptors,
+    find_pid,
+    measure_app,
+    report_row,
+    run_attack,
+    run_bystander,
+    scale_attack,
 )
-from tests.hostile.conftest import attackable
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.raw_http import request
@@ -35,40 +35,42 @@ ATTACKS = {
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_connections_that_are_held(honest: Bystander, attack: str) -> None:
-    count = scaled(5000)
-    during = await figures(honest, attack, count, f"{count:,} connections: {attack}")
-    assert during.descriptors <= honest.before.descriptors + count + 20
-    assert during.memory - honest.before.memory < 30 + count * 0.03
+async def test_connections_that_are_held(bystander: Bystander, attack: str) -> None:
+    count = scale_attack(5000)
+    during = await measure_attack(bystander, attack, count, f"{count:,} connections: {attack}")
+    assert during.descriptors <= bystander.before.descriptors + count + 20
+    assert during.memory - bystander.before.memory < 30 + count * 0.03
 
 
-async def figures(honest: Bystander, attack: str, count: int, title: str) -> Figures:
-    """During an attack, which leaves nothing behind."""
+async def measure_attack(bystander: Bystander, attack: str, count: int, title: str) -> Figures:
+    """Measure the bystander during an attack, and check that the gateway closes the attacker's connections."""
     name, opening = ATTACKS[attack]
-    async with attacked(honest.gateway, name, count, opening):
-        during = await measure(honest.app)
-    report(title, honest.before, during)
-    assert_unharmed(honest.before, during)
-    await wait_until(lambda: descriptors(process_of(honest.gateway)) < honest.before.descriptors + 20, 20)
+    async with run_attack(bystander.gateway, name, count, opening):
+        during = await measure_app(bystander.app)
+    report_row(title, bystander.before, during)
+    assert_unharmed(bystander.before, during)
+    await wait_until(lambda: count_descriptors(find_pid(bystander.gateway)) < bystander.before.descriptors + 20, 20)
     return during
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def narrow(
+async def narrow_bystander(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Bystander]:
-    """A process that takes 384 connections."""
+    """Run a gateway that takes 384 connections."""
     async with contextlib.AsyncExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Gateway, "prefix", ["/bin/sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"])
-            serving = attackable(provider, backend, tmp_path_factory.mktemp("narrow"))
+            serving = run_bystander(provider, backend, tmp_path_factory.mktemp("narrow"))
             bystander = await stack.enter_async_context(serving)
         yield bystander
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ["heads that drip", "bodies that drip"])
-async def test_more_connections_than_the_process_takes(narrow: Bystander, attack: str) -> None:
-    """Those that wait longest make room: the bystander is served, as long as the process takes any connection."""
-    during = await figures(narrow, attack, 1000, f"1,000 connections at a process that takes 384: {attack}")
+async def test_more_connections_than_the_process_takes(narrow_bystander: Bystander, attack: str) -> None:
+    """The connections that have waited longest are closed to make room, so the bystander is served."""
+    during = await measure_attack(
+        narrow_bystander, attack, 1000, f"1,000 connections at a process that takes 384: {attack}"
+    )
     assert during.descriptors < 500

@@ -1,32 +1,30 @@
-"""Visitors who hold one hosted app's requests, while others visit another tenant's apps on the same web server."""
+"""Visitors who hold requests of one hosted app do not delay another tenant's apps on the same web server."""
 
 import asyncio
 import contextlib
-import subprocess
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from tests.hostile.bystander import FULL, attacked, scaled
+from tests.hostile.bystander import FULL, run_attack, scale_attack
 from tests.support.folders import passable_folder
-from tests.support.gateway_process import python
 from tests.support.hosted_apps import SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
-from tests.workers.hosting.test_sites import Sites
+from tests.support.sites_process import Sites
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HANGING = "require('http').createServer(() => {}).listen(process.env.PORT)"
 HONEST = "require('http').createServer((_, answer) => answer.end('honest')).listen(process.env.PORT)"
 HOSTS = {"hanging": "hanging.apps.test", "static": "static.apps.test"}  # of the attacked tenant
-BYSTANDERS = ("page.apps.test", "honest.apps.test")  # of another tenant: files, and an app that runs
+BYSTANDERS = ("page.apps.test", "honest.apps.test")  # of another tenant: files, and a running app
 REQUESTS = 150 if FULL else 40  # to each bystander
 
-# name: what the attacker does, and what each of its connections sends first
+# By title: the attack, and the first bytes of each connection.
 ATTACKS = {
     "requests that hang": ("hold", "GET / HTTP/1.1\r\nHost: hanging.apps.test\r\n\r\n"),
     "bodies that drip": ("hold", "POST / HTTP/1.1\r\nHost: hanging.apps.test\r\nContent-Length: 60000\r\n\r\n"),
@@ -34,17 +32,8 @@ ATTACKS = {
     "heads that drip": ("hold", "GET / HTTP/1.1\r\nHost: hanging.apps.test\r\nX: "),
     "readers that stop": ("stall", "GET /big.bin HTTP/1.1\r\nHost: static.apps.test\r\n\r\n"),
 }
-
-
-class Attacked(Sites):
-    """Requests that wait for their turn do so only briefly: the attack begins when each has its answer."""
-
-    def start(self) -> None:
-        constants = {"workers.hosting.limits.WAIT_SECONDS": 1.0}
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*python("workers", constants), "sites"], env=self.environment, stdout=log, stderr=log
-            )
+# Requests above an app's limit wait only briefly, because an attack begins when each of them has its answer.
+CONSTANTS = {"workers.hosting.limits.WAIT_SECONDS": 1.0}
 
 
 @pytest_asyncio.fixture(scope="module", params=SERVERS, loop_scope="session")
@@ -65,24 +54,24 @@ async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
             site.swap(deploy.id)
             hosting.releases.serve_as(f"{name}.apps.test", site)
             hosting.releases.run(site.release(deploy.id))
-        worker = Attacked(hosting, server.url, request.param)
+        worker = Sites(hosting, server.url, request.param, CONSTANTS)
         worker.start()
         try:
-            await worker.serving()
+            await worker.wait_until_serving()
             for host in BYSTANDERS:
-                await wait_until(lambda host=host: answers(hosting, host), 20)
+                await wait_until(lambda host=host: is_answered(hosting, host), 20)
             yield hosting
         finally:
             await worker.stop()
         assert "Traceback" not in worker.log, worker.log[-4_000:]
 
 
-async def answers(hosting: Hosting, host: str) -> bool:
+async def is_answered(hosting: Hosting, host: str) -> bool:
     return (await hosting.ask("/", host=host)).status == 200
 
 
-async def visit(hosting: Hosting, host: str) -> list[float]:
-    """Milliseconds of each request, all of which must be answered."""
+async def measure_visits(hosting: Hosting, host: str) -> list[float]:
+    """Return the sorted milliseconds of each visit. Every visit must be answered."""
     waits = []
     for _ in range(REQUESTS):
         began = time.perf_counter()
@@ -96,18 +85,19 @@ async def visit(hosting: Hosting, host: str) -> list[float]:
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack: str) -> None:
     name, opening = ATTACKS[attack]
-    async with attacked(hosting, name, scaled(5_000) if FULL else 1_500, opening.encode()):
-        for host, waits in zip(BYSTANDERS, await asyncio.gather(*(visit(hosting, h) for h in BYSTANDERS)), strict=True):
+    async with run_attack(hosting, name, scale_attack(5_000) if FULL else 1_500, opening.encode()):
+        visits = await asyncio.gather(*(measure_visits(hosting, host) for host in BYSTANDERS))
+        for host, waits in zip(BYSTANDERS, visits, strict=True):
             p50, p99 = (waits[int(len(waits) * part)] for part in (0.5, 0.99))
             print(f"{attack}: {host} {p50:.0f} / {p99:.0f} ms")
             assert p50 < (50 if FULL else 200)
-            # The other attackers come again as soon as they are refused, thousands in a second.
+            # In the other attacks, refused connections are reopened at once, thousands per second.
             assert p99 < (50 if FULL and attack == "requests that hang" else 1_000)
 
 
-async def test_an_app_that_is_full_says_when_to_come_again(hosting: Hosting) -> None:
+async def test_a_full_app_answers_with_retry_after(hosting: Hosting) -> None:
     name, opening = ATTACKS["requests that hang"]
-    async with attacked(hosting, name, 1_000, opening.encode()):
+    async with run_attack(hosting, name, 1_000, opening.encode()):
         refused = await hosting.ask("/", host=HOSTS["hanging"])
     assert refused.status == 503
     assert refused.headers["retry-after"] == "1"

@@ -1,6 +1,7 @@
-"""Odd requests in pieces, against a strict parser of other authors, h11: the same requests, and as many answers.
+"""The gateway finds the same requests as h11, another strict parser, in unusual requests that arrive in pieces.
 
-The gateway may refuse more than h11 does, but only for the reasons in STRICTER. It finds no request that h11 does not.
+It sends one answer per request. It may refuse a request that h11 accepts, but only for the reasons in STRICTER. It
+never finds a request that h11 does not find.
 """
 
 import asyncio
@@ -31,25 +32,25 @@ ENCODINGS = b"gzip|gzip, chunked|chunked, gzip|Chunked|chunked, chunked|identity
 SIZES = [b"%x"] * 12 + b"%X|0%x|%x;a=b|%x ;a| %x|+%x|0x%x|%x\t".split(b"|")
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
-# What the gateway refuses, and h11 accepts. No client sends it.
+# Syntax that the gateway refuses and h11 accepts. No client sends it.
 STRICTER = re.compile(
     rb"(?<!\r)\n|\r(?!\n)|\n[ \t]"  # bare line feeds and returns, folded headers
     rb"|content-length:[^\n]*,|content-length[^\0]*content-length"  # the same length twice
     rb"|transfer-encoding[^\0]*content-length|content-length[^\0]*transfer-encoding"  # a length and chunks
     rb"|transfer-encoding[^\0]*HTTP/1\.0|HTTP/1\.0[^\0]*transfer-encoding"  # chunks in HTTP/1.0
-    rb"|^[0-9a-f]+[ \t]"  # blanks behind the size of a chunk
+    rb"|^[0-9a-f]+[ \t]"  # blanks after the size of a chunk
     rb"|HTTP/(?!1\.[01]\r)"  # other versions
     rb"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"  # control characters
-    rb"|[A-Z]{3,} (?!/)|[A-Z]{3,} [^ ]*[\x80-\xff]",  # targets that are no paths
+    rb"|[A-Z]{3,} (?!/)|[A-Z]{3,} [^ ]*[\x80-\xff]",  # targets other than paths
     re.IGNORECASE | re.MULTILINE,
 )
-# What a server may accept although h11 does not (RFC 9112, section 3): several spaces in the first line.
+# Syntax that a server may accept although h11 does not (RFC 9112, section 3): several spaces in the first line.
 LAXER = re.compile(rb"[A-Z]{3,}  |[A-Z]{3,} [^ \r\n]*  +HTTP")
 
-Requests = list[tuple[bytes, bytes]]  # method and body of each that is whole
+Requests = list[tuple[bytes, bytes]]  # method and body of each complete request
 
 
-def odd_request(dice: random.Random) -> bytes:
+def make_odd_request(dice: random.Random) -> bytes:
     method = dice.choice(METHODS)
     body = dice.randbytes(dice.choice([0, 0, 1, 5, 30])) if dice.random() < 0.5 else SMUGGLED
     headers = [*dice.choice(HOSTS), *dice.sample(EXTRA, dice.choice([0, 0, 0, 1, 1, 2, 3]))]
@@ -60,7 +61,7 @@ def odd_request(dice: random.Random) -> bytes:
         headers.append(b"Content-Length: " + dice.choice(LENGTHS).replace(b"%d", b"%d" % len(body)))
     elif framing < 0.7:
         headers.append(b"Transfer-Encoding: " + (b"chunked" if dice.random() < 0.8 else dice.choice(ENCODINGS)))
-        body = in_chunks(dice, body)
+        body = encode_chunks(dice, body)
         if dice.random() < 0.1:
             headers.append(b"Content-Length: %d" % len(body))
     elif framing < 0.75:
@@ -74,7 +75,7 @@ def odd_request(dice: random.Random) -> bytes:
     return end.join([method + b" " + target + b" " + version, *headers, b"", b""]) + body
 
 
-def in_chunks(dice: random.Random, body: bytes) -> bytes:
+def encode_chunks(dice: random.Random, body: bytes) -> bytes:
     parts = []
     while body:
         size = dice.randint(1, len(body))
@@ -84,24 +85,24 @@ def in_chunks(dice: random.Random, body: bytes) -> bytes:
     return b"".join(parts) + dice.choice([b"0"] * 9 + [b"00", b"0;x"]) + b"\r\n" + trailers + b"\r\n"
 
 
-def conversation(dice: random.Random) -> tuple[bytes, int]:
+def make_conversation(dice: random.Random) -> tuple[bytes, int]:
     number = dice.choice([1, 1, 2, 3, 5])
-    data = b"".join(odd_request(dice) for _ in range(number))
+    data = b"".join(make_odd_request(dice) for _ in range(number))
     if dice.random() < 0.1:
         at = dice.randrange(len(data))
         data = data[:at] + dice.choice([b"", b"\0", b"\r\n", b" ", b"\n", b"x", dice.randbytes(1)]) + data[at + 1 :]
     return data, number
 
 
-def in_pieces(dice: random.Random, data: bytes) -> Iterator[bytes]:
+def split_randomly(dice: random.Random, data: bytes) -> Iterator[bytes]:
     while data:
         size = dice.choice([1, 2, 5, 17, 100, 1_000, 10_000])
         yield data[:size]
         data = data[size:]
 
 
-def read_by_h11(data: bytes) -> tuple[Requests, str]:
-    """The second is "refused", "waiting" for more bytes, or "ended"."""
+def read_with_h11(data: bytes) -> tuple[Requests, str]:
+    """Return the requests, and how the data ends: "refused", "waiting" for more bytes, or "ended"."""
     found: Requests = []
     while data := data.lstrip(b"\r\n"):  # servers skip line breaks before a request (RFC 9112, section 2.2)
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=100_000)
@@ -133,7 +134,7 @@ class Transport(asyncio.Transport):
         self.written, self.closing = b"", False
 
     def write(self, data: Any) -> None:
-        assert not self.closing, "nothing is sent behind the end"
+        assert not self.closing, "the connection was written to after its end"
         self.written += data
 
     def close(self) -> None:
@@ -150,7 +151,7 @@ class Transport(asyncio.Transport):
 
 
 class Site:
-    """Answers each request once it has its body."""
+    """An ASGI app that answers each request once it has the whole body."""
 
     def __init__(self) -> None:
         self.found: Requests = []
@@ -166,8 +167,8 @@ class Site:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    async def read(self, parts: Iterator[bytes]) -> tuple[Requests, bytes]:
-        """The requests of one connection, and what it sends."""
+    async def read_connection(self, parts: Iterator[bytes]) -> tuple[Requests, bytes]:
+        """Send the parts over one connection, and return the requests and the answers."""
         self.found = []
         state, transport = ServerState(), Transport()
         connection = Connection(self._config, state, {})
@@ -189,20 +190,20 @@ class Site:
 async def test_odd_requests_have_the_meaning_that_a_strict_parser_gives_them() -> None:
     site, dice, sent, refusals = Site(), random.Random(SEED), 0, 0
     while sent < REQUESTS:
-        data, number = conversation(dice)
+        data, number = make_conversation(dice)
         sent += number
-        found, answers = await site.read(in_pieces(dice, data))
+        found, answers = await site.read_connection(split_randomly(dice, data))
         refused = answers.count(b"HTTP/1.1 4")
         refusals += refused
         assert answers.count(b"HTTP/1.1 200 OK\r\n") == len(found), (data, answers)
         assert refused <= 1, (data, answers)
         if LAXER.search(data):
             continue
-        wanted, end = read_by_h11(data)
+        wanted, end = read_with_h11(data)
         assert found == wanted[: len(found)], (data, wanted, found)
         if end == "refused":
             assert refused, (data, wanted, found)
         elif len(found) < len(wanted) or (refused and end == "ended"):
             assert refused, (data, wanted, found)
             assert STRICTER.search(data), (data, wanted, found)
-    assert REQUESTS / 10 < refusals < REQUESTS * 0.8, "most are neither all right nor all wrong"
+    assert REQUESTS / 10 < refusals < REQUESTS * 0.8, "too few or too many requests were refused"

@@ -1,4 +1,4 @@
-"""Streams whose readers stop: the gateway must not keep what they do not read."""
+"""Streams whose readers stop do not fill the gateway's memory or delay the bystander."""
 
 import json
 
@@ -10,35 +10,40 @@ from tests.hostile.bystander import (
     FULL,
     Bystander,
     assert_unharmed,
-    attacked,
-    descriptors,
-    measure,
-    process_of,
-    report,
+    count_descriptors,
+    find_pid,
+    measure_app,
+    report_row,
+    run_attack,
 )
 from tests.support.polling import wait_until
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-# The kernel takes some megabytes for a client that does not read, and less if there are thousands of them.
-COUNT, TOKEN, ANSWER, HELD = (5000, 1000, 2000, 0.6) if FULL else (200, 8000, 1600, 1.5)  # streams, bytes, tokens, MiB
+# The kernel buffers some megabytes for a client that does not read, and less if there are thousands of them.
+STREAMS = 5000 if FULL else 200
+TOKEN_BYTES = 1000 if FULL else 8000
+TOKENS = 2000 if FULL else 1600  # of each answer
+HELD_MIB = 0.6 if FULL else 1.5  # of the gateway's memory for each stream, at most
 
 
 @pytest.mark.timeout(300)
-async def test_streams_whose_readers_stop(honest: Bystander, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    before = honest.before
-    hostile = await honest.gateway.app(backend)
-    # In large writes: the provider shares the test's loop, and has the bystander to answer meanwhile.
-    prompt = provider.plays([joined(flood(50, TOKEN)[:-3])] * (ANSWER // 50), flood(0, 0))
-    body = json.dumps({"prompt": prompt, "stream": True, "maxTokens": ANSWER}).encode()
-    asked = request(hostile.path, body, f"Authorization: Bearer {hostile.token()}")
-    async with attacked(honest.gateway, "stall", COUNT, asked, patience=120):
-        during = await measure(honest.app)
-        report(f"{COUNT:,} streams whose readers stop", before, during)
+async def test_streams_whose_readers_stop(
+    bystander: Bystander, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    before = bystander.before
+    hostile = await bystander.gateway.app(backend)
+    # The writes are large, because the provider shares the test's loop and must also answer the bystander.
+    prompt = provider.plays([joined(flood(50, TOKEN_BYTES)[:-3])] * (TOKENS // 50), flood(0, 0))
+    body = json.dumps({"prompt": prompt, "stream": True, "maxTokens": TOKENS}).encode()
+    data = request(hostile.path, body, f"Authorization: Bearer {hostile.token()}")
+    async with run_attack(bystander.gateway, "stall", STREAMS, data, patience=120):
+        during = await measure_app(bystander.app)
+        report_row(f"{STREAMS:,} streams whose readers stop", before, during)
         assert_unharmed(before, during)
-        # Their answers are read to the end, and those for which the account has no room are disconnected.
-        assert FULL or during.descriptors < before.descriptors + 0.5 * COUNT
-        # What one read of the provider's socket gave may wait as well: 256 KiB, or twice that.
-        assert during.memory - before.memory < 50 + COUNT * HELD
-        await wait_until(lambda: descriptors(process_of(honest.gateway)) < before.descriptors + 100, 60)
+        # The gateway reads the answers to the end, and disconnects clients above the account's share of memory.
+        assert FULL or during.descriptors < before.descriptors + 0.5 * STREAMS
+        # One or two reads of the provider's socket, of 256 KiB each, may wait as well.
+        assert during.memory - before.memory < 50 + STREAMS * HELD_MIB
+        await wait_until(lambda: count_descriptors(find_pid(bystander.gateway)) < before.descriptors + 100, 60)

@@ -1,4 +1,4 @@
-"""A tenant beside an attacker: how long its requests wait for their first token, and the attacker's process."""
+"""Measures the time to first token of a tenant's app while another app is flooded with garbage tokens."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from tests.support.accounts import App
 CONNECTIONS = 8
 
 
-async def first_tokens(app: App, seconds: float, rate: float = 50) -> list[float]:
-    """Milliseconds from request to first token. Every other request comes with a token never seen before."""
+async def measure_first_tokens(app: App, seconds: float, rate: float = 50) -> list[float]:
+    """Return the milliseconds from each request to its first token. Every second request has a new user's token."""
     known, times = app.token("known"), list[float]()
     until = time.monotonic() + seconds
 
@@ -49,10 +49,10 @@ def percentile(times: list[float], share: float) -> float:
 
 
 @contextlib.asynccontextmanager
-async def flood(
+async def run_flood(
     app: App, rate: float, seconds: float, header: dict[str, str], connections: int = 50
 ) -> AsyncIterator[dict[str, Any]]:
-    """Garbage tokens for an app. The dictionary is filled at the end: answers by status."""
+    """Send garbage tokens to an app. The dictionary has the answers by status once the block has ended."""
     words = [app.gateway.port, app.path, rate, seconds, json.dumps(header), connections]
     script = Path(__file__).with_name("flood.py")
     process = await asyncio.create_subprocess_exec(

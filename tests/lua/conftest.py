@@ -1,4 +1,4 @@
-"""The scripts on every server they must run on, fakeredis included."""
+"""Runs the scripts on every supported server and on fakeredis."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 @pytest.fixture(scope="session", params=["fakeredis", *BINARIES])
 def any_server(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A client of an empty server; the tests of this folder share it."""
+    """Yields a client of an empty server that the tests of this folder share."""
     if request.param == "fakeredis":
         yield fakeredis.FakeRedis()
         return

@@ -1,4 +1,4 @@
-"""An event's way through Redis, script by script: emit, begin, keep, finish."""
+"""Runs the scripts of events in the order in which an event passes through them: emit, claim, record."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class Deliveries:
 
     def emit(self, event: str = "evt_1", data: str = DATA, **bounds: int) -> str:
         keys, args = EVENT_KEYS, [event, "acc", "shop", "app.crashed", data]
-        return self.script("events/emit", **bounds)(keys, args).decode()
+        return self.script("events/emit_event", **bounds)(keys, args).decode()
 
     def read(self, consumer: str = "one", last: str = ">") -> list[Entry]:
         if not self.client.exists(STREAM) or not self.client.xinfo_groups(STREAM):
@@ -36,18 +36,18 @@ class Deliveries:
         found = self.client.xreadgroup(GROUP, consumer, {STREAM: last})
         return [Entry(i.decode(), _text(fields)) for i, fields in (found[0][1] if found else [])]
 
-    def begin(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, int]:
-        """Without the secret before the last rotation."""
-        mine, receiver, data, _, attempt = self.begin_with_secret(entry, consumer)
+    def claim(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, int]:
+        """Return the reply without the secret before the last rotation."""
+        mine, receiver, data, _, attempt = self.claim_with_secret(entry, consumer)
         return mine, receiver, data, attempt
 
-    def begin_with_secret(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, str, int]:
+    def claim_with_secret(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, str, int]:
         args = [GROUP, consumer, entry.id, entry.fields["id"]]
         mine, *found, attempt = self.script("events/claim_delivery")([STREAM, RECEIVER, BODIES, PREVIOUS], args)
         receiver, data, previous = (each.decode() for each in found)
         return mine, receiver, data, previous, attempt
 
-    def finish(
+    def record(
         self,
         entry: Entry,
         outcome: str = "delivered",
@@ -62,15 +62,15 @@ class Deliveries:
         args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason, *answer, *marks]
         return self.script("events/record_delivery", **bounds)(EVENT_KEYS, args)
 
-    def keep(self, *entries: Entry, consumer: str = "one", idle: int = 0) -> int:
+    def set_idle(self, *entries: Entry, consumer: str = "one", idle: int = 0) -> int:
         return self.script("set_entry_idle")([STREAM], [GROUP, consumer, idle, *(e.id for e in entries)])
 
     def pending(self) -> dict[str, tuple[str, int]]:
-        """Entry → its worker and its idle time, ms."""
+        """Return each pending entry's worker and its idle time in ms."""
         found = self.client.xpending_range(STREAM, GROUP, "-", "+", 1000)
         return {p["message_id"].decode(): (p["consumer"].decode(), p["time_since_delivered"]) for p in found}
 
-    def bury(self, entry: Entry, *, whole: bool = True, **bounds: int) -> int:
+    def dead_letter(self, entry: Entry, *, whole: bool = True, **bounds: int) -> int:
         keys, args = [STREAM, DEAD], [GROUP, entry.id, "events", "ValueError: why", "{}"]
         if whole:
             keys += EVENT_KEYS[1:]
@@ -79,22 +79,22 @@ class Deliveries:
         return self.script("events/dead_letter", **bounds)(keys, args)
 
     def request(self, event: str) -> str:
-        """Queues an event of the log again."""
+        """Queue an event of the log again."""
         verdict, _ = self.script("events/request_event")(
             [*EVENT_KEYS, f"{TAG}:window:events:acc"], [1000, event, "acc"]
         )
         return verdict.decode()
 
     def redeliver(self, *events: tuple[str, int], **bounds: int) -> int:
-        """Queues events again, each with the number of its entries in the log."""
+        """Queue events again, each with the number of its entries in the log."""
         args = [part for event, entries in events for part in (event, "shop", "app.crashed", "", "1", entries)]
-        return self.script("events/redeliver", **bounds)(EVENT_KEYS, ["acc", *args])
+        return self.script("events/redeliver_events", **bounds)(EVENT_KEYS, ["acc", *args])
 
     def deliver(self, event: str, data: str = DATA, **bounds: int) -> None:
-        """Emits and finishes it."""
+        """Emit an event and record its outcome."""
         self.emit(event, data, **bounds)
         for entry in self.read():
-            self.finish(entry, **bounds)
+            self.record(entry, **bounds)
 
     def bodies(self) -> dict[str, str]:
         return _text(self.client.hgetall(BODIES))

@@ -1,4 +1,4 @@
-"""An app's shared public keys, as `find_key_set.lua` and `share_key_set.lua` keep them."""
+"""The scripts that share an app's public keys, on a clock that a test sets."""
 
 from typing import Any
 

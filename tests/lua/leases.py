@@ -1,4 +1,4 @@
-"""lease.lua on a clock that a test sets, with its messages kept in a list instead of published."""
+"""lease.lua on a clock that a test sets. Its messages go to a list instead of being published."""
 
 from typing import Any
 
@@ -17,17 +17,17 @@ Demand = dict[str, tuple[float, ...]]  # account -> weight, waiting requests, pe
 
 
 def with_kept_messages(text: str) -> str:
-    """PUBLISH channel message becomes RPUSH list channel message."""
+    """Replaces `PUBLISH channel message` by `RPUSH list channel message`."""
     changed = text.replace("redis.call('PUBLISH', ", f"redis.call('RPUSH', '{MESSAGES}', ")
     assert "PUBLISH'" not in changed
     return changed
 
 
 class Provider:
-    """The permits in Redis, and the clock: seconds, which processes and Redis share here."""
+    """The permits in Redis, and the clock, in seconds, that processes and Redis share here."""
 
-    def __init__(self, client: Any, bound: int) -> None:
-        self.client, self.bound = client, bound
+    def __init__(self, client: Any, limit: int) -> None:
+        self.client, self.limit = client, limit
         self._script = client.register_script(with_kept_messages(on_test_clock("inference/lease")))
         self.now = 0.0
         self.set_clock(1000.0)
@@ -48,20 +48,20 @@ class Provider:
         leave: bool = False,
         budget: BudgetCall | None = None,
     ) -> tuple[Answer | None, list[tuple[str, str]]]:
-        """The answer, and the messages: channel and text."""
+        """Returns the answer, and the messages as channel and text."""
         counts = [call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want]
         flat: list[Any] = []
         for account, (weight, waiting, *used) in demand.items():
             flat += [account, f"{weight:g}", waiting, *(used or [0])]
-        rate = budget.flat() if budget else []
-        flags = [int(cut), int(leave), self.bound, int(LEASE * 1000), CHANNEL]
+        rate = budget.flatten() if budget else []
+        flags = [int(cut), int(leave), self.limit, int(LEASE * 1000), CHANNEL]
         reply = self._script(lease_keys(rated=bool(budget)), [name, *counts, *flags, *rate, *flat])
         sent = [each.decode() for each in self.client.lrange(MESSAGES, 0, -1)]
         self.client.delete(MESSAGES)
         return read_answer(_decoded(reply)), list(zip(sent[::2], sent[1::2], strict=True))
 
     def records(self) -> dict[str, list[int]]:
-        """Process -> epoch, call, granted, returned, lease end, used, waiting."""
+        """Returns by process: epoch, call, granted, returned, lease end, used, waiting."""
         found = self.client.hgetall(permits_key())
         return {name.decode(): [int(field) for field in text.split()[:7]] for name, text in found.items()}
 
@@ -79,7 +79,7 @@ def _decoded(reply: Any) -> Any:
 
 
 class Process:
-    """One process that behaves as `Permits` does, on a network without faults."""
+    """One process that behaves like `Permits`, on a network without faults."""
 
     def __init__(self, provider: Provider, name: str) -> None:
         self.provider, self.name = provider, name
@@ -97,7 +97,7 @@ class Process:
         cut: bool = False,
         leave: bool = False,
     ) -> list[str]:
-        """The labels of the new grants."""
+        """Calls the script, and returns the labels of the new grants."""
         call = self.lease.call(self.provider.now, give_back, waiting)
         answer, messages = self.provider.call(self.name, call, demand or {}, want=want, cut=cut, leave=leave)
         assert answer is not None

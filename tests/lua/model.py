@@ -1,4 +1,4 @@
-"""Admission as the interface tells it, in plain Python: what every server must agree with."""
+"""A model of admission in plain Python, with which every server must agree."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from tests.lua.scripts import MINUTE, day_of
 class Reservation:
     account: str
     app: str
-    user: str  # '' where no cap for users was set
+    user: str  # '' if no cap for users was set
     day: str
-    bound: int
+    max_cost: int
     lease_end: int  # milliseconds
 
     def payers(self) -> list[tuple[str, ...]]:
-        """Whose day it counts for: the account's, its app's, and under a cap for users the user's."""
+        """Returns the payers whose day it counts for: the account, its app, and under a cap for users the user."""
         users = [(self.account, self.app, self.user, self.day)] if self.user else []
         return [(self.account, self.day), (self.account, self.app, self.day), *users]
 
@@ -26,12 +26,12 @@ class Window:
     passed: list[int] = field(default_factory=list)
 
     def recent(self, now: int) -> list[int]:
-        """What lies in the 60 seconds that end now. After the clock was set back, stamps of the future are of now."""
+        """Returns the times in the last 60 seconds. After the clock was set back, times in the future count as now."""
         self.passed = [min(stamp, now) for stamp in self.passed]
         return [stamp for stamp in self.passed if stamp > now - MINUTE]
 
     def frees(self, now: int, limit: int) -> int:
-        """Microseconds until a request can pass again, or until the first slot frees."""
+        """Returns the microseconds until a request can pass again, or until the first slot is free."""
         recent = self.recent(now)
         return recent[max(len(recent) - max(limit, 1), 0)] + MINUTE - now if recent else 0
 
@@ -55,20 +55,20 @@ class Model:
         return window
 
     def reserved(self, payer: tuple[str, ...]) -> int:
-        return sum(r.bound for r in self.open.values() if payer in r.payers())
+        return sum(r.max_cost for r in self.open.values() if payer in r.payers())
 
     def verdict(
         self,
         app: str,
         user: str,
         account: str,
-        bound: int,
+        max_cost: int,
         limits: tuple[int, int],
         caps: tuple[int, int | None, int | None],
-        latest: int,
+        deadline: int,
     ) -> str:
-        """`caps`: the account's, the app's, the user's."""
-        if latest and self.clock > latest * 1000:
+        """Returns the expected verdict. `caps` are the account's, the app's and the user's."""
+        if deadline and self.clock > deadline * 1000:
             return "late"
         if len(self.window(app).recent(self.clock)) >= limits[0]:
             return "app"
@@ -78,32 +78,32 @@ class Model:
         payers = [(account, day), (account, app, day), (account, app, user, day)]
         for verdict, payer, cap in zip(("cap", "app_cap", "user_cap"), payers, caps, strict=True):
             used = self.settled[payer] + self.reserved(payer)
-            if cap is not None and (used >= cap or used + bound > cap):
+            if cap is not None and (used >= cap or used + max_cost > cap):
                 return verdict
         return "ok"
 
-    def admit(self, app: str, user: str, account: str, bound: int, reservation: str, lease: int, payer: str) -> None:
-        """`payer`: the user, where a cap for users is set."""
+    def admit(self, app: str, user: str, account: str, max_cost: int, reservation: str, lease: int, payer: str) -> None:
+        """Records a request that passes. `payer` is the user, if a cap for users is set."""
         self.window(app).add(self.clock)
         self.window(f"{app}:{user}").add(self.clock)
-        if bound:
+        if max_cost:
             end = self.clock // 1000 + lease
-            self.open[reservation] = Reservation(account, app, payer, day_of(self.clock), bound, end)
+            self.open[reservation] = Reservation(account, app, payer, day_of(self.clock), max_cost, end)
 
     def settle(self, reservation: str, cost: int) -> int:
         ended = self.open.pop(reservation, None)
         if ended is None:
             return -1
-        charged = ended.bound if cost < 0 else min(cost, ended.bound)
+        charged = ended.max_cost if cost < 0 else min(cost, ended.max_cost)
         for payer in ended.payers():
             self.settled[payer] += charged
         return charged
 
-    def overdue(self) -> set[str]:
+    def list_expired(self) -> set[str]:
         return {key for key, r in self.open.items() if r.lease_end <= self.clock // 1000}
 
     def spends(self) -> dict[tuple[str, ...], tuple[int, int]]:
-        """By account and day; by account, app and day; and by account, app, user and day."""
+        """Returns the spends that are not zero, by payer and day."""
         payers = {*self.settled, *(payer for r in self.open.values() for payer in r.payers())}
         found = {payer: (self.settled[payer], self.reserved(payer)) for payer in payers}
         return {k: v for k, v in found.items() if v != (0, 0)}

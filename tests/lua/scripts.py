@@ -1,7 +1,7 @@
-"""The scripts on a clock that a test sets, under the key names of the interface.
+"""The scripts of admission, on a clock that a test sets.
 
-Production offers no such clock. A test changes the script's text before a server sees it: the script then reads the
-time from a key that the test writes.
+Production has no such clock. The test changes a script's text, so that the script reads the time from a key that the
+test writes.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.inference.spend.reservations import ReservationRecord
+from gateway.inference.spend.reservations import ReservationRecord, Settlement
 from gateway.redis.client import Script
 
 CLOCK = "test:clock"
@@ -21,18 +21,18 @@ DAY = 86_400 * SECOND
 TAG = "{p38}"
 
 
-def source(name: str, **bounds: int) -> str:
-    """The script's text. `bounds` replaces constants, so that a test need not fill a stream of production's length."""
+def source(name: str, **constants: int) -> str:
+    """Returns the script's text. `constants` replaces limits, so that a test does not have to reach production's."""
     text = Script(name).source
-    for bound, value in bounds.items():
-        text, count = re.subn(rf"^(local {bound} = )\S+", rf"\g<1>{value}", text, flags=re.MULTILINE)
-        assert count == 1, f"{name}.lua must set {bound} once"
+    for constant, value in constants.items():
+        text, count = re.subn(rf"^(local {constant} = )\S+", rf"\g<1>{value}", text, flags=re.MULTILINE)
+        assert count == 1, f"{name}.lua must set {constant} once"
     return text
 
 
-def on_test_clock(name: str, **bounds: int) -> str:
-    """The script's text, which reads the time from the test's key instead of from the server's clock."""
-    text = source(name, **bounds)
+def on_test_clock(name: str, **constants: int) -> str:
+    """Returns the script's text, changed to read the time from the test's key instead of from the server's clock."""
+    text = source(name, **constants)
     assert text.count(READING) == 1, f"{name}.lua must read the time once"
     changed = text.replace(READING, f"redis.call('LRANGE', '{CLOCK}', 0, 1)")
     assert not re.search(r"\bTIME\b", re.sub(r"--.*", "", changed))
@@ -40,12 +40,12 @@ def on_test_clock(name: str, **bounds: int) -> str:
 
 
 def set_clock(client: Any, clock: int) -> None:
-    """In microseconds."""
+    """Sets the clock, in microseconds."""
     client.pipeline().delete(CLOCK).rpush(CLOCK, clock // SECOND, clock % SECOND).execute()
 
 
 def at(text: str) -> int:
-    """The clock at an ISO time, UTC."""
+    """Returns the clock at an ISO time, UTC."""
     moment = datetime.fromisoformat(text).replace(tzinfo=UTC)
     return int(moment.timestamp()) * SECOND + moment.microsecond
 
@@ -58,20 +58,20 @@ class Reply(NamedTuple):
     verdict: str
     day: str
     app_count: int
-    app_frees: int  # microseconds until a slot is free
+    app_frees_in: int  # microseconds until a slot is free
     user_count: int
-    user_frees: int
+    user_frees_in: int
     now: int  # milliseconds
-    settled: int  # nano-euro of the day, where the cap was asked
+    settled: int  # nano-euro of the day, if the cap was checked
 
 
 class Scripts:
-    """What a gateway and the monitors call, in one partition."""
+    """The scripts that gateways and the monitors worker call, in one partition."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
         self._admit = client.register_script(on_test_clock("inference/admit"))
-        self._overdue = client.register_script(on_test_clock("inference/list_expired_reservations"))
+        self._list_expired = client.register_script(on_test_clock("inference/list_expired_reservations"))
         self._settle = client.register_script(on_test_clock("inference/settle"))
 
     def set_clock(self, clock: int) -> None:
@@ -79,7 +79,7 @@ class Scripts:
 
     def admit(
         self,
-        bound: int = 0,
+        max_cost: int = 0,
         *,
         app: str = "app",
         user: str = "ana",
@@ -90,7 +90,7 @@ class Scripts:
         user_cap: int | None = None,
         reservation: str = "r",
         lease: int = 360_000,
-        latest: int = 0,
+        deadline: int = 0,
     ) -> Reply:
         keys = [
             f"{TAG}:window:app:{app}",
@@ -99,7 +99,7 @@ class Scripts:
             f"{TAG}:reservations",
             f"{TAG}:leases",
         ]
-        args = [*limits, bound, cap, reservation, account, lease, latest, app]
+        args = [*limits, max_cost, cap, reservation, account, lease, deadline, app]
         if app_cap is not None or user_cap is not None:
             args.append("" if app_cap is None else app_cap)
         if user_cap is not None:
@@ -109,35 +109,39 @@ class Scripts:
         return Reply(verdict.decode(), day.decode(), *map(int, numbers))
 
     def settle(self, reservation: str, cost: int) -> int:
-        """What was booked, or -1 for nothing. A negative cost stands for the bound."""
+        """Returns the nano-euro that were booked, or -1 if none were. A negative cost means the maximum."""
         outcome, booked = self.end(reservation, cost)
         return booked if outcome in ("settled", "recovered") else -1
 
     def end(self, reservation: str, cost: int, record: ReservationRecord | None = None) -> tuple[str, int]:
-        """The settlement's outcome, and what it booked."""
+        """Returns the settlement's outcome, and the nano-euro that it booked."""
+        settlement = self.book(reservation, cost, record)
+        return settlement.outcome, settlement.nano_euro
+
+    def book(self, reservation: str, cost: int, record: ReservationRecord | None = None) -> Settlement:
         keys = [f"{TAG}:reservations", f"{TAG}:leases", f"{TAG}:spend", f"{TAG}:settled:{reservation}"]
         known = [] if record is None else [*msgspec.structs.astuple(record)]
-        outcome, booked = self._settle(keys, [reservation, "bound" if cost < 0 else cost, *known])
-        return outcome.decode(), booked
+        outcome, *sums = self._settle(keys, [reservation, "max_cost" if cost < 0 else cost, *known])
+        return Settlement(outcome.decode(), *sums)
 
-    def overdue(self, at_most: int = 500) -> list[str]:
-        return [each.decode() for each in self._overdue([f"{TAG}:leases"], [at_most])]
+    def list_expired(self, limit: int = 500) -> list[str]:
+        return [each.decode() for each in self._list_expired([f"{TAG}:leases"], [limit])]
 
-    # -- what is written -------------------------------------------------------------------------------------
+    # -- records ---------------------------------------------------------------------------------------------
 
     def spend(self, day: str, account: str = "acc") -> tuple[int, int]:
-        """Settled and reserved, nano-euro."""
+        """Returns the settled and the reserved nano-euro."""
         settled, reserved = self.client.hmget(f"{TAG}:spend:{account}:{day}", "settled", "reserved")
         return int(settled or 0), int(reserved or 0)
 
     def spends(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """By account and day, what is zero left out."""
+        """Returns the spends that are not zero, by account and day."""
         names = [key.decode() for key in self.client.keys(f"{TAG}:spend:*")]
         found = {tuple(n.split(":")[2:4]): self.spend(n.split(":")[3], n.split(":")[2]) for n in names}
         return {k: v for k, v in found.items() if v != (0, 0)}
 
     def app_spends(self) -> dict[tuple[str, str, str], tuple[int, int]]:
-        """By account, app and day, what is zero left out."""
+        """Returns the spends that are not zero, by account, app and day."""
         found: dict[tuple[str, str, str], tuple[int, int]] = {}
         for key in self.client.keys(f"{TAG}:spend:*"):
             account, day = key.decode().split(":")[2:4]
@@ -147,7 +151,7 @@ class Scripts:
         return {k: v for k, v in found.items() if v != (0, 0)}
 
     def user_spends(self) -> dict[tuple[str, str, str, str], tuple[int, int]]:
-        """By account, app, user and day, what is zero left out."""
+        """Returns the spends that are not zero, by account, app, user and day."""
         found = {}
         for key in self.client.keys(f"{TAG}:spend-by-user:*"):
             settled, reserved = self.client.hmget(key, "settled", "reserved")
@@ -155,7 +159,7 @@ class Scripts:
         return {k: v for k, v in found.items() if v != (0, 0)}
 
     def reservations(self) -> dict[str, tuple[str, str, int]]:
-        return {key: (account, day, int(bound)) for key, (account, day, bound, *_) in self.records().items()}
+        return {key: (account, day, int(max_cost)) for key, (account, day, max_cost, *_) in self.records().items()}
 
     def records(self) -> dict[str, list[str]]:
         records = self.client.hgetall(f"{TAG}:reservations")
@@ -165,6 +169,6 @@ class Scripts:
         return {key.decode(): int(end) for key, end in self.client.zrange(f"{TAG}:leases", 0, -1, withscores=True)}
 
     def expiries(self) -> dict[str, int]:
-        """Every key but the clock, with the seconds it still lives; -1 for ever."""
+        """Returns every key except the clock, with its time to live in seconds; -1 if it does not expire."""
         names = [key.decode() for key in self.client.keys("*") if key.decode() != CLOCK]
         return {name: self.client.ttl(name) for name in names}

@@ -1,4 +1,4 @@
-"""A record and the message about it, in one step."""
+"""A record and its announcement, written in one step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,59 +8,59 @@ import pytest
 from gateway.redis.client import Script
 from tests.lua.scripts import TAG
 
-Change = Callable[..., int]
+Write = Callable[..., int]
 KEY = f"{TAG}:account:acc"
 
 
 @pytest.fixture
-def change(client: Any) -> Change:
+def write(client: Any) -> Write:
     script = client.register_script(Script("compare_and_set").source)
     return lambda value, check="any", expected="": script([KEY], ["changes", check, expected, value])
 
 
 @pytest.fixture
-def told(client: Any) -> Any:
-    """What was announced since the last question."""
+def announced(client: Any) -> Any:
+    """Yields a function that returns the announcements since its last call."""
     with client.pubsub() as subscription:
         subscription.subscribe("changes")
         while subscription.get_message(timeout=1)["type"] != "subscribe":
             pass
 
-        def told() -> list[bytes]:
+        def announced() -> list[bytes]:
             messages = []
             while message := subscription.get_message(timeout=0.1):
                 messages.append(message["data"])
             return messages
 
-        yield told
+        yield announced
 
 
-def test_written_and_told(client: Any, change: Change, told: Any) -> None:
-    assert change('{"é": 1}') == 1
+def test_a_written_record_is_announced(client: Any, write: Write, announced: Any) -> None:
+    assert write('{"é": 1}') == 1
     assert client.get(KEY).decode() == '{"é": 1}'
-    assert told() == [KEY.encode()]
+    assert announced() == [KEY.encode()]
 
 
-def test_removed_and_told(client: Any, change: Change, told: Any) -> None:
-    change("old")
-    assert change("") == 1
+def test_a_removed_record_is_announced(client: Any, write: Write, announced: Any) -> None:
+    write("old")
+    assert write("") == 1
     assert not client.exists(KEY)
-    assert told() == [KEY.encode()] * 2
+    assert announced() == [KEY.encode()] * 2
 
 
-def test_only_over_the_expected_record(client: Any, change: Change, told: Any) -> None:
-    assert change("first", "same", "something") == 0
+def test_only_the_expected_record_is_replaced(client: Any, write: Write, announced: Any) -> None:
+    assert write("first", "same", "something") == 0
     assert not client.exists(KEY)
-    assert change("first", "same", "") == 1
-    assert change("other", "same", "") == 0
-    assert change("second", "same", "first") == 1
-    assert change("third", "same", "first") == 0
+    assert write("first", "same", "") == 1
+    assert write("other", "same", "") == 0
+    assert write("second", "same", "first") == 1
+    assert write("third", "same", "first") == 0
     assert client.get(KEY) == b"second"
-    assert told() == [KEY.encode()] * 2
+    assert announced() == [KEY.encode()] * 2
 
 
-def test_what_goes_with_a_record(client: Any) -> None:
-    """It is written and removed with the record, and not when the record is another than expected."""
+def test_a_second_key_is_written_and_removed_with_the_record(client: Any) -> None:
+    """It stays unchanged if the record is not the expected one."""
     script, beside = client.register_script(Script("compare_and_set").source), f"{TAG}:previous-secret:acc"
     assert script([KEY, beside], ["changes", "same", "", "new", "old", 100]) == 1
     assert client.get(beside) == b"old"
@@ -71,8 +71,7 @@ def test_what_goes_with_a_record(client: Any) -> None:
     assert (client.get(KEY), client.exists(beside)) == (b"newer", 0)
 
 
-def test_an_end_goes_with_the_old_record(client: Any, change: Change) -> None:
-    """A record written over one that expired some day must not inherit its end."""
+def test_the_expiry_of_the_old_record_is_removed(client: Any, write: Write) -> None:
     client.set(KEY, "old", ex=5)
-    change("new")
+    write("new")
     assert client.ttl(KEY) == -1

@@ -1,4 +1,4 @@
-"""Adding to a counter: all of a key in one step, with its end."""
+"""Counters of one key, incremented in one step with its expiry."""
 
 from typing import Any
 
@@ -8,27 +8,27 @@ from gateway.redis.client import Script
 
 
 @pytest.fixture
-def count(client: Any) -> Any:
-    return client.register_script(Script("increment").source)
+def increment(client: Any) -> Any:
+    return client.register_script(Script("increment_counters").source)
 
 
-def test_counts_are_added_and_end(client: Any, count: Any) -> None:
-    assert count(["{ops}:minute:m"], ["hash", 7200, "requests", 2, "code:X", 1]) == 2
-    assert count(["{ops}:minute:m"], ["hash", 7200, "requests", 40]) == 1
+def test_counts_are_added_and_expire(client: Any, increment: Any) -> None:
+    assert increment(["{ops}:minute:m"], ["hash", 7200, "requests", 2, "code:X", 1]) == 2
+    assert increment(["{ops}:minute:m"], ["hash", 7200, "requests", 40]) == 1
     assert client.hgetall("{ops}:minute:m") == {b"requests": b"42", b"code:X": b"1"}
     assert 0 < client.ttl("{ops}:minute:m") <= 7200
 
 
-def test_members_of_a_ranking_are_added(client: Any, count: Any) -> None:
+def test_members_of_a_zset_are_incremented(client: Any, increment: Any) -> None:
     large = 2_500_000_000_000_000  # nano-euro: 2.5 million EUR
-    count(["{ops}:spend:d"], ["zset", 60, "acc_b", 5, "acc_a", large])
-    count(["{ops}:spend:d"], ["zset", 60, "acc_b", 2])
+    increment(["{ops}:spend:d"], ["zset", 60, "acc_b", 5, "acc_a", large])
+    increment(["{ops}:spend:d"], ["zset", 60, "acc_b", 2])
     assert client.zrange("{ops}:spend:d", 0, -1, withscores=True) == [(b"acc_b", 7.0), (b"acc_a", float(large))]
     assert 0 < client.ttl("{ops}:spend:d") <= 60
 
 
-def test_it_adds_all_of_a_key_or_nothing(client: Any, count: Any) -> None:
+def test_a_key_of_another_type_stays_unchanged(client: Any, increment: Any) -> None:
     client.set("{ops}:minute:m", "another kind", ex=60)
     with pytest.raises(Exception, match="WRONGTYPE"):
-        count(["{ops}:minute:m"], ["hash", 7200, "requests", 1])
+        increment(["{ops}:minute:m"], ["hash", 7200, "requests", 1])
     assert client.ttl("{ops}:minute:m") <= 60

@@ -1,28 +1,28 @@
-"""A worker keeps what is its own, or gives it back."""
+"""A worker renews its claim to its entries, or releases them."""
 
 from tests.lua.deliveries import GROUP, STREAM, Deliveries
 
 
-def test_only_what_is_the_workers_own_is_kept(deliveries: Deliveries) -> None:
+def test_only_the_workers_own_entries_change(deliveries: Deliveries) -> None:
     for number in range(4):
         deliveries.emit(f"evt_{number}")
     entries = deliveries.read("one")
-    deliveries.keep(*entries, idle=60_000)
+    deliveries.set_idle(*entries, idle=60_000)
     deliveries.client.xclaim(STREAM, GROUP, "two", 0, [entries[1].id], idle=60_000)
-    deliveries.finish(entries[2])
-    assert deliveries.keep(*entries) == 2
+    deliveries.record(entries[2])
+    assert deliveries.set_idle(*entries) == 2
     pending = deliveries.pending()
     assert [pending[e.id][0] for e in (entries[0], entries[1], entries[3])] == ["one", "two", "one"]
     assert [pending[e.id][1] < 5_000 for e in (entries[0], entries[1], entries[3])] == [True, False, True]
-    assert deliveries.keep(*entries, consumer="nobody") == 0
+    assert deliveries.set_idle(*entries, consumer="nobody") == 0
 
 
-def test_what_is_given_back_is_anybodys(deliveries: Deliveries) -> None:
+def test_any_worker_may_claim_a_released_entry(deliveries: Deliveries) -> None:
     deliveries.emit()
     (entry,) = deliveries.read("one")
     _, claimed, *_ = deliveries.client.xautoclaim(STREAM, GROUP, "two", 15_000, "0-0")
     assert claimed == []
-    deliveries.keep(entry, idle=150_000)
+    deliveries.set_idle(entry, idle=150_000)
     _, claimed, *_ = deliveries.client.xautoclaim(STREAM, GROUP, "two", 15_000, "0-0")
     assert [i.decode() for i, _ in claimed] == [entry.id]
-    assert deliveries.begin(entry, "one") == (0, "", "", 0)
+    assert deliveries.claim(entry, "one") == (0, "", "", 0)

@@ -1,4 +1,4 @@
-"""Accounts and apps at a running gateway: what tests ask them, and what they spent."""
+"""Accounts and apps at a running gateway, with their requests and their spend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Account:
         return response.json()["spend"]
 
     async def settled(self) -> int:
-        """Waits until nothing is reserved any more; nano-euro."""
+        """Waits until nothing is reserved. Returns the settled nano-euro."""
         spend = await wait_until(self._at_rest)
         return spend["settled"]
 
@@ -57,14 +57,14 @@ class App:
         self.origin = f"https://{name}.{DOMAIN}"
 
     def at(self, gateway: Gateway) -> App:
-        """The same app asked at another process."""
+        """Returns the same app at another gateway process."""
         there = App(self.account, self.name, self.backend)
         there.gateway = gateway
         return there
 
     def token(self, sub: str | None = "ana", alg: str = "ES256", **options: Any) -> str:
         token = self.backend.token(sub, alg, **options)
-        # The signature is what makes it a credential; header and payload are shared by many tokens.
+        # Only the signature is secret: many tokens share their header and payload.
         self.gateway.confidential.add(token.rpartition(".")[2])
         return token
 
@@ -72,7 +72,7 @@ class App:
         return {"Authorization": f"Bearer {token or self.token()}", **more}
 
     async def post(self, body: Any = None, *, path: str = "", **options: Any) -> httpx.Response:
-        """Anything at all: `content` for raw bytes, `headers` instead of the usual ones."""
+        """Sends any request: `content` is for raw bytes, and `headers` replace the usual ones."""
         headers = options.pop("headers", None)
         headers = self.headers() if headers is None else headers
         if body is not None:

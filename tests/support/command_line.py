@@ -1,4 +1,4 @@
-"""Runs the command line tool: arguments and environment in, exit code and output out."""
+"""Runs the command line tool with arguments and environment, and returns its exit code and output."""
 
 import asyncio
 import json
@@ -26,14 +26,14 @@ class Run(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The one line of an output that has no more."""
+        """The only line of the output."""
         assert self.code == 0, self.err
         assert self.out.count("\n") == 1, self.out
         return self.out.strip()
 
     @property
     def rows(self) -> list[list[str]]:
-        """A table's cells; two spaces part them."""
+        """The cells of a table, which are separated by two spaces."""
         assert self.code == 0, self.err
         return [[cell for cell in line.split("  ") if cell] for line in self.out.splitlines()]
 
@@ -49,7 +49,7 @@ class Tool:
         }
 
     async def __call__(self, *arguments: str, given: str = "", **environment: str | None) -> Run:
-        """Whatever happens it may not be a traceback, and an error is one line."""
+        """Runs the tool, which must never print a traceback. An error is one line."""
         result = await asyncio.to_thread(
             CliRunner().invoke,
             main,
@@ -66,7 +66,7 @@ class Tool:
         return run
 
     async def refused(self, *arguments: str, code: int = 1, **options: Any) -> str:
-        """What it says, without its name in front."""
+        """Runs the tool, which must fail. Returns the error without the tool's name."""
         run = await self(*arguments, **options)
         assert run.code == code, run
         assert not run.out, run.out
@@ -75,7 +75,7 @@ class Tool:
 
 
 def run_process(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a process of its own, whose output goes into pipes."""
+    """Runs the tool in a separate process with pipes for its output."""
     return subprocess.run(
         [sys.executable, "-m", "gateway.cli", *arguments],
         env=_environment(tool),
@@ -87,7 +87,7 @@ def run_process(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, given: str = "", **environment: str) -> str:
-    """What a person who types `given` sees of both streams, escape sequences and all."""
+    """Runs the tool in a terminal and types `given`. Returns both streams with their escape sequences."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.cli", *arguments],
@@ -102,7 +102,7 @@ def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, given: str =
     try:
         while part := os.read(ours, 65536):
             seen += part
-    except OSError:  # Linux says so when the other side is closed
+    except OSError:  # Linux raises it when the other side is closed
         pass
     finally:
         os.close(ours)

@@ -13,18 +13,18 @@ import httpx
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import DOMAIN, Account
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import Worker
 
-# So that no test waits long for the next look at something.
+# Short intervals, so that no test waits long for the next check.
 QUICK: dict[str, float] = {
-    "gateway.settings.SHORTEST_CLAIM_IDLE": 1.0,
-    "workers.builds.builder.CANCEL_INTERVAL": 0.1,
-    "workers.builds.log.FLUSH_INTERVAL": 0.1,
-    "workers.hosting.serving.POLL_INTERVAL": 0.05,
-    "workers.hosting.serving.DRAIN": 0.3,
+    "gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": 1.0,
+    "workers.builds.builder.CANCEL_CHECK_SECONDS": 0.1,
+    "workers.builds.log.FLUSH_SECONDS": 0.1,
+    "workers.hosting.serving.POLL_SECONDS": 0.05,
+    "workers.hosting.serving.DRAIN_SECONDS": 0.3,
 }
 
 
@@ -39,7 +39,7 @@ def packed(files: dict[str, str]) -> bytes:
 
 
 class Host:
-    """The gateway with its workers, and one account whose events are received."""
+    """A gateway with its workers, and one account with a receiver for its events."""
 
     def __init__(self, gateway: Gateway, account: Account, receiver: FakeReceiver, apps_port: int) -> None:
         self.gateway, self.account, self.receiver, self.apps_port = gateway, account, receiver, apps_port
@@ -72,7 +72,7 @@ class Host:
         return name
 
     async def remove_apps(self) -> None:
-        """Ends what is still being built of them, too."""
+        """Deletes the apps, and cancels their builds."""
         for deploy in await self.call("GET", "/account/deploys"):
             if deploy["state"] in ("queued", "building"):
                 with contextlib.suppress(AssertionError):  # it has just ended
@@ -109,11 +109,11 @@ class Host:
         return answer.text if answer.status_code == 200 else str(answer.status_code)
 
     async def events(self, deploy_id: str, count: int = 1) -> list[tuple[str, dict[str, Any]]]:
-        """Of one deploy, once so many were received."""
+        """Returns the events of one deploy once `count` have been received."""
 
         def received() -> list[tuple[str, dict[str, Any]]]:
-            told = [exchange.json for exchange in self.receiver.exchanges]
-            return [(e["type"], e["data"]) for e in told if e["data"].get("deployId") == deploy_id]
+            events = [exchange.json for exchange in self.receiver.exchanges]
+            return [(e["type"], e["data"]) for e in events if e["data"].get("deployId") == deploy_id]
 
         await wait_until(lambda: len(received()) >= count, 30)
         return received()
@@ -124,17 +124,17 @@ async def hosting(provider: FakeProvider, folder: Path, **more: str) -> AsyncIte
     settings = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded", **more}
     async with (
         FakeReceiver() as receiver,
-        gateway_with_redis(provider, folder, **settings) as gateway,
-        host_on(gateway, receiver, free_port()) as host,
+        gateway_with_redis(provider, folder, **settings) as gw,
+        host_on(gw, receiver, free_port()) as host,
     ):
         yield host
 
 
 @contextlib.asynccontextmanager
-async def host_on(gateway: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncIterator[Host]:
-    """A new account on a gateway that runs; the workers that it starts end with it."""
-    host = Host(gateway, await gateway.account("maker"), receiver, apps_port)
-    gateway.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
+async def host_on(gw: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncIterator[Host]:
+    """Yields a host with a new account on a running gateway. Its workers stop with it."""
+    host = Host(gw, await gw.account("maker"), receiver, apps_port)
+    gw.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
     try:
         yield host
         for worker in host.workers:
@@ -143,3 +143,27 @@ async def host_on(gateway: Gateway, receiver: FakeReceiver, apps_port: int) -> A
         for worker in host.workers:
             await worker.stop()
         await host.web.aclose()
+
+
+@contextlib.asynccontextmanager
+async def all_processes(url: str, provider: FakeProvider, site: FakeReceiver, folder: Path) -> AsyncIterator[Host]:
+    """Runs the gateway and two processes with every kind of worker on a Redis. The uptime probes go to `site`."""
+    settings = {
+        "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
+        "GATEWAY_CANARY": "0.5",
+        "GATEWAY_APPS_SERVER": "embedded",
+        "GATEWAY_PROBE_INTERVAL": "0.2",
+        "GATEWAY_PROBE_TIMEOUT": "1",
+        "GATEWAY_PROBE_URL": site.url(),
+    }
+    async with (
+        FakeReceiver() as receiver,
+        gateway(url, provider, folder, **settings) as gw,
+        host_on(gw, receiver, free_port()) as host,
+    ):
+        await host.worker("sites", joined=False)
+        await wait_until(lambda: "sites.serving" in host.workers[0].log, 20)
+        await host.worker("webhooks", "deploys", "monitors")
+        yield host
+        for worker in host.workers:
+            assert worker.process.poll() is None, worker.log

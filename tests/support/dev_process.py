@@ -1,4 +1,4 @@
-"""`capsule dev` as a process, with a folder and ports of its own."""
+"""Runs `capsule dev` as a process, with its own folder and ports."""
 
 import asyncio
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 from tests.support.gateway_process import python
 from tests.support.user_namespace import enter_user_namespace
 
-RATE = 4  # questions a user and minute, so that a test meets the limit
-PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # seconds; an answer lasts two, long enough to be met under way
+RATE = 4  # requests per user and minute, so that a test reaches the limit
+PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # an answer takes two seconds, so tests can interrupt it
 REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass
 class Run:
-    """One run. Its `said` is what it has printed so far."""
+    """One run; `said` is its output so far."""
 
     port: int
     folder: Path
@@ -30,7 +30,7 @@ class Run:
 
     @property
     def hosted(self) -> str:
-        """Where the workers serve all apps."""
+        """The address at which the workers serve all apps."""
         return f"http://127.0.0.1:{self.port + 4}"
 
     @property
@@ -47,7 +47,7 @@ class Run:
         return line
 
     async def read(self, until: str = "") -> str:
-        """Up to the line that holds the words, or all of it."""
+        """Reads the output up to the line that contains `until`, or to its end."""
         assert self.process.stdout
         async with asyncio.timeout(60):
             while line := (await self.process.stdout.readline()).decode():
@@ -61,12 +61,12 @@ class Run:
             self.process.send_signal(number)
         await self.read()
         code = await asyncio.wait_for(self.process.wait(), 30)
-        # What asyncio tells of a child that it found gone already; what the run said last is its own word.
+        # asyncio reports 255 for a child that is already gone; the last line of the output is reliable.
         return 0 if code == 255 and self.said.endswith("Stopped.\n") else code
 
 
 async def start(port: int, folder: Path, *arguments: str, confined: bool = False) -> Run:
-    """`confined`: in a container that allows no sandbox."""
+    """Starts a run. A `confined` one is in a container that allows no sandbox."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),

@@ -1,4 +1,4 @@
-"""What the conftests of several folders share. Each that imports a fixture has an instance of its own."""
+"""Fixtures shared by the conftests of several folders. Each conftest that imports one has its own instance."""
 
 from collections.abc import AsyncIterator
 

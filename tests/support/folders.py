@@ -1,4 +1,4 @@
-"""Temporary folders for what runs as another user, or listens on Unix sockets."""
+"""Temporary folders for programs that run as another user or listen on Unix sockets."""
 
 import contextlib
 import os
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def passable_folder() -> Iterator[Path]:
-    """A folder that other users can pass, as an operator's; pytest's own are closed to them.
+    """Yields a folder that other users can traverse, as in production; pytest's own folders are closed to them.
 
-    Its path is short: those of Unix sockets have at most 107 characters.
+    Its path is short, because the path of a Unix socket has at most 107 characters.
     """
     folder = Path(tempfile.mkdtemp(prefix="capsule-"))
     folder.chmod(0o711)
@@ -24,7 +24,7 @@ def passable_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def as_ordinary_user() -> Iterator[None]:
-    """Root may write and read everywhere, so for this time it is somebody else."""
+    """Switches root, which may read and write everywhere, to an ordinary user for the `with` block."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65_534)

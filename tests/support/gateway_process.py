@@ -1,6 +1,6 @@
 """Runs the gateway as users do, as a process, and calls it over HTTP.
 
-When a gateway ends, its log is checked: at the debug level it holds no prompt, answer, token or key, and no
+When a gateway ends, its log is checked: even at the debug level, it contains no prompt, answer, token or key, and no
 traceback unless the test allows one.
 """
 
@@ -35,9 +35,9 @@ ENCRYPTION_KEY = base64.urlsafe_b64encode(os.urandom(32)).decode()
 
 
 def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
-    """The command that runs a module, as `python -m` does.
+    """Returns the command that runs a module, as `python -m` does.
 
-    `constants` are changed first, such as `{"gateway.inference.auth.users.TOKEN_LIFE": 5}`, so that no test waits long.
+    `constants` are changed first, such as `{"gateway.inference.auth.users.TOKEN_SECONDS": 5}`.
     """
     if not constants:
         return [sys.executable, "-m", module]
@@ -53,7 +53,7 @@ def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
 class Gateway:
     redis: RedisServer
     wiretap: Wiretap
-    prefix: Sequence[str] = ()  # what runs the command, such as a shell that sets limits
+    prefix: Sequence[str] = ()  # of the command, such as a shell that sets limits
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Gateway:
         return False
 
     async def stop(self) -> int | None:
-        """SIGTERM; the exit code, or None for a gateway that had to be killed."""
+        """Sends SIGTERM. Returns the exit code, or None for a gateway that had to be killed."""
         if not self.process:
             return None
         self.process.send_signal(signal.SIGTERM)
@@ -145,7 +145,7 @@ class Gateway:
             self.process = None
 
     def empty(self) -> None:
-        """For the next test: an empty Redis, in which no key was forgotten, and an empty data folder."""
+        """Empties Redis and the data folder for the next test. No key may be left without expiry or reason."""
         with self.redis.client() as client:
             leaked = unexplained(client)
             client.flushall()
@@ -159,20 +159,20 @@ class Gateway:
 
     @property
     def secrets(self) -> set[str]:
-        # Short prompts such as "x" stand everywhere.
+        # Short prompts such as "x" occur everywhere.
         prompts = [p for p in self.provider.prompts if len(p) >= 8]
         return {*self.confidential, *prompts, *COMPLETIONS}
 
     def assert_log_is_clean(self) -> None:
         log = self.log
-        told = [secret for secret in self.secrets if secret in log]
-        assert not told, f"the log tells {told}"
+        leaked = [secret for secret in self.secrets if secret in log]
+        assert not leaked, f"the log contains {leaked}"
         if not self.tracebacks_allowed:
             for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed"):
                 assert sign not in log, log[max(0, log.index(sign) - 1000) :][:4000]
 
     async def request_line(self, request_id: str) -> dict[str, Any]:
-        """What the log says of a request."""
+        """Returns the log line of a request."""
 
         def found() -> list[dict[str, Any]]:
             lines = (json.loads(line) for line in self.log.splitlines() if request_id in line)
@@ -204,7 +204,7 @@ class Gateway:
 async def gateway(
     redis_url: str, provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
 ) -> AsyncIterator[Gateway]:
-    """A gateway process with these settings, by their full names. An empty setting is left out."""
+    """Runs a gateway process with these settings, by their full names. Empty settings are left out."""
     with passable_folder() as data:
         running = Gateway(redis_url, provider, folder, constants, **{"GATEWAY_DATA_DIR": str(data), **settings})
         try:
@@ -220,14 +220,14 @@ async def gateway(
 async def gateway_with_redis(
     provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
 ) -> AsyncIterator[Gateway]:
-    """With a server of its own (`.redis`), searched afterwards for content and for forgotten keys."""
+    """Runs a gateway with its own Redis (`.redis`), which is searched afterwards for content and leaked keys."""
     server = RedisServer().start()
     try:
         async with Wiretap(server) as tap, gateway(server.url, provider, folder, constants, **settings) as running:
             running.redis, running.wiretap = server, tap
             yield running
         written = [secret for secret in running.secrets if tap.heard(secret)]
-        assert not written, f"Redis was told {written}"
+        assert not written, f"Redis received {written}"
         if server.running:
             with server.client() as client:
                 leaked = unexplained(client)

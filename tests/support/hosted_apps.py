@@ -1,4 +1,4 @@
-"""A data folder with releases of apps, and the web servers that serve it."""
+"""A data folder with releases of apps, and the web servers for it."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ class Hosting:
         )
 
     def build(self, deploy: Deploy, files: Mapping[str, str | bytes], start: str | None = None) -> Site:
-        """What the engine's build leaves; with a start command, an app."""
+        """Writes the files of a build. With a start command, it is an app."""
         site = self.releases.site(deploy)
         release = site.release(deploy.id)
         release.mkdir(mode=0o755)
@@ -81,7 +81,7 @@ class Hosting:
         return site.current is not None and (site.release(site.current) / "start").exists()
 
     async def ask(self, target: str, *headers: str, host: str | None = HOST, method: str = "GET") -> "Said":
-        """One request, as it is written here."""
+        """Sends one request unchanged."""
         lines = [f"{method} {target} HTTP/1.1", *([] if host is None else [f"Host: {host}"]), *headers]
         return await self.say("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
 
@@ -98,19 +98,19 @@ class Hosting:
 
 
 class Said:
-    """An answer, as it came."""
+    """A response as it was received."""
 
     def __init__(self, data: bytes) -> None:
         head, _, self.body = data.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
-        self.status = int(first.split(" ")[1]) if first else 0  # 0: hung up
+        self.status = int(first.split(" ")[1]) if first else 0  # 0: closed without a response
         pairs = [line.partition(": ") for line in lines]
         self.headers = {name.lower(): value for name, _, value in pairs}
         self.names = [name.lower() for name, _, _ in pairs]
 
     @property
     def kept(self) -> tuple[int, bytes, dict[str, str]]:
-        """All that must not depend on which server it was."""
+        """The parts that must be the same for each server."""
         ours = ("content-type", "content-range", "cache-control", "x-content-type-options", "location", "allow")
         body = self.body if self.status in (200, 206) else b""
         return self.status, body, {name: self.headers[name] for name in ours if name in self.headers}
@@ -124,7 +124,7 @@ def needs_nginx(folder: Path) -> None:
 async def swapped_under_load(
     hosting: Hosting, site: Site, deploys: tuple[str, str], paths: list[str], texts: set[str], *, swaps: int
 ) -> None:
-    """Swaps to the second and undoes it, while visitors ask; every answer must be whole, and one of the texts."""
+    """Swaps to the second deploy and back during requests. Every response must be complete and one of the texts."""
     host = next(path.name for path in (hosting.folder / "addresses").iterdir() if path.resolve() == site.folder)
     url, seen, over = f"http://127.0.0.1:{hosting.port}", dict.fromkeys(texts, 0), False
 

@@ -15,10 +15,10 @@ HANG = GET.replace(b"/ ", b"/hang ", 1)
 
 
 class Site:
-    """An application, and what became of its requests."""
+    """An application that records its requests."""
 
     def __init__(self) -> None:
-        self.left = 0  # requests whose client left
+        self.left = 0  # requests whose client disconnected
         self.headers: list[list[tuple[bytes, bytes]]] = []
         self.requests: list[tuple[str, str]] = []  # methods and paths
         self.bodies: list[bytes] = []  # of /echo
@@ -64,7 +64,7 @@ class Site:
 @contextlib.asynccontextmanager
 async def serving(site: Site) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    # Connections inherit it: the client's window closes soon.
+    # Connections inherit it, so that a client that does not read stalls soon.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     config = uvicorn.Config(
         site, http=protocol.Connection, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1

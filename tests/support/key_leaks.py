@@ -1,6 +1,6 @@
-"""The Redis keys that may live forever, each with its reason. Every other key must expire.
+"""Finds leaked Redis keys: those without an expiry that are not in the list below.
 
-Reservations and their leases do not expire either, and are not listed: a test must settle all of them.
+Reservations and their leases do not expire either, and are not listed, because a test must settle all of them.
 """
 
 import re
@@ -9,29 +9,29 @@ import redis
 
 KEPT = {
     r"app:": "an app lives until it is deleted",
-    r"alias:": "so does its other name",
-    r"domain:": "so does its custom domain",
+    r"alias:": "the other name of an app lives as long as the app",
+    r"domain:": "the custom domain of an app lives as long as the app",
     r"key:": "an API key is valid until it is revoked",
-    r"\{p\d\d\}:keys(-used)?:": "the list of these, and when they were used",
-    r"\{p\d\d\}:account:": "an account, and the set of its apps, have no end",
+    r"\{p\d\d\}:keys(-used)?:": "the list of API keys, and the times of their use",
+    r"\{p\d\d\}:account:": "an account and the set of its apps are never deleted",
     r"inference$": "one record: the switch and the approval survive restarts",
-    r"provider$": "one record: what was learnt of the provider",
-    r"\{p\d\d\}:webhook:": "a receiver is there until it is cleared",
-    r"\{p\d\d\}:events$": "one stream a partition, bounded; an event leaves it with its outcome",
-    r"\{p\d\d\}:events:stored$": "one set a partition: a number for each account that has a delivery log",
-    r"\{p\d\d\}:builds$": "one stream a partition; a deploy leaves it when it is over",
-    r"\{p\d\d\}:site:": "what is live of an app, until the app is deleted",
-    r"\{p\d\d\}:serving(:|$)": "what the hosts serve of an app, until the app is deleted",
+    r"provider$": "one record: the provider's health",
+    r"\{p\d\d\}:webhook:": "a receiver lives until it is cleared",
+    r"\{p\d\d\}:events$": "one stream per partition, with a limit; an event leaves it with its outcome",
+    r"\{p\d\d\}:events:stored$": "one set per partition: a number for each account with a delivery log",
+    r"\{p\d\d\}:builds$": "one stream per partition; a deploy leaves it when it has finished",
+    r"\{p\d\d\}:site:": "the live deploy of an app, until the app is deleted",
+    r"\{p\d\d\}:serving(:|$)": "the deploys of an app on its hosts, until the app is deleted",
     r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",
-    r"\{p\d\d\}:(apps|probes|certificates)$": "one set a partition: every app, until it is deleted",
-    r"\{p\d\d\}:accounts$": "one set a partition: every account",
-    r"\{p\d\d\}:certificates:ends$": "one set a partition: apps with a custom domain, until they have none",
-    r"\{p\d\d\}:unhealthy$": "one set a partition: apps that do not answer, until they do or are deleted",
-    r"\{p\d\d\}:builds:ended$": "one hash a partition: how many deploys ended in each state",
-    r"\{p\d\d\}:(health|certificate|findings):": "what the monitors know of an app, until it is deleted",
-    r"\{p\d\d\}:hooks(-used)?:": "hooks are there until they are revoked",
-    r"hook:": "a hook works until it is revoked",
-    r"\{p\d\d\}:outcomes$": "one hash a partition: how often each outcome was",
+    r"\{p\d\d\}:(apps|probes|certificates)$": "one set per partition: every app, until it is deleted",
+    r"\{p\d\d\}:accounts$": "one set per partition: every account",
+    r"\{p\d\d\}:certificates:ends$": "one set per partition: apps with a custom domain, until they have none",
+    r"\{p\d\d\}:unhealthy$": "one set per partition: apps that do not respond, until they do or are deleted",
+    r"\{p\d\d\}:builds:ended$": "one hash per partition: the number of deploys that ended in each state",
+    r"\{p\d\d\}:(health|certificate|findings):": "the monitors' records of an app, until it is deleted",
+    r"\{p\d\d\}:hooks(-used)?:": "hooks live until they are revoked",
+    r"hook:": "a hook lives until it is revoked",
+    r"\{p\d\d\}:outcomes$": "one hash per partition: the number of deliveries with each outcome",
 }
 
 

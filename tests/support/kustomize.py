@@ -30,7 +30,7 @@ def build(folder: Path) -> list[Document]:
             if container["image"] == image["name"]:
                 container["image"] = f"{image['newName']}:{image['newTag']}"
     names = [identity(document) for document in documents]
-    assert len(names) == len(set(names)), f"{folder}: a name is there twice"
+    assert len(names) == len(set(names)), f"{folder}: a name occurs twice"
     return documents
 
 

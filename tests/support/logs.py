@@ -1,4 +1,4 @@
-"""What a module logs, as the tests see it."""
+"""Captures the log lines of a module."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 @contextmanager
 def captured(module: ModuleType) -> Iterator[list[dict[str, Any]]]:
-    """Its lines, as dictionaries.
+    """Yields the module's lines as dictionaries.
 
-    It gets a new logger: once an app of another test has run in this process, the module's own is cached, and cannot be
-    captured.
+    The module gets a new logger: once another test has run an app in this process, its own logger is cached and cannot
+    be captured.
     """
     with pytest.MonkeyPatch.context() as patch, capture_logs() as lines:
         patch.setattr(module, "logger", structlog.get_logger())

@@ -1,4 +1,4 @@
-"""Apps whose addresses a test breaks and repairs, watched by a real monitor process."""
+"""Apps whose addresses a test breaks and repairs, with a real monitor process."""
 
 import contextlib
 import secrets
@@ -25,7 +25,7 @@ UP: Script = answer(200, b"hello")
 
 
 class Watched:
-    """An app, and what its account's receiver was told."""
+    """An app, and the events for its account."""
 
     def __init__(self, fleet: "Fleet", account: Account, app: App) -> None:
         self.fleet, self.account, self.app = fleet, account, app
@@ -42,13 +42,13 @@ class Watched:
         return len(self.fleet.site.got(self.path))
 
     async def probed(self, times: int = 2, timeout: float = 10) -> None:
-        """That many times from now on."""
+        """Waits for `times` further probes."""
         until = self.probes + times
         await wait_until(lambda: self.probes >= until, timeout)
 
     async def health(self) -> health.AppHealth:
         client = self.fleet.queue.store.client
-        return health.read(await client.hget(health_key(partition_tag(self.account.id), self.app.id), "state"))
+        return health.decode_health(await client.hget(health_key(partition_tag(self.account.id), self.app.id), "state"))
 
     async def until(self, status: str) -> None:
         async def reached() -> bool:
@@ -56,21 +56,21 @@ class Watched:
 
         await wait_until(reached, 10)
 
-    def told(self) -> list[dict[str, Any]]:
-        """The envelopes that arrived, each of them verified."""
+    def envelopes(self) -> list[dict[str, Any]]:
+        """Return the received envelopes, after verifying each."""
         return [verified(each, self.account.secret) for each in self.fleet.receiver.got(f"/{self.account.id}")]
 
     def types(self) -> list[str]:
-        return [envelope["type"] for envelope in self.told()]
+        return [envelope["type"] for envelope in self.envelopes()]
 
-    async def hears(self, *types: str) -> None:
+    async def receives(self, *types: str) -> None:
         await wait_until(lambda: self.types() == list(types), 10)
 
     async def goes_live(self) -> None:
         await self.fleet.queue.store.client.hset(site_key(self.account.id, self.app.id), "live", "dep_1")
 
     async def keys(self) -> list[str]:
-        """What the monitors keep of it."""
+        """Returns the app's keys of the monitors."""
         client, tag = self.fleet.queue.store.client, partition_tag(self.account.id)
         found = [key for key in monitored_keys(tag, self.app.id) if await client.exists(key)]
         for due in (probes_key(tag), certificates_key(tag)):
@@ -85,7 +85,7 @@ class Fleet:
         site.default = UP
 
     async def app(self, plan: str = "starter", *, live: bool = True, **fields: Any) -> Watched:
-        """Of an account of its own, whose receiver answers at `/<account>`."""
+        """Creates an app of a new account, whose receiver is at `/<account>`."""
         record, key = await self.registry.create_account("One", plan)
         self.queue.confidential.add(key)
         account = Account(self.queue, record.id)
@@ -112,6 +112,6 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def fleet(folder: Path) -> AsyncIterator[Fleet]:
-    """On a Valkey of its own; without a worker yet."""
+    """Runs a fleet on its own Valkey, without a worker yet."""
     async with queue(folder) as running, FakeReceiver() as site, FakeReceiver() as receiver:
         yield Fleet(running, site, receiver)

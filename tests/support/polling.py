@@ -2,20 +2,20 @@
 
 import asyncio
 import inspect
-import time
 from collections.abc import Callable
 from typing import Any
 
 
 async def wait_until(condition: Callable[[], Any], timeout: float = 5, every: float = 0.02) -> Any:
-    """Polls until the condition, plain or async, is truthy, and returns what it gave; seconds."""
-    deadline = time.monotonic() + timeout
+    """Polls the condition, which may be async, until it is truthy, and returns its value. Times are in seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
     while True:
         value = condition()
         if inspect.isawaitable(value):
             value = await value
         if value:
             return value
-        if time.monotonic() > deadline:
+        if loop.time() > deadline:
             raise AssertionError(f"not within {timeout} s: {inspect.getsource(condition).strip()}")
         await asyncio.sleep(every)

@@ -1,4 +1,4 @@
-"""The prices a second time, on purpose: in nano-euro per token, as (input, output)."""
+"""The prices for input and output in nano-euro per token, repeated here on purpose."""
 
 PRICES = {
     "gpt-oss-120b": (150, 600),
@@ -13,6 +13,6 @@ def cost(prompt_tokens: int, completion_tokens: int, model: str = "gpt-oss-120b"
     return prompt_tokens * into + completion_tokens * out
 
 
-def bound(text: str, max_tokens: int = 2000, model: str = "gpt-oss-120b", messages: int = 1) -> int:
-    """The worst case that is reserved."""
+def max_cost(text: str, max_tokens: int = 2000, model: str = "gpt-oss-120b", messages: int = 1) -> int:
+    """Returns the maximum cost, which is reserved."""
     return cost(len(text.encode()) + 256 + 16 * (messages - 1), max_tokens, model)

@@ -1,4 +1,4 @@
-"""A higher priority for tests that measure how long somebody else waits, while other tests run beside them."""
+"""Raises the priority of tests that measure waiting times while other tests run."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ RAISED = -15
 
 @contextlib.contextmanager
 def raised_priority() -> Iterator[None]:
-    """Of this thread, and of what it starts meanwhile. Without the permission, nothing changes."""
+    """Raises the priority of this thread and of what it starts. Without the permission, nothing changes."""
     former = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, min(RAISED, former))

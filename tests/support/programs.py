@@ -1,4 +1,4 @@
-"""Programs that tests need and the machine may lack."""
+"""Finds programs that tests need and that may not be installed."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-# By program: the package of Debian that brings it.
+# The Debian package of each program.
 PACKAGES = {
     "caddy": "caddy",
     "chromium-headless-shell": "chromium-headless-shell",
@@ -26,7 +26,7 @@ PACKAGES = {
 
 
 def require(program: str, *others: str) -> str:
-    """Path of the program, or of another one that does as well. A person without them skips; CI must have one."""
+    """Returns the path of the program or of an alternative. Without them, a test skips, and in CI it fails."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     for name in (program, *others):
         if found := shutil.which(name, path=path):
@@ -35,7 +35,7 @@ def require(program: str, *others: str) -> str:
 
 
 def miss(program: str) -> NoReturn:
-    """The test needs the program and can't have it."""
+    """Skips a test whose program is missing, or fails it in CI."""
     if os.environ.get("CI"):
         raise RuntimeError(f"{program} is missing, and CI must run every test")
     pytest.skip(f"{program} is not installed: the package {PACKAGES[program]}")

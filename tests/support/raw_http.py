@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 from dataclasses import dataclass
+
+from tests.support.accounts import App
 
 
 @dataclass
@@ -13,7 +16,7 @@ class Reply:
 
 
 async def send(port: int, *parts: bytes, pause: float = 0, timeout: float = 10) -> Reply | None:
-    """Writes the parts, reads until the server closes or the answer is whole; None when it just closed."""
+    """Sends the parts. Returns the response, or None if the server closed the connection without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         reading = asyncio.create_task(_read(reader))
@@ -46,7 +49,7 @@ async def _read(reader: asyncio.StreamReader) -> Reply | None:
 
 
 def request(path: str, body: bytes = b'{"prompt":"x"}', *headers: str, method: str = "POST") -> bytes:
-    """A `Content-Length` unless a header already speaks of the body."""
+    """Returns a request, with a `Content-Length` unless `headers` already describe the body."""
     lines = [f"{method} {path} HTTP/1.1", "Host: gateway", *headers]
     named = " ".join(headers).lower()
     if "content-type" not in named:
@@ -54,3 +57,18 @@ def request(path: str, body: bytes = b'{"prompt":"x"}', *headers: str, method: s
     if "content-length" not in named and "transfer-encoding" not in named:
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def bearer(app: App) -> str:
+    return f"Authorization: Bearer {app.token()}"
+
+
+def error_of(reply: Reply | None) -> tuple[int, str]:
+    """Returns status and code of an error."""
+    assert reply
+    return reply.status, json.loads(reply.body)["error"]["code"]
+
+
+async def is_healthy(app: App) -> bool:
+    """Returns whether the app's other requests are still answered."""
+    return (await app.ask("x", token=app.token("healthy"))).status_code == 200

@@ -1,4 +1,4 @@
-"""Records every command that a Redis server receives, by MONITOR."""
+"""Records every command that a Redis server receives, with MONITOR."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from typing import Self
 
 from tests.support.redis_servers import RedisServer
 
-# `1750000000.123456 [0 127.0.0.1:4711] "GET" "key"`; commands from inside a script say "lua" for the address.
+# `1750000000.123456 [0 127.0.0.1:4711] "GET" "key"`; commands of a script have "lua" as the address.
 LINE = re.compile(rb'^\+\d+\.\d+ \[\d+ (\S+)\] "(\w+)"(?: "([^"]*)")?', re.MULTILINE)
 
 
@@ -39,7 +39,7 @@ class Wiretap:
         return text.encode() in self._heard
 
     def commands(self, since: int = 0) -> list[str]:
-        """What clients sent, each as `NAME first-argument`; what scripts did is left out."""
+        """Returns the commands of clients as `NAME first-argument`, without the commands of scripts."""
         return [
             f"{name.decode().upper()} {first.decode()}"
             for address, name, first in LINE.findall(bytes(self._heard[since:]))

@@ -28,7 +28,7 @@ BINARIES = ("valkey", "redis")
 
 
 def binary(name: str) -> str:
-    """Path of the server's binary. A person without it skips; CI must have it."""
+    """Returns the path of the server's binary. Without it, a test skips, and in CI it fails."""
     path = os.environ.get(f"TEST_{name.upper()}_SERVER") or shutil.which(f"{name}-server")
     if name == "valkey" and "TEST_VALKEY_SERVER" not in os.environ:
         with contextlib.suppress(ImportError, RuntimeError, OSError):
@@ -39,7 +39,7 @@ def binary(name: str) -> str:
 
 
 def _ports() -> Iterator[int]:
-    """Ports that the system gives to nobody, and of which each test process has its own, in turn."""
+    """Yields ports outside the ephemeral range; each test process has its own ports."""
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     own = range(10_000 + process % 4 * 2_500, 12_500 + process % 4 * 2_500)
     first = random.randrange(len(own))
@@ -47,23 +47,23 @@ def _ports() -> Iterator[int]:
 
 
 PORTS = _ports()
-# Byte by byte, a lock for each port: of all test processes of this user on this machine, one has it until it ends.
+# Each byte is the lock of a port: of all test processes of this user, one holds it until it exits.
 RESERVED = (Path(tempfile.gettempdir()) / f"capsule-test-ports-{os.getuid()}").open("wb")
 
 
 def free_port() -> int:
-    """Nobody takes it before it is used, which may be seconds later."""
+    """Returns a port that stays free until it is used, even seconds later."""
     while True:
         with socket.socket() as probe, socket.socket() as bus, contextlib.suppress(OSError):
             port = next(PORTS)
             fcntl.lockf(RESERVED, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             probe.bind(("127.0.0.1", port))
-            bus.bind(("127.0.0.1", port + 10_000))  # Redis Cluster talks on this one as well
+            bus.bind(("127.0.0.1", port + 10_000))  # Redis Cluster also uses this one
             return port
 
 
 def five_free_ports() -> int:
-    """In a row, for `capsule dev`. Returns the first."""
+    """Returns the first of five consecutive ports, for `capsule dev`."""
     while True:
         ports = [free_port() for _ in range(5)]
         if ports[-1] == ports[0] + 4:
@@ -71,7 +71,7 @@ def five_free_ports() -> int:
 
 
 class RedisServer:
-    """One server process. `folder` makes it keep its data over `kill` and `start`."""
+    """One server process. With a `folder`, it keeps its data across `kill` and `start`."""
 
     def __init__(self, name: str = "valkey", *options: str, folder: Path | None = None) -> None:
         self.binary = binary(name)
@@ -80,7 +80,7 @@ class RedisServer:
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: str | None = None
-        self._known = False  # it has run, and others may know its port
+        self._known = False  # it has run, and clients may know its port
 
     @property
     def url(self) -> str:
@@ -93,13 +93,13 @@ class RedisServer:
         keep = "yes" if self.folder else "no"
         if not self.folder and not self._scratch:
             self._scratch = tempfile.mkdtemp(prefix="redis-test-")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             command = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
             command += ["--appendonly", keep, "--dir", str(self.folder or self._scratch), *self.options]
             self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while self._process.poll() is None and time.monotonic() < deadline:
-                if self._answers():
+                if self.answers():
                     self._known = True
                     return self
                 time.sleep(0.02)
@@ -109,8 +109,8 @@ class RedisServer:
         self.stop()
         raise RuntimeError(f"{self.binary} did not start")
 
-    def _answers(self) -> bool:
-        """Itself, and not another program at its port."""
+    def answers(self) -> bool:
+        """Returns whether this process, and not another program, responds at the port."""
         assert self._process
         patience = {"socket_timeout": 0.5, "retry": Retry(NoBackoff(), 0)}
         with contextlib.suppress(redis.exceptions.RedisError), redis.Redis(port=self.port, **patience) as client:
@@ -123,18 +123,18 @@ class RedisServer:
 
     @property
     def has_ended(self) -> bool:
-        """By itself."""
+        """Whether the process has exited by itself."""
         return self._process is not None and self._process.poll() is not None
 
     def kill(self) -> None:
-        """The power cut: no goodbye to anyone."""
+        """Kills the process, as in a power failure."""
         if self._process:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def freeze(self) -> None:
-        """Connections stay open and nothing answers."""
+        """Stops the process: connections stay open, and nothing responds."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 
@@ -149,23 +149,23 @@ class RedisServer:
             self._scratch = None
 
 
-AT_ONCE = ("--repl-diskless-sync-delay", "0")  # a replica gets its copy without a wait for others
-# The loss of one primary does not stop the others, as docs/operations.md recommends.
+AT_ONCE = ("--repl-diskless-sync-delay", "0")  # a replica gets its copy without waiting for others
+# The loss of one primary does not stop the others, as docs/redis.md recommends.
 CLUSTER_OPTIONS = (
     "--cluster-enabled",
     "yes",
     "--cluster-node-timeout",
-    "5000",  # ms; on a busy machine less makes replicas take over by themselves
+    "5000",  # ms; with less, replicas take over by themselves on a busy machine
     "--cluster-require-full-coverage",
     "no",
     *AT_ONCE,
 )
-SLOTS = [0, 5461, 10923, 16384]  # where the share of each primary begins
+SLOTS = [0, 5461, 10923, 16384]  # the first slot of each primary, and the end
 
 
 @contextlib.contextmanager
 def cluster(name: str = "valkey"):
-    """Three masters sharing the slots; gives the address of the first."""
+    """Runs three primaries that share the slots. Yields the address of the first."""
     with _primaries(name) as nodes:
         yield f"redis+cluster://127.0.0.1:{nodes[0].port}"
 
@@ -179,7 +179,7 @@ def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list
         for n, node in enumerate(everyone):
             node.start()
             with node.client() as client:
-                for other in everyone[:n]:  # each meets each: word of mouth takes seconds
+                for other in everyone[:n]:  # each meets each, because gossip takes seconds
                     client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
         for node, first, end in zip(nodes, SLOTS, SLOTS[1:], strict=False):
             with node.client() as client:
@@ -211,7 +211,7 @@ def is_in_sync(replica: RedisServer) -> bool:
 
 
 def acknowledges(primary: RedisServer) -> bool:
-    """Whether a replica of the primary tells it within a second what it has received."""
+    """Returns whether a replica acknowledges a write within a second."""
     with primary.client() as client:
         if not client.info("replication")["connected_slaves"]:  # without one, there is nothing to acknowledge
             return False
@@ -230,17 +230,17 @@ class ReplicatedCluster:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
 
     def owner(self, slot: int) -> int:
-        """The index of the primary that had the slot at the start."""
+        """Returns the index of the primary that had the slot at the start."""
         return next(index for index, end in enumerate(SLOTS[1:]) if slot < end)
 
     def fail_over(self, index: int) -> None:
-        """The replica takes over from a primary that may be lost, unless the cluster has already decided so."""
+        """Makes the replica take over from a primary that may be lost, unless it already has."""
         with self.replicas[index].client() as client:
             if client.info("replication")["role"] == "slave":
                 client.execute_command("CLUSTER FAILOVER TAKEOVER")
 
     def fail_back(self, index: int) -> None:
-        """The former primary starts again, as a replica, catches up and takes over, without a loss."""
+        """Starts the former primary as a replica, which catches up and takes over without a loss."""
         former = self.primaries[index].start()
         _wait_for(lambda: is_in_sync(former))
         with former.client() as client:
@@ -258,7 +258,7 @@ def replicated_cluster(name: str = "valkey"):
 
 @contextlib.contextmanager
 def replicated(name: str = "valkey", *options: str, replicas: int = 1) -> Iterator[list[RedisServer]]:
-    """A primary, and replicas that have its copy."""
+    """Runs a primary, and replicas with its data."""
     primary = RedisServer(name, *AT_ONCE, *options).start()
     followers = [
         RedisServer(name, *AT_ONCE, *options, "--replicaof", f"127.0.0.1 {primary.port}") for _ in range(replicas)
@@ -275,7 +275,7 @@ def replicated(name: str = "valkey", *options: str, replicas: int = 1) -> Iterat
 
 @contextlib.contextmanager
 def sentinels(primary: RedisServer, service: str = "gateway", name: str = "valkey"):
-    """One Sentinel that watches a primary and acts alone; gives its address."""
+    """Runs one Sentinel for a primary. Yields its address."""
     folder = Path(tempfile.mkdtemp(prefix="sentinel-test-"))
     port = free_port()
     (folder / "sentinel.conf").write_text(
@@ -303,6 +303,6 @@ def _knows_a_replica(port: int, service: str) -> bool:
 def _whole(node: RedisServer, size: int) -> bool:
     with node.client() as client:
         info, links = client.execute_command("CLUSTER INFO"), client.execute_command("CLUSTER LINKS")
-    # Without a link in each direction, what is published on one node is lost for another.
+    # Without a link in each direction, messages that are published on one node do not reach the other.
     known = (info["cluster_state"], info["cluster_known_nodes"], info["cluster_slots_assigned"], len(links))
     return known == ("ok", str(size), str(SLOTS[-1]), 2 * (size - 1))

@@ -1,4 +1,4 @@
-"""Assertions that hold for every response of the gateway."""
+"""Checks that apply to every response of the gateway."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ RATE_HEADERS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The one shape of errors; returns its inner object."""
+    """Checks the shape of an error, and returns its inner object."""
     assert (response.status_code, response.text and _code(response)) == (status, code), response.text
     body = response.json()
     assert body.keys() == {"error"}
@@ -32,13 +32,13 @@ def _code(response: httpx.Response) -> Any:
 
 
 def counted(response: httpx.Response) -> tuple[int, int, int]:
-    """Limit, remaining and reset (seconds) of the tighter rate."""
+    """Returns limit, remaining and reset (seconds) of the stricter rate limit."""
     assert response.headers["X-Request-Id"]
     return tuple(int(response.headers[name]) for name in RATE_HEADERS)
 
 
 def answered(response: httpx.Response) -> dict[str, Any]:
-    """A whole native answer."""
+    """Checks a complete answer in the native format, and returns it."""
     assert response.status_code == 200, response.text
     counted(response)
     body = response.json()
@@ -51,14 +51,14 @@ def text_of(events: list[httpx_sse.ServerSentEvent]) -> str:
 
 
 def ended(events: list[httpx_sse.ServerSentEvent]) -> dict[str, Any]:
-    """The data of the `done` event, which must be the last."""
+    """Returns the data of the `done` event, which must be the last."""
     assert events[-1].event == "done", events[-1]
     assert all(e.event == "message" for e in events[:-1])
     return json.loads(events[-1].data)
 
 
 def failed(events: list[httpx_sse.ServerSentEvent]) -> str:
-    """The code of the `error` event, which must be the last."""
+    """Returns the code of the `error` event, which must be the last."""
     assert events[-1].event == "error", events[-1:]
     assert all(e.event == "message" for e in events[:-1])
     error = json.loads(events[-1].data)["error"]

@@ -1,4 +1,4 @@
-"""moto's S3 as a process, which can be stopped and started again with its bucket."""
+"""Runs moto's S3 as a process."""
 
 import subprocess
 import sys

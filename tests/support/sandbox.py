@@ -1,4 +1,4 @@
-"""A build's folder inside the sandbox, as the deploy engine makes both."""
+"""A build's folder in a sandbox, both made as by the deploy engine."""
 
 import atexit
 import contextlib
@@ -16,10 +16,10 @@ from tests.support.folders import passable_folder
 from tests.support.programs import require
 from workers.sandbox import cgroups
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.sandbox import BUILD_USERS, COPIES, Command, Limits, Outcome, Sandbox
+from workers.sandbox.sandbox import BUILD_USERS, COPIES, Command, Outcome, Sandbox, SandboxLimits
 
 ROOT = os.geteuid() == 0
-# With control groups, where this user may have some, and with measured limits alone.
+# With control groups, if this user may have some, or only with measured limits.
 WAYS = ["control groups", "measured"] if cgroups.find_parents() else ["measured"]
 
 
@@ -29,10 +29,10 @@ class Room:
         self.build = top / "builds" / "mine"  # ours, and what is in it the build's
         self.folder = self.build / "work"
         self.lines: list[str] = []
-        # By which what runs here is told from all else on the machine.
+        # Distinguishes the processes of this room from all others on the machine.
         self.mark = f"1000.{secrets.randbelow(10**9):09}"
 
-    def command(self, script: str, limits: Limits, environment: Mapping[str, str] = {}, **more: Any) -> Command:
+    def command(self, script: str, limits: SandboxLimits, environment: Mapping[str, str] = {}, **more: Any) -> Command:
         return Command(
             arguments=["sh", "-c", script],
             folder=self.folder,
@@ -45,7 +45,7 @@ class Room:
     async def run(
         self, script: str, *, connect: Sequence[int] = (), hosts: Sequence[str] = (), **limits: Any
     ) -> Outcome:
-        command = self.command(script, Limits(**{"seconds": 20, **limits}), connect=connect, hosts=hosts)
+        command = self.command(script, SandboxLimits(**{"seconds": 20, **limits}), connect=connect, hosts=hosts)
         return await self.sandbox.run(command, self.uid, self.lines.append)
 
     def alive(self) -> list[str]:
@@ -53,7 +53,7 @@ class Room:
 
 
 def marked(mark: str) -> list[str]:
-    """Command lines of the living that hold the mark."""
+    """Returns the command lines of running processes that contain the mark."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def marked(mark: str) -> list[str]:
 
 
 def require_control_groups() -> None:
-    """For a worker that is not in development, which runs nothing without them."""
+    """Skips a test that needs control groups, or fails it in CI. Outside development, workers require them."""
     if WAYS == ["measured"]:
         if os.environ.get("CI"):
             raise RuntimeError("this user has no control groups, and CI must run every test")
@@ -72,7 +72,7 @@ def require_control_groups() -> None:
 
 
 def checked_sandbox(users: range, folder: Path, *, development: bool = False, trusted: bool = False) -> Sandbox:
-    """A person whose machine allows no sandbox skips; CI must have one."""
+    """Returns a sandbox. If the machine allows none, a test skips, and in CI it fails."""
     sandbox = Sandbox(development=development or WAYS == ["measured"], users=users, trusted=trusted)
     try:
         sandbox.check(folder)
@@ -85,7 +85,7 @@ def checked_sandbox(users: range, folder: Path, *, development: bool = False, tr
 
 @functools.cache
 def _copies() -> Path:
-    """One copy of the tools for all rooms of this process: to copy Node.js takes seconds."""
+    """Returns the copies of the tools that all rooms of this process share, because copying Node.js takes seconds."""
     context = passable_folder()
     atexit.register(context.__exit__, None, None, None)
     return context.__enter__()
@@ -109,11 +109,11 @@ def room_of(*, measured: bool = False, trusted: bool = False) -> Iterator[Room]:
 
 # -- the same as an ordinary user ----------------------------------------------------------------------------
 
-ORDINARY = 61_200  # a user that nobody else is
+ORDINARY = 61_200  # an unused user id
 REPOSITORY = Path(__file__).parents[2]
 
 
-# Shows folders below closed ones, such as /root, to the ordinary user, in a mount namespace of its own.
+# Shows folders below closed ones, such as /root, to the ordinary user, in a separate mount namespace.
 SHOW = """
 set -e
 closed=$1; shift
@@ -133,7 +133,7 @@ def as_ordinary_user(command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def delegation() -> Iterator[Callable[[], None]]:
-    """Control groups of the ordinary user. Yields what moves a process into them."""
+    """Create control groups of the ordinary user. Yields a function that moves its process into them."""
     parents = cgroups.find_parents()
     groups = [Path(parent, f"capsule-tests-{secrets.token_hex(4)}") for parent in parents]
     for group in groups:

@@ -1,4 +1,4 @@
-"""The store as a process opens it."""
+"""Opens a store as a process does."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

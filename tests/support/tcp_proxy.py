@@ -12,7 +12,7 @@ class Link:
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
-    asked: bytes = b""  # what was asked last
+    asked: bytes = b""  # the last request
 
     def cut(self) -> None:
         self.client.transport.abort()
@@ -24,12 +24,12 @@ class Proxy:
     """
     | fault | effect |
     | --- | --- |
-    | `down` | every connection is cut, new ones too |
-    | `swallowing` | connections stand, and nothing arrives any more in either direction |
-    | `hold_requests`, `hold_answers` | requests holding this text, or the answers to them, wait for `let_go` |
-    | `lose_answer` | once: the answer to a request holding this text is lost with its connection |
+    | `down` | every connection is closed, including new ones |
+    | `swallowing` | connections stay open, and nothing arrives in either direction |
+    | `hold_requests`, `hold_answers` | requests with this text, or the answers to them, wait for `let_go` |
+    | `lose_answer` | once, the answer to a request with this text is lost, and the connection closes |
 
-    A request that waits here reaches the server even when its client has gone in the meantime, as one under way does.
+    A request that waits here reaches the server even if its client is gone, like a request on the network.
     """
 
     target: int
@@ -39,7 +39,7 @@ class Proxy:
     hold_requests: bytes | None = None
     hold_answers: bytes | None = None
     lose_answer: bytes | None = None
-    held: int = 0  # how often something had to wait
+    held: int = 0  # the number of times that something waited
     links: set[Link] = field(default_factory=set)
     _released: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -54,7 +54,7 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.down = True  # for a connection that was accepted before the server closed, and is served after
+        self.down = True  # for a connection that was accepted before the server closed and is served afterwards
         self._server.close()
         self.cut()
         for task in self._tasks:
@@ -78,7 +78,7 @@ class Proxy:
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was canceled before it began
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was canceled before it started
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.down:

@@ -1,9 +1,11 @@
+"""Servers on ports that other programs take."""
+
 import socket
 
 from tests.support.redis_servers import RedisServer
 
 
-def test_a_port_that_another_program_takes_costs_nothing() -> None:
+def test_a_server_starts_although_its_port_is_taken() -> None:
     first, second = RedisServer("valkey"), RedisServer("redis")
     try:
         with socket.socket() as other:

@@ -1,4 +1,4 @@
-"""A user namespace around a command, as a container makes one that lets nothing inside make another."""
+"""Runs a command in a user namespace in which no further one can be made, as in some containers."""
 
 import os
 import sys
@@ -15,20 +15,20 @@ with open("/proc/sys/user/max_user_namespaces", "w") as file:
     file.write("0")
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-# What the sandbox tells there: a reason, and a remedy.
+# The sandbox's fault in it: a reason and a remedy.
 FAULT = (
     (
-        "builds have the user ids 60578 to 60593, and /proc/self/uid_map lacks them",
+        "builds use the user ids 60578 to 60593, and /proc/self/uid_map lacks them",
         "give the container's user a longer range in /etc/subuid and /etc/subgid",
     )
     if os.geteuid() == 0
     else (
-        "bubblewrap can't make namespaces here ([Errno 28] the kernel gives this user no namespaces)",
+        "bubblewrap can't make namespaces here ([Errno 28] the kernel refuses to create namespaces for this user)",
         "sudo sysctl -w user.max_user_namespaces=15000",
     )
 )
 
 
 def enter_user_namespace(*command: str) -> list[str]:
-    """The command as root of a namespace in which this user alone exists."""
+    """Returns the command that runs as root of a namespace with only this user."""
     return [sys.executable, "-c", _ENTER, *command]

@@ -12,7 +12,7 @@ WEBHOOK, DELIVERIES = "/account/webhook", "/account/deliveries"
 
 
 class Holder:
-    """An account that asks for its webhook; `path` is its own at the receiver."""
+    """An account with its own `path` at the receiver."""
 
     def __init__(self, account: Account, receiver: FakeReceiver) -> None:
         self.account, self.id, self.path = account, account.id, f"/{account.id}"

@@ -1,4 +1,4 @@
-"""The wheel of this source tree, built and installed as users install it."""
+"""Builds the wheel of this source tree, and installs it as users do."""
 
 import importlib.metadata
 import os
@@ -25,9 +25,8 @@ def build_wheel(folder: Path) -> Path:
 def install(wheel: Path, folder: Path, extra: str, python: str = sys.executable) -> Path:
     """Makes a virtual environment and returns its folder of programs.
 
-    What the wheel requires, and nothing else, is linked from the environment of the tests. Only what is compiled for
-    the Python version of the tests is downloaded, for another one. pip then fails if that is not all, or has a version
-    that the wheel does not accept.
+    Only the wheel's requirements are linked from the environment of the tests. For another Python version, compiled
+    packages are downloaded. pip fails if a requirement is missing or has a version that the wheel does not accept.
     """
     run(python, "-m", "venv", "--without-pip", folder)
     [packages] = folder.glob("lib/*/site-packages")
@@ -49,7 +48,7 @@ def install(wheel: Path, folder: Path, extra: str, python: str = sys.executable)
 
 
 def find_pythons() -> dict[str, str]:
-    """The interpreters on this machine, by version: that of the tests, and others that pyproject.toml names."""
+    """Returns the interpreters of this machine by version, including those of all versions in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     supported = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     found = {}
@@ -67,7 +66,7 @@ def _read_requirements(wheel: Path) -> list[str]:
 
 
 def _find_required(requirements: list[str], extra: str) -> set[str]:
-    """The names of all distributions that these requirements need, directly and indirectly."""
+    """Returns the names of all distributions that these requirements need, directly or indirectly."""
     found: dict[str, set[str]] = {}  # with the extras that were followed
     waiting = [(line, extra) for line in requirements]
     while waiting:

@@ -1,4 +1,4 @@
-"""Runs webhook workers as operators do, as processes, on a Redis server of their own."""
+"""Runs webhook workers as processes, on their own Redis server."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.0
 
 
 class Worker:
-    """`kill` is SIGKILL, `stop` SIGTERM. Its log may hold no secret, and no traceback unless that is allowed."""
+    """`kill` sends SIGKILL, and `stop` SIGTERM. The log must have no secret, and no traceback unless allowed."""
 
     def __init__(self, redis_url: str, folder: Path, confidential: Iterable[str] = (), **settings: str) -> None:
         self.log_file = folder / f"worker-{secrets.token_hex(4)}.log"
@@ -59,7 +59,7 @@ class Worker:
         return self
 
     async def joined(self) -> Self:
-        """It has a name, and so has Redis."""
+        """Waits until the worker has a name that is registered in Redis."""
         await wait_until(lambda: "stream.joined" in self.log, 60)
         return self
 
@@ -74,7 +74,7 @@ class Worker:
         self.process.send_signal(number)
 
     async def stop(self, timeout: float = 20) -> int | None:
-        """The exit code."""
+        """Stops the worker and returns its exit code."""
         if not self.process:
             return None
         self.process.send_signal(signal.SIGTERM)
@@ -89,15 +89,15 @@ class Worker:
 
     @property
     def memory(self) -> int:
-        """Resident, bytes."""
+        """Resident memory in bytes."""
         assert self.process
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
     def assert_log_is_clean(self) -> None:
         log = self.log
-        told = [secret for secret in {ENCRYPTION_KEY, *self.confidential} if secret in log]
-        assert not told, f"the log tells {told}"
+        leaked = [secret for secret in {ENCRYPTION_KEY, *self.confidential} if secret in log]
+        assert not leaked, f"the log contains {leaked}"
         if not self.tracebacks_allowed:
             for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed"):
                 assert sign not in log, log[max(0, log.index(sign) - 1000) :][:4000]
@@ -110,7 +110,7 @@ class Account:
         self.secret = ""
 
     async def set(self, url: str) -> Self:
-        _, secret = await self.queue.webhooks.set(self.id, url)
+        _, secret = await self.queue.webhooks.set_receiver(self.id, url)
         if secret is not None:
             self.secret = secret
             self.queue.confidential.add(secret)
@@ -126,10 +126,10 @@ class Account:
         return ids
 
     async def log(self, limit: int = 1000) -> list[dict[str, Any]]:
-        return msgspec.to_builtins(await self.queue.webhooks.deliveries(self.id, limit))
+        return msgspec.to_builtins(await self.queue.webhooks.list_deliveries(self.id, limit))
 
     async def outcome(self, event_id: str, timeout: float = 10) -> tuple[str, str | int | None]:
-        """Once it is known: the outcome, and its reason, or the status of what was delivered."""
+        """Waits for an event's outcome. Returns it with its reason or the status of the delivery."""
 
         async def known() -> dict[str, Any] | None:
             return next((row for row in await self.log() if row["id"] == event_id), None)
@@ -139,7 +139,7 @@ class Account:
 
 
 class Queue:
-    """What the gateway does to the events' streams, on a server of its own; and the workers started on it."""
+    """The gateway's side of the events' streams on one server, and the workers on it."""
 
     redis: RedisServer
 
@@ -167,17 +167,17 @@ class Queue:
         return Account(self, f"acc_{secrets.token_hex(8)}")
 
     async def account(self, receiver: FakeReceiver | str, path: str | None = None) -> Account:
-        """With a path of its own at the receiver, `/<account>` unless told."""
+        """Creates an account with its own path at the receiver, by default `/<account>`."""
         account = self.unset_account()
         return await account.set(receiver if isinstance(receiver, str) else receiver.url(path or f"/{account.id}"))
 
     async def waiting(self) -> int:
-        """Events without an outcome."""
+        """Returns the number of events without an outcome."""
         lengths = [await self.store.client.xlen(f"{tag}:events") for tag in PARTITION_TAGS]
         return sum(lengths)
 
     async def outcomes(self) -> dict[str, int]:
-        """How often each, with its reasons."""
+        """Returns the number of deliveries with each outcome and reason."""
         found: dict[str, int] = {}
         for tag in PARTITION_TAGS:
             for name, count in (await self.store.client.hgetall(f"{tag}:outcomes")).items():
@@ -192,7 +192,7 @@ class Queue:
 
 @contextlib.asynccontextmanager
 async def queue(folder: Path, *, durable: bool = False) -> AsyncIterator[Queue]:
-    """On a Valkey of its own (`.redis`), whose data is searched at the end for secrets and forgotten keys."""
+    """Yields a queue on its own Valkey (`.redis`), which is searched at the end for secrets and leaked keys."""
     if durable:
         (folder / "redis").mkdir()
     server = RedisServer("valkey", folder=folder / "redis" if durable else None).start()
@@ -203,8 +203,8 @@ async def queue(folder: Path, *, durable: bool = False) -> AsyncIterator[Queue]:
         for worker in running.workers:
             worker.assert_log_is_clean()
         with server.client() as client:
-            told = [name for name in client.scan_iter(count=1000) if _holds(client, name, running.confidential)]
-            assert not told, f"a secret stands in {told}"
+            found = [name for name in client.scan_iter(count=1000) if _holds(client, name, running.confidential)]
+            assert not found, f"a secret is in {found}"
             leaked = unexplained(client)
             assert not leaked, f"keys without expiry or reason: {leaked}"
     finally:

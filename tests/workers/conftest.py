@@ -1,4 +1,4 @@
-"""The sandbox in which the tests of the workers run code."""
+"""The sandboxes in which tests of the workers run code."""
 
 from collections.abc import Iterator
 
@@ -15,6 +15,6 @@ def room() -> Iterator[Room]:
 
 @pytest.fixture(params=WAYS)
 def each_room(request: pytest.FixtureRequest) -> Iterator[Room]:
-    """With control groups, and without."""
+    """A room with control groups, and one without."""
     with room_of(measured=request.param == "measured") as room:
         yield room

@@ -1,4 +1,4 @@
-"""How `capsule worker --check` finds out whether the workers of this host live."""
+"""`capsule worker --check` reports workers of this host without a heartbeat."""
 
 from collections.abc import AsyncIterator
 
@@ -17,7 +17,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
     await store.close()
 
 
-async def test_a_worker_that_was_restarted_counts(store: Store) -> None:
+async def test_a_restarted_worker_with_another_number_counts(store: Store) -> None:
     settings = Settings(redis_url=store.url)
     assert "no webhooks worker" in await check.find_fault(settings, ["webhooks"])
     await store.client.set(worker_key("webhooks", heartbeat.worker_name(2)), "token", ex=15)

@@ -1,4 +1,4 @@
-"""The heartbeat of a worker that reads no stream, and the checks that look for one."""
+"""The heartbeat of a worker that reads no stream."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def key(number: int) -> str:
     return worker_key("monitors", heartbeat.worker_name(number))
 
 
-async def test_each_worker_of_a_host_has_a_number_of_its_own(store: Store) -> None:
+async def test_each_worker_of_a_host_has_its_own_number(store: Store) -> None:
     async with beating(store):
         await wait_until(lambda: store.client.exists(key(1)))
         async with beating(store):
@@ -51,7 +51,7 @@ async def test_each_worker_of_a_host_has_a_number_of_its_own(store: Store) -> No
 
 
 async def test_a_heartbeat_is_renewed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
+    monkeypatch.setattr(heartbeat, "RENEWAL_SECONDS", 0.05)
     async with beating(store):
         await wait_until(lambda: store.client.exists(key(1)))
         await store.client.expire(key(1), 2)
@@ -66,7 +66,7 @@ async def test_a_heartbeat_is_renewed(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_heartbeat_outlives_a_fault_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
+    monkeypatch.setattr(heartbeat, "RENEWAL_SECONDS", 0.05)
     server = RedisServer("valkey").start()
     store = Store(server.url)
     try:

@@ -1,4 +1,4 @@
-"""Workers reach a Redis whose certificate a private authority has issued."""
+"""Workers connect to a Redis server whose certificate was issued by a private authority."""
 
 import ssl
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.worker_process import Worker
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_every_worker_trusts_the_authority_that_is_set(tls: tuple[ssl.SSLContext, str], tmp_path: Path) -> None:
+async def test_every_worker_trusts_the_configured_authority(tls: tuple[ssl.SSLContext, str], tmp_path: Path) -> None:
     require_control_groups()
     port, (_, file) = free_port(), tls
     options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-auth-clients", "no")

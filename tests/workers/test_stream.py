@@ -1,4 +1,4 @@
-"""Consumers of one stream: who has an entry, who gets it next, and what a Redis that goes away costs."""
+"""Consumers of one stream: their names, their entries, their claims, and faults of Redis."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gateway.events import scripts
-from gateway.events.records import Ownership
-from gateway.redis.client import ATTEMPT, Store
+from gateway.operations.keys import worker_key
+from gateway.redis.client import Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
@@ -20,67 +20,65 @@ from workers import stream
 from workers.stream import Consumer, Entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-TAG = "{p19}"
+TAG, GROUP = "{p19}", "webhooks"
 KEY = f"{TAG}:events"
 IDLE = 1.0  # seconds; production has at least 10
 
 
 @pytest.fixture(autouse=True)
-def claims_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CLAIM_INTERVAL", 0.2)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CLAIM_PAUSE_SECONDS": 0.2, "BLOCK_MS": 500, "COMMAND_SECONDS": 0.5}.items():
+        monkeypatch.setattr(stream, name, value)
+
+
+@pytest.fixture
+def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "RENEWAL_SECONDS", 0.1)
 
 
 class Reader:
-    """A consumer that takes whatever comes, until the test says otherwise."""
+    """A consumer that accepts every entry while it has room."""
 
     def __init__(self, url: str, idle: float) -> None:
         self.store = Store(url)
-        self.taken: list[str] = []
         self.entries: list[Entry] = []
+        self.taken: list[str] = []  # the numbers of the entries
         self.has_room = asyncio.Event()
-        self.has_room.set()
-        self.consumer = Consumer(self.store, "events", "webhooks", idle, self._take, self._room)
-        self._task: asyncio.Task[None] | None = None
-
-    def _take(self, entry: Entry) -> None:
-        self.taken.append(entry.fields["n"])
-        self.entries.append(entry)
-
-    async def _room(self) -> None:
-        await self.has_room.wait()
-
-    async def start(self) -> "Reader":
+        self.consumer = Consumer(self.store, "events", GROUP, idle, self._accept, self.has_room.wait)
         self._task = asyncio.create_task(self.consumer.run())
-        return self
 
-    async def joined(self) -> "Reader":
-        await wait_until(lambda: self.name and self.consumer._name_valid_until)
-        return self
-
-    async def vanish(self) -> None:
-        """As a process that was killed: it gives nothing back."""
-        tasks = [task for task in (self._task,) if task is not None]
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        await self.store.close()
-        assert all(isinstance(result, asyncio.CancelledError) for result in results), results
-
-    async def finish(self) -> None:
-        """Everything taken has its outcome."""
-        for entry in self.entries:
-            await self.store.client.xack(KEY, "webhooks", entry.id)
-            await self.store.client.xdel(KEY, entry.id)
-            self.consumer.done(entry)
-        self.entries.clear()
+    def _accept(self, entry: Entry) -> None:
+        self.taken.append(entry.fields["n"])  # raises KeyError for an unreadable entry
+        self.entries.append(entry)
 
     @property
     def name(self) -> str:
         return self.consumer.name
 
+    async def join(self) -> None:
+        """Wait until the consumer has a name."""
+        await asyncio.wait_for(self.consumer.confirm_name(), 10)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        (result,) = await asyncio.gather(self._task, return_exceptions=True)
+        assert isinstance(result, asyncio.CancelledError), result
+
+    async def vanish(self) -> None:
+        """Stop without releasing entries, as a killed process does."""
+        await self.stop()
+        await self.store.close()
+
+    async def finish(self) -> None:
+        """Acknowledge all entries."""
+        for entry in self.entries:
+            await self.store.client.xack(KEY, GROUP, entry.id)
+            await self.store.client.xdel(KEY, entry.id)
+            self.consumer.forget_entry(entry)
+
 
 class Stream:
-    """What a test does to Redis, and the readers it started."""
+    """The stream in Redis, and the readers of a test."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -88,10 +86,16 @@ class Stream:
         self.readers: list[Reader] = []
         self._number = 0
 
-    async def reader(self, url: str | None = None, idle: float = IDLE) -> Reader:
+    async def reader(
+        self, url: str | None = None, idle: float = IDLE, *, joined: bool = True, has_room: bool = True
+    ) -> Reader:
         reader = Reader(url or self.url, idle)
         self.readers.append(reader)
-        return await reader.start()
+        if has_room:
+            reader.has_room.set()
+        if joined:
+            await reader.join()
+        return reader
 
     async def add(self, count: int = 1) -> list[str]:
         numbers = [str(self._number + n) for n in range(count)]
@@ -102,19 +106,27 @@ class Stream:
         await pipeline.execute()
         return numbers
 
+    async def read_as(self, name: str) -> list[str]:
+        """Read as a worker that then dies. Returns the ids of the entries."""
+        answer = await self.client.xreadgroup(GROUP, name, {KEY: ">"}, block=1)
+        return [entry_id for _, entries in answer for entry_id, _ in entries]
+
     async def pending(self, name: str | None = None) -> int:
         with contextlib.suppress(ResponseError):
-            return len(await self.client.xpending_range(KEY, "webhooks", "-", "+", 10_000, name))
+            return len(await self.client.xpending_range(KEY, GROUP, "-", "+", 10_000, name))
         return 0
 
-    async def dead(self, count: int) -> list[dict[str, str]]:
-        """The dead letters, once there are so many."""
-        letters = [fields for _, fields in await self.client.xrange(f"{TAG}:dead")]
-        return letters if len(letters) == count else []
+    async def dead_letters(self, count: int) -> list[dict[str, str]]:
+        """Wait until there are so many dead letters."""
 
-    async def forget_heartbeat(self, reader: Reader) -> None:
-        """As if its time was over."""
-        await self.client.delete(f"worker:webhooks:{reader.name}")
+        async def found() -> list[dict[str, str]]:
+            letters = [fields for _, fields in await self.client.xrange(f"{TAG}:dead")]
+            return letters if len(letters) == count else []
+
+        return await wait_until(found)
+
+    async def expire_heartbeat(self, reader: Reader) -> None:
+        await self.client.delete(worker_key(GROUP, reader.name))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -122,8 +134,7 @@ async def events(redis_url: str) -> AsyncIterator[Stream]:
     made = Stream(redis_url)
     yield made
     for reader in made.readers:
-        with contextlib.suppress(AssertionError):
-            await reader.vanish()
+        await reader.vanish()
     await made.client.aclose()
 
 
@@ -133,125 +144,121 @@ async def proxy(events: Stream, valkey: RedisServer) -> AsyncIterator[Proxy]:
         yield proxy
 
 
-def got(reader: Reader, numbers: list[str]) -> Callable[[], bool]:
-    return lambda: sorted(reader.taken, key=int) == numbers
+def got(numbers: list[str], *readers: Reader) -> Callable[[], bool]:
+    """Whether the readers got each of the entries once."""
+    return lambda: sorted((number for reader in readers for number in reader.taken), key=int) == numbers
 
 
 # Names
 
 
-async def test_names_are_the_lowest_that_are_free(events: Stream) -> None:
-    one, two = await (await events.reader()).joined(), await (await events.reader()).joined()
+async def test_a_worker_gets_the_lowest_free_number(events: Stream) -> None:
+    one, two = await events.reader(), await events.reader()
     assert (one.name[-2:], two.name[-2:]) == ("-1", "-2")
-    await one.consumer.release()
-    three, four = await (await events.reader()).joined(), await (await events.reader()).joined()
+    await one.consumer.release_entries()
+    three, four = await events.reader(), await events.reader()
     assert (three.name[-2:], four.name[-2:]) == ("-1", "-3")
 
 
-async def test_more_workers_than_names(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "NAMES", 2)
-    monkeypatch.setattr(stream, "HEARTBEAT", 0.2)
-    one = await (await events.reader()).joined()
-    two = await events.reader()
-    await asyncio.sleep(0.3)
+@pytest.mark.usefixtures("frequent_heartbeats")
+async def test_a_worker_without_a_name_waits_for_one(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "NAMES_PER_HOST", 2)
+    one, two = await events.reader(), await events.reader(joined=False)
     before = int((await events.client.info("stats"))["total_commands_processed"])
-    await asyncio.sleep(0.3)
-    assert int((await events.client.info("stats"))["total_commands_processed"]) - before < 1000, "it waits in peace"
-    assert not two.consumer._name_valid_until
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(two.consumer.confirm_name(), 0.4)
+    commands = int((await events.client.info("stats"))["total_commands_processed"]) - before
+    assert commands < 1000, "it pauses between attempts"
     await events.add()
     await wait_until(lambda: one.taken)
     await one.vanish()
-    await events.forget_heartbeat(one)
-    await two.joined()
+    await events.expire_heartbeat(one)
+    await two.join()
     await wait_until(lambda: two.taken == one.taken)
 
 
-async def test_the_next_of_a_name_takes_up_what_is_pending(events: Stream) -> None:
-    """At once, long before anybody else might claim it."""
-    one = await (await events.reader(idle=60)).joined()
+async def test_the_next_worker_with_a_name_gets_its_pending_entries_at_once(events: Stream) -> None:
+    one = await events.reader(idle=60)
     numbers = await events.add(250)
-    await wait_until(got(one, numbers))
+    await wait_until(got(numbers, one))
     await one.vanish()
-    await events.forget_heartbeat(one)
-    next_one = await (await events.reader(idle=60)).joined()
-    assert next_one.name == one.name
-    await wait_until(got(next_one, numbers))
+    await events.expire_heartbeat(one)
+    successor = await events.reader(idle=60)
+    assert successor.name == one.name
+    await wait_until(got(numbers, successor))
     (more,) = await events.add()
-    await wait_until(lambda: next_one.taken[-1] == more)
+    await wait_until(lambda: successor.taken[-1] == more)
 
 
-async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that stood still for longer than its heartbeat lives: two of one name would send the same."""
-    monkeypatch.setattr(stream, "HEARTBEAT", 0.2)
-    one = await (await events.reader(idle=60)).joined()
+@pytest.mark.usefixtures("frequent_heartbeats")
+async def test_a_worker_whose_name_was_taken_gets_another_name(events: Stream) -> None:
+    """The other worker keeps the name and its pending entries, so that no entry is processed twice."""
+    one = await events.reader(idle=60)
     first = one.name
     await events.add()
     await wait_until(lambda: one.taken)
-    await events.client.set(f"worker:webhooks:{first}", "of another")
-    await wait_until(lambda: one.name != first and one.consumer._name_valid_until)
-    assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
-    assert await events.pending(first) == 1, "and what is pending for it"
-    entry = one.entries[0].id
-    ownership = await scripts.claim_delivery(
-        one.store, "{p19}", "x", "e", group="webhooks", consumer=one.name, entry=entry
-    )
-    assert ownership == Ownership(False, "", "", "")
+    await events.client.set(worker_key(GROUP, first), "another worker's token")
+    await wait_until(lambda: one.name != first)
+    await one.join()
+    assert await events.client.get(worker_key(GROUP, first)) == "another worker's token"
+    assert await events.pending(first) == 1
+    claim = scripts.claim_delivery(one.store, TAG, "x", "e", group=GROUP, consumer=one.name, entry=one.entries[0].id)
+    assert not (await claim).owned
     (number,) = await events.add()
     await wait_until(lambda: number in one.taken, 10)
 
 
-async def test_a_heartbeat_that_only_expired_is_taken_up_again(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT", 0.2)
-    one = await (await events.reader()).joined()
+@pytest.mark.usefixtures("frequent_heartbeats")
+async def test_an_expired_heartbeat_is_written_again(events: Stream) -> None:
+    one = await events.reader()
     name = one.name
-    await events.forget_heartbeat(one)
-    await wait_until(lambda: events.client.exists(f"worker:webhooks:{name}"))
+    await events.expire_heartbeat(one)
+    await wait_until(lambda: events.client.exists(worker_key(GROUP, name)))
     assert one.name == name
 
 
-async def test_nothing_is_begun_while_the_name_may_be_anothers(
+@pytest.mark.usefixtures("frequent_heartbeats")
+async def test_no_work_starts_while_another_worker_may_have_the_name(
     events: Stream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT", 0.1)
-    monkeypatch.setattr(stream.keys, "HEARTBEAT_SECONDS", 3)
-    one = await (await events.reader(proxy.url)).joined()
+    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 2)
+    one = await events.reader(proxy.url)
     await asyncio.wait_for(one.consumer.confirm_name(), 0.1)
     proxy.go_down()
-    await asyncio.sleep(3 - ATTEMPT + 0.1)
-    waiting = asyncio.create_task(one.consumer.confirm_name())
+    await asyncio.sleep(2 - stream.COMMAND_SECONDS + 0.1)
+    confirming = asyncio.create_task(one.consumer.confirm_name())
     await asyncio.sleep(0.2)
-    assert not waiting.done()
+    assert not confirming.done()
     proxy.down = False
-    await asyncio.wait_for(waiting, 3)
+    await asyncio.wait_for(confirming, 3)
 
 
-async def test_names_of_the_long_gone_are_forgotten(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = await (await events.reader()).joined()
-    numbers = await events.add()
-    await wait_until(got(one, numbers))
-    await events.client.xgroup_createconsumer(KEY, "webhooks", "long-gone-1")
-    monkeypatch.setattr(stream, "FORGET_AFTER", -1)
+async def test_consumers_that_are_long_gone_are_removed(events: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await events.reader()
+    await wait_until(got(await events.add(), one))
+    await events.client.xgroup_createconsumer(KEY, GROUP, "long-gone-1")
+    monkeypatch.setattr(stream, "FORGET_CONSUMER_MS", -1)
     await events.reader()
 
-    async def names() -> bool:
-        found = {consumer["name"] for consumer in await events.client.xinfo_consumers(KEY, "webhooks")}
-        return "long-gone-1" not in found and one.name in found
+    async def is_removed() -> bool:
+        names = {consumer["name"] for consumer in await events.client.xinfo_consumers(KEY, GROUP)}
+        return "long-gone-1" not in names and one.name in names
 
-    await wait_until(names)
-    assert await events.pending(one.name) == 1, "who has something pending is not"
+    await wait_until(is_removed)
+    assert await events.pending(one.name) == 1, "a consumer with pending entries stays"
 
 
-async def test_a_cancellation_that_was_lost_ends_it_before_its_pause(events: Stream) -> None:
-    """asyncio loses one that comes in the moment in which a command is sent: a stop took as long as the pause."""
-    one, begun = await events.reader(), asyncio.Event()
+async def test_a_cancellation_that_a_command_swallows_ends_the_task_before_its_pause(events: Stream) -> None:
+    """asyncio may lose a cancellation that arrives while a command is sent."""
+    one, started = await events.reader(), asyncio.Event()
 
-    async def lose_cancellation() -> None:
-        begun.set()
+    async def swallow_cancellation() -> None:
+        started.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(one.consumer._repeat(60, lose_cancellation))
-    await begun.wait()
+    task = asyncio.create_task(one.consumer._repeat_every(60, swallow_cancellation))
+    await started.wait()
     task.cancel()
     await asyncio.wait({task}, timeout=5)
     assert task.cancelled()
@@ -260,222 +267,196 @@ async def test_a_cancellation_that_was_lost_ends_it_before_its_pause(events: Str
 # Claims
 
 
-async def test_what_is_in_memory_is_nobody_elses(events: Stream) -> None:
-    one = await (await events.reader()).joined()
+async def test_entries_of_a_live_worker_are_not_claimed(events: Stream) -> None:
+    one = await events.reader()
     numbers = await events.add(120)
-    await wait_until(got(one, numbers))
-    two = await (await events.reader()).joined()
+    await wait_until(got(numbers, one))
+    two = await events.reader()
     await asyncio.sleep(2 * IDLE)
     assert two.taken == []
-    assert got(one, numbers)()
+    assert got(numbers, one)()
     await one.finish()
     assert await events.pending() == 0
 
 
-async def test_what_the_dead_left_is_claimed_by_one(events: Stream) -> None:
-    dead = await (await events.reader()).joined()
+async def test_each_entry_of_a_dead_worker_is_claimed_once(events: Stream) -> None:
+    dead = await events.reader()
     numbers = await events.add(250)
-    await wait_until(got(dead, numbers))
-    two, three = await (await events.reader()).joined(), await (await events.reader()).joined()
+    await wait_until(got(numbers, dead))
+    two, three = await events.reader(), await events.reader()
     await dead.vanish()
     await wait_until(lambda: len(two.taken) + len(three.taken) >= 250, 2 * IDLE + 3)
     await asyncio.sleep(IDLE)
-    assert sorted(two.taken + three.taken, key=int) == numbers
+    assert got(numbers, two, three)()
 
 
-async def test_the_living_do_not_hide_what_the_dead_left(events: Stream) -> None:
-    """One XAUTOCLAIM looks at a thousand entries: those of a receiver that hangs stand in front for hours."""
-    living = await (await events.reader()).joined()
-    held = await events.add(2500)
-    await wait_until(got(living, held))
-    living.has_room.clear()
-    await events.client.xreadgroup("webhooks", "dead-1", {KEY: ">"}, block=1)
+async def test_many_entries_of_a_live_worker_do_not_hide_those_of_a_dead_one(events: Stream) -> None:
+    """One XAUTOCLAIM scans a thousand entries, and a live worker may hold all of them."""
+    live = await events.reader()
+    await wait_until(got(await events.add(2500), live))
+    live.has_room.clear()
+    await asyncio.sleep(stream.BLOCK_MS / 1000 + 0.1)  # a read that had already started ends
     left = await events.add(5)
-    await asyncio.sleep(stream.BLOCK / 1000 + 0.1)  # a read that began before still gets some
-    left = [number for number in left if number not in living.taken]
-    left += await events.add(5)
-    await events.client.xreadgroup("webhooks", "dead-1", {KEY: ">"})
-    two = await (await events.reader()).joined()
+    await events.read_as("dead-1")
+    two = await events.reader()
     await wait_until(lambda: set(left) <= set(two.taken), 2 * IDLE + 3)
-    assert not set(two.taken) & set(living.taken)
+    assert not set(two.taken) & set(live.taken)
 
 
-async def test_what_is_given_back_is_another_s_at_once(events: Stream) -> None:
-    one, two = await (await events.reader(idle=3)).joined(), await (await events.reader(idle=3)).joined()
-    two.has_room.clear()
-    await asyncio.sleep(1.1)  # claims begin a third of the idle time after the start
+async def test_released_entries_are_claimed_at_once(events: Stream) -> None:
+    one, two = await events.reader(idle=3), await events.reader(idle=3, has_room=False)
+    await asyncio.sleep(1.1)  # claims start after a third of the idle time
     numbers = await events.add(1000)
-    await wait_until(lambda: len(one.taken) + len(two.taken) == 1000)
-    assert len(one.taken) > 800, "the other had room for one read at most"
-    await one.vanish()
-    one.store = one.consumer._store = Store(events.url)
-    await one.consumer.release()
+    await wait_until(got(numbers, one))
+    await one.stop()
+    await one.consumer.release_entries()
     two.has_room.set()
-    await wait_until(lambda: sorted({*two.taken}, key=int) == numbers, 2)
-    assert len(two.taken) == 1000
-    await one.store.close()
+    await wait_until(got(numbers, two), 2)
 
 
-async def test_claims_begin_after_the_living_could_say_what_they_hold(events: Stream) -> None:
-    """At the start, and so after each fault: how long Redis was away before is not known."""
-    await events.client.xgroup_create(KEY, "webhooks", "0", mkstream=True)
+async def test_claims_start_after_live_workers_could_renew_their_entries(events: Stream) -> None:
+    """A worker that starts does not know whether Redis was unavailable before."""
+    await events.client.xgroup_create(KEY, GROUP, "0", mkstream=True)
     numbers = await events.add(2)
-    ((_, entries),) = await events.client.xreadgroup("webhooks", "other-1", {KEY: ">"})
-    for entry_id, _ in entries:
-        await events.client.xclaim(KEY, "webhooks", "other-1", 0, [entry_id], idle=60_000)
-    one = await (await events.reader(idle=3)).joined()
+    entries = await events.read_as("other-1")
+    await events.client.xclaim(KEY, GROUP, "other-1", 0, entries, idle=60_000)
+    one = await events.reader(idle=3)
     await asyncio.sleep(0.7)
     assert one.taken == []
-    await events.client.xclaim(KEY, "webhooks", "other-1", 0, [entries[0][0]], idle=0)  # one of them is alive
+    await events.client.xclaim(KEY, GROUP, "other-1", 0, entries[:1], idle=0)  # a live worker renews this one
     await wait_until(lambda: one.taken)
     assert one.taken == numbers[1:]
 
 
-async def test_an_outage_makes_nobody_claim_what_the_living_hold(events: Stream, proxy: Proxy) -> None:
-    """While Redis is away nobody can say what it holds, and all of it grows idle."""
-    one, two = await (await events.reader(proxy.url)).joined(), await (await events.reader(proxy.url)).joined()
+async def test_after_an_outage_no_entry_of_a_live_worker_is_claimed(events: Stream, proxy: Proxy) -> None:
+    """During an outage no worker can renew its entries, and all of them become idle."""
+    one, two = await events.reader(proxy.url), await events.reader(proxy.url)
     numbers = await events.add(50)
-    await wait_until(lambda: len(one.taken) + len(two.taken) == 50)
+    await wait_until(got(numbers, one, two))
     proxy.go_down()
     await asyncio.sleep(1.5 * IDLE)
     proxy.down = False
     numbers += await events.add(50)
     await wait_until(lambda: len(one.taken) + len(two.taken) >= 100, 10)
     await asyncio.sleep(1.5 * IDLE)
-    assert sorted(one.taken + two.taken, key=int) == numbers
+    assert got(numbers, one, two)()
 
 
 # Faults
 
 
-async def test_a_read_whose_answer_was_lost_is_made_up_for_at_once(events: Stream, proxy: Proxy) -> None:
-    one = await (await events.reader(proxy.url, idle=60)).joined()
-    (first,) = await events.add()
-    await wait_until(lambda: one.taken == [first])
+async def test_a_read_whose_reply_was_lost_is_repeated_at_once(events: Stream, proxy: Proxy) -> None:
+    one = await events.reader(proxy.url, idle=60)
+    numbers = await events.add()
+    await wait_until(got(numbers, one))
     proxy.lose_answer = b"XREADGROUP"
-    numbers = await events.add(3)
-    await wait_until(lambda: one.taken == [first, *numbers])
+    numbers += await events.add(3)
+    await wait_until(got(numbers, one))
     assert proxy.lose_answer is None
 
 
-async def test_a_connection_that_died_without_a_word(
-    events: Stream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "BLOCK", 500)
-    monkeypatch.setattr(stream, "ATTEMPT", 0.5)
-    one = await (await events.reader(proxy.url, idle=60)).joined()
+async def test_a_connection_that_dies_silently_is_replaced(events: Stream, proxy: Proxy) -> None:
+    one = await events.reader(proxy.url, idle=60)
     await wait_until(lambda: events.client.exists(KEY))
     proxy.swallowing = True
     numbers = await events.add(3)
     await asyncio.sleep(0.6)
-    proxy.swallowing = False  # for connections made from now on; what was swallowed never comes
-    await wait_until(got(one, numbers), 5)
+    proxy.swallowing = False  # for new connections; swallowed bytes never arrive
+    await wait_until(got(numbers, one), 5)
 
 
-async def test_a_redis_that_lost_everything(events: Stream) -> None:
-    one = await (await events.reader()).joined()
-    (first,) = await events.add()
-    await wait_until(lambda: one.taken == [first])
+async def test_a_redis_that_lost_its_data_gets_new_groups(events: Stream) -> None:
+    one = await events.reader()
+    numbers = await events.add()
+    await wait_until(got(numbers, one))
     await events.client.flushall()
-    (second,) = await events.add()
-    await wait_until(lambda: one.taken == [first, second])
+    numbers += await events.add()
+    await wait_until(got(numbers, one))
 
 
-@pytest.mark.parametrize("command", ["min-replicas-to-write"])
-async def test_a_redis_that_refuses_to_write(events: Stream, command: str) -> None:
-    one = await (await events.reader()).joined()
-    await events.client.config_set(command, 1)
+async def test_a_redis_that_refuses_writes_delays_the_worker(events: Stream) -> None:
+    one = await events.reader()
+    await events.client.config_set("min-replicas-to-write", 1)
     await asyncio.sleep(0.5)
-    await events.client.config_set(command, 0)
-    numbers = await events.add(3)
-    await wait_until(got(one, numbers), stream.BLOCK / 1000 + 5)
+    await events.client.config_set("min-replicas-to-write", 0)
+    await wait_until(got(await events.add(3), one))
 
 
-async def test_a_redis_that_was_not_there_at_the_start(events: Stream, proxy: Proxy) -> None:
+async def test_a_worker_that_starts_without_redis_waits_for_it(events: Stream, proxy: Proxy) -> None:
     proxy.down = True
-    one = await events.reader(proxy.url)
+    one = await events.reader(proxy.url, joined=False)
     numbers = await events.add(3)
     await asyncio.sleep(0.5)
     proxy.down = False
-    await wait_until(got(one, numbers))
+    await wait_until(got(numbers, one))
 
 
-async def test_nothing_is_read_without_room(events: Stream) -> None:
+async def test_a_worker_without_room_reads_nothing(events: Stream) -> None:
     numbers = await events.add(300)
-    one = Reader(events.url, IDLE)
-    events.readers.append(one)
-    one.has_room.clear()
-    await (await one.start()).joined()
+    one = await events.reader(has_room=False)
     await asyncio.sleep(0.3)
     assert one.taken == []
     assert await events.pending() == 0
     one.has_room.set()
-    await wait_until(got(one, numbers))
+    await wait_until(got(numbers, one))
 
 
-async def test_entries_that_are_gone_are_passed_over(events: Stream) -> None:
-    """Removed by hand while they were pending."""
-    one = await (await events.reader()).joined()
+async def test_pending_entries_that_were_deleted_are_skipped(events: Stream) -> None:
+    one = await events.reader()
     numbers = await events.add(3)
-    await wait_until(got(one, numbers))
+    await wait_until(got(numbers, one))
     await one.vanish()
     await events.client.xdel(KEY, one.entries[1].id)
-    await events.forget_heartbeat(one)
-    two = await (await events.reader()).joined()
-    await wait_until(lambda: two.taken == [numbers[0], numbers[2]])
+    await events.expire_heartbeat(one)
+    two = await events.reader()
+    await wait_until(got([numbers[0], numbers[2]], two))
 
 
-# Poison
+# Dead letters
 
 
 async def test_an_entry_that_cannot_be_processed_becomes_a_dead_letter(events: Stream) -> None:
-    """As it arrives: fields of nobody, bytes that are no text. What comes before and after it is processed."""
-    one = await (await events.reader()).joined()
-    before = await events.add()
+    """The entries before and after it are processed."""
+    one = await events.reader()
+    numbers = await events.add()
     await events.client.xadd(KEY, {"garbage": "x" * 10_000})
     await events.client.xadd(KEY, {b"\xff\xfe": b"\x80"})
-    after = await events.add()
-    await wait_until(got(one, before + after))
-    letters = await wait_until(lambda: events.dead(2))
+    numbers += await events.add()
+    await wait_until(got(numbers, one))
+    letters = await events.dead_letters(2)
     assert [letter["reason"] for letter in letters] == ["KeyError: 'n'"] * 2
     assert letters[0]["stream"] == "events"
-    assert len(letters[0]["fields"]) < 1000, "cut"
-    assert await events.pending() == 2, "only what the reader still has"
+    assert len(letters[0]["fields"]) < 1000, "long values are cut"
+    assert await events.pending() == 2, "only the entries that the reader still holds"
     await one.finish()
     assert await events.client.xlen(KEY) == 0
 
 
-@pytest.mark.parametrize("same_name", [True, False])
-async def test_poison_of_a_dead_worker_ends_no_other(events: Stream, same_name: bool) -> None:
-    """What it had read is read again by its successor of the same name, or claimed by another worker."""
-    await events.client.xgroup_create(KEY, "webhooks", "0", mkstream=True)
-    one = await (await events.reader()).joined()
-    name = one.name
+@pytest.mark.parametrize("same_name", [True, False], ids=["same-name", "claimed"])
+async def test_an_unreadable_entry_of_a_dead_worker_stops_no_other_worker(events: Stream, same_name: bool) -> None:
+    one = await events.reader()
     await one.vanish()
     await events.client.xadd(KEY, {"garbage": "1"})
-    (number,) = await events.add()
-    await events.client.xreadgroup("webhooks", name if same_name else "elsewhere-1", {KEY: ">"})
+    numbers = await events.add()
+    await events.read_as(one.name if same_name else "elsewhere-1")
     if same_name:
-        await events.forget_heartbeat(one)
-    two = await (await events.reader()).joined()
-    await wait_until(got(two, [number]), 10)
-    await wait_until(lambda: events.dead(1))
-    (next_number,) = await events.add()
-    await wait_until(lambda: next_number in two.taken)
+        await events.expire_heartbeat(one)
+    two = await events.reader()
+    await wait_until(got(numbers, two), 10)
+    await events.dead_letters(1)
+    numbers += await events.add()
+    await wait_until(got(numbers, two))
 
 
-async def test_an_entry_whose_processing_keeps_failing(events: Stream) -> None:
-    """It is tried three times, then it is a dead letter; once that is done, nothing claims it."""
-    one = await (await events.reader()).joined()
+async def test_an_entry_whose_processing_keeps_failing_becomes_a_dead_letter(events: Stream) -> None:
+    one = await events.reader()
     await events.add()
-    buried = False
-    for attempt in range(stream.ATTEMPTS):
-        assert not buried
-        await wait_until(lambda attempt=attempt: len(one.entries) == attempt + 1, 15)
-        entry = one.entries[-1]
-        buried = await one.consumer.fail(entry, ValueError("a fault"))
-        one.consumer.done(entry)
-    assert buried
-    (letter,) = await wait_until(lambda: events.dead(1))
+    is_dead = []
+    for attempt in range(1, stream.PROCESSING_ATTEMPTS + 1):
+        await wait_until(lambda attempt=attempt: len(one.entries) == attempt, 15)
+        is_dead.append(await one.consumer.fail_entry(one.entries[-1], ValueError("a fault")))
+        one.consumer.forget_entry(one.entries[-1])
+    assert is_dead == [False, False, True]
+    (letter,) = await events.dead_letters(1)
     assert letter["reason"] == "ValueError: a fault"
     assert await events.pending() == await events.client.xlen(KEY) == 0

@@ -11,30 +11,30 @@ from pathlib import Path, PurePosixPath
 from workers.hosting.links import replace_link
 from workers.hosting.releases import remove_folder
 from workers.hosting.serving import DeployError
-from workers.sandbox.output import concealer
-from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
+from workers.sandbox.output import make_concealer
+from workers.sandbox.sandbox import MIB, Command, Sandbox, SandboxLimits
 
-LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
-PORTS = [443]  # packages come over https
+LIMITS = SandboxLimits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
+PORTS = [443]  # packages are downloaded over https
 STATIC_FILES, STATIC_BYTES = 20_000, 512 * MIB
 APP_FILES, APP_BYTES = 200_000, 2_048 * MIB
 
 
-async def build(
+async def run_build_command(
     sandbox: Sandbox,
     uid: int | None,
     folder: Path,
     command: str,
     ai_url: str | None,
     write_line: Callable[[str], None],
-    limits: Limits = LIMITS,
+    limits: SandboxLimits = LIMITS,
     variables: Mapping[str, str] = {},
 ) -> None:
-    """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
+    """Run the command in the build's `source` folder, with the app's variables. Raises DeployError."""
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
         sandbox.give_to_user(folder / name, uid)
-    write_line(f"$ {concealer(variables)(command)}")
+    write_line(f"$ {make_concealer(variables)(command)}")
     environment = {**sandbox.environment, "CI": "true", **variables}
     environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     if ai_url is not None:
@@ -57,7 +57,7 @@ async def build(
 
 
 def collect_output(source: Path, output: str, release: Path, uid: int | None, *, runs: bool) -> None:
-    """Moves the output into the release. No process of the build is left to change it meanwhile. Raises DeployError."""
+    """Move the output into the release, after all processes of the build have ended. Raises DeployError."""
     try:
         found = _find_output(source, output)
         remove_folder(found / ".git")
@@ -81,14 +81,14 @@ def _find_output(source: Path, output: str) -> Path:
 
 
 def _take_ownership(top: Path, source: Path, owner: int, *, runs: bool) -> None:
-    """Gives the output to the worker's user and sets plain modes. Refuses what must not be served.
+    """Give the output to the worker's user and set plain modes. Raises DeployError for files that must not be served.
 
-    An app with a start command may contain any link: only the app itself follows it, with its own permissions. In files
-    that are served, a link is replaced by what it names in the source.
+    An app with a start command may contain any link, because only the app itself follows it, with its own permissions.
+    In files that are served, each link is replaced by its target in the source.
     """
     max_files, max_bytes = (APP_FILES, APP_BYTES) if runs else (STATIC_FILES, STATIC_BYTES)
     files, total, pending = 0, 0, [os.fspath(top)]
-    owned: set[int] = set()  # inodes of files, which may have several names, that are already the worker's
+    owned: set[int] = set()  # inodes of the files that already belong to the worker; a file may have several names
     while pending:
         path = pending.pop()
         status, name = os.lstat(path), os.path.relpath(path, top)
@@ -101,23 +101,24 @@ def _take_ownership(top: Path, source: Path, owner: int, *, runs: bool) -> None:
             # A hard link to a file of another user. Setting its mode would open that file to everyone.
             raise DeployError(f"the output contains {name!r}, which the build does not own")
         if stat.S_ISDIR(status.st_mode):
-            _own(path, 0o755)
+            _make_plain(path, 0o755)
             with os.scandir(path) as entries:
                 pending += [entry.path for entry in islice(entries, max_files)]
         elif stat.S_ISREG(status.st_mode):
-            _own(path, 0o755 if status.st_mode & 0o100 else 0o644)
+            _make_plain(path, 0o755 if status.st_mode & 0o100 else 0o644)
             owned.add(status.st_ino)
         elif not stat.S_ISLNK(status.st_mode):
-            raise DeployError(f"the output contains {name!r}, which is a device")
+            raise DeployError(f"the output contains {name!r}, which is not a file, a folder or a link")
         elif not runs:
             if not replace_link(path, os.fspath(source), owner):
                 raise DeployError(
-                    f"the output contains {name!r}, a link that leaves the source, or leads nowhere or in a circle"
+                    f"the output contains the link {name!r},"
+                    " which leaves the source, has no target or is part of a loop"
                 )
             pending.append(path)
 
 
-def _own(path: str, mode: int) -> None:
+def _make_plain(path: str, mode: int) -> None:
     os.chown(path, os.geteuid(), os.getegid())
     os.chmod(path, mode)
-    os.utime(path)  # archives set it, and web servers detect changed files by it
+    os.utime(path)  # archives set the time, and web servers use it to detect changed files

@@ -1,10 +1,10 @@
-"""Whose build is next: the accounts take turns, so that no account's deploys hold up another's.
+"""Decides which deploy is built next, so that no account's builds delay those of another account.
 
-- While others wait, an account has one build at a time. Alone, it may have as many as the shared slots.
-- One more slot is kept for an account that builds nothing: an account with long builds in all shared slots delays
-  nobody else's first one.
-- Among those who may build, the account with the fewest builds in progress is next, then the one whose last turn is
-  the longest ago. Of an account's own deploys that wait, the oldest is next; deploys' ids sort by time.
+- While other accounts wait, an account has one build at a time. Alone, it may use all shared slots.
+- One more slot is reserved for accounts without a running build. So an account whose long builds use all shared slots
+  does not delay another account's first build.
+- The account with the fewest running builds is next. Among several, it is the one whose last build started first. The
+  oldest waiting deploy of an account is built first. The ids of deploys sort by time.
 """
 
 from __future__ import annotations
@@ -19,84 +19,84 @@ from contextlib import asynccontextmanager
 import msgspec
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _Waiter(msgspec.Struct, eq=False):
     deploy_id: str
-    turn: asyncio.Future[None]
+    granted: asyncio.Future[None]
 
 
 class BuildQueue:
     def __init__(self, shared: int, spare: int = 1) -> None:
         self._shared, self._spare = shared, spare
-        self._building: Counter[str] = Counter()  # builds in progress by account
-        self._waiting: dict[str, list[_Waiting]] = {}  # by account, oldest first; an account without any is not in it
-        self._last_turn: dict[str, int] = {}  # of the accounts that build or wait
-        self._turns = itertools.count(1)
+        self._building: Counter[str] = Counter()  # running builds by account
+        self._waiting: dict[str, list[_Waiter]] = {}  # by account, oldest first; only accounts that wait
+        self._last_start: dict[str, int] = {}  # by account; only accounts that build or wait
+        self._starts = itertools.count(1)
 
     @asynccontextmanager
-    async def take(self, account: str, deploy_id: str) -> AsyncIterator[None]:
-        """Waits for the account's turn, and holds a slot until the context is left."""
-        waiting = _Waiting(deploy_id, asyncio.get_running_loop().create_future())
-        bisect.insort(self._waiting.setdefault(account, []), waiting, key=lambda each: each.deploy_id)
-        self._grant()
+    async def acquire_slot(self, account: str, deploy_id: str) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it until the context is left."""
+        waiter = _Waiter(deploy_id, asyncio.get_running_loop().create_future())
+        bisect.insort(self._waiting.setdefault(account, []), waiter, key=lambda each: each.deploy_id)
+        self._grant_slots()
         try:
-            await waiting.turn
+            await waiter.granted
         except asyncio.CancelledError:
-            if waiting.turn.done() and not waiting.turn.cancelled():  # it got its turn in the same moment
-                self._end(account)
+            if waiter.granted.done() and not waiter.granted.cancelled():  # the slot was granted at the same moment
+                self._release_slot(account)
             else:
-                self._leave(account, waiting)
+                self._remove_waiter(account, waiter)
             raise
         try:
             yield
         finally:
-            self._end(account)
+            self._release_slot(account)
 
-    def order(self) -> list[str]:
-        """The ids of the deploys that wait, in the order in which they will be built if no other comes."""
-        building, last_turn, turns = Counter(self._building), dict(self._last_turn), itertools.count(1 << 62)
-        left = {account: deque(waiting) for account, waiting in self._waiting.items()}
+    def list_waiting(self) -> list[str]:
+        """List the ids of the waiting deploys, in the order in which they will be built if no other deploy arrives."""
+        building, last_start, starts = Counter(self._building), dict(self._last_start), itertools.count(1 << 62)
+        left = {account: deque(waiters) for account, waiters in self._waiting.items()}
         order = []
         while left:
-            account = min(left, key=lambda name: (building[name], last_turn.get(name, 0)))
+            account = min(left, key=lambda name: (building[name], last_start.get(name, 0)))
             order.append(left[account].popleft().deploy_id)
             building[account] += 1
-            last_turn[account] = next(turns)
+            last_start[account] = next(starts)
             if not left[account]:
                 del left[account]
         return order
 
-    def _grant(self) -> None:
-        while (account := self._next()) is not None:
-            waiting = self._waiting[account].pop(0)
+    def _grant_slots(self) -> None:
+        while (account := self._find_next()) is not None:
+            waiter = self._waiting[account].pop(0)
             self._building[account] += 1
-            self._last_turn[account] = next(self._turns)
-            waiting.turn.set_result(None)
+            self._last_start[account] = next(self._starts)
+            waiter.granted.set_result(None)
             if not self._waiting[account]:
                 del self._waiting[account]
 
-    def _next(self) -> str | None:
-        """The account whose turn it is, if a slot is free for it."""
+    def _find_next(self) -> str | None:
+        """Return the account that is next, or None if there is no slot for it."""
         if not self._waiting:
             return None
-        account = min(self._waiting, key=lambda name: (self._building[name], self._last_turn.get(name, 0)))
+        account = min(self._waiting, key=lambda name: (self._building[name], self._last_start.get(name, 0)))
         total = self._building.total()
         if self._building[account] == 0:
             return account if total < self._shared + self._spare else None
         return account if total < self._shared and len(self._waiting) == 1 else None
 
-    def _leave(self, account: str, waiting: _Waiting) -> None:
-        self._waiting[account].remove(waiting)
+    def _remove_waiter(self, account: str, waiter: _Waiter) -> None:
+        self._waiting[account].remove(waiter)
         if not self._waiting[account]:
             del self._waiting[account]
-        self._forget(account)
-        self._grant()
+        self._forget_account(account)
+        self._grant_slots()
 
-    def _end(self, account: str) -> None:
+    def _release_slot(self, account: str) -> None:
         self._building[account] -= 1
-        self._forget(account)
-        self._grant()
+        self._forget_account(account)
+        self._grant_slots()
 
-    def _forget(self, account: str) -> None:
+    def _forget_account(self, account: str) -> None:
         if not self._building[account] and account not in self._waiting:
             del self._building[account]
-            self._last_turn.pop(account, None)
+            self._last_start.pop(account, None)

@@ -1,17 +1,18 @@
 """Takes queued deploys from their streams and runs them through an engine: in order per app, apps in parallel.
 
-A deploy's state is in its record (`gateway/deploys/states.py`), and every state change is a compare-and-set there, so
-that a deploy ends once. A stream entry stays pending until its deploy has ended. Therefore:
+A deploy's state is in its record (`gateway/deploys/states.py`). Every state change is a compare-and-set there, so a
+deploy ends once. A stream entry stays pending until its deploy has ended. Therefore:
 
-- A worker that is asked to stop undoes its deploys and queues them again.
-- When a worker is killed, the worker that claims its entries undoes what is left on disk and fails those deploys. It
-  does not retry them, because the build may be what killed the worker.
-- When a deploy is canceled, its state says so. The worker that builds it looks at the state, and ends the build.
-- When two workers believe that an entry is theirs, one of them changes the state. The other one gets `StaleDeploy` and
-  lets go.
+- A worker that is stopped undoes its deploys and queues them again.
+- When a worker is killed, the worker that claims its entries undoes the deploys on disk and fails them. It does not
+  retry them, because the build may have killed the worker.
+- When a deploy is canceled, its state changes. The worker that builds it checks the state regularly, and ends the
+  build.
+- If two workers have the same entry, only one of them can change the state. The other one gets `StaleDeploy` and stops.
 
-A data folder has one active builder; others stand by. Without GATEWAY_STORAGE_URL the apps are in one data folder, so
-builders with another one stand by too (`lock.py`). With it, builders on any hosts share one queue (`schedule.py`).
+A data folder has one active builder, and others stand by. Without GATEWAY_STORAGE_URL all apps are in one data folder,
+so builders with another folder stand by too (`lock.py`). With it, builders on all hosts share one queue
+(`schedule.py`).
 """
 
 from __future__ import annotations
@@ -35,12 +36,11 @@ from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider.pool import Provider
-from gateway.redis.client import ATTEMPT, Store, until_redis_answers
-from gateway.redis.errors import backbone
+from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from gateway.telemetry import tracing
-from gateway.telemetry.spans import Kind, Trace
+from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
 from workers.builds.build_queue import BuildQueue
 from workers.builds.engine import Engine, LocalEngine
 from workers.builds.lock import BuilderLock
@@ -48,32 +48,30 @@ from workers.builds.log import DeployLog
 from workers.builds.schedule import Schedule
 from workers.builds.shared import MultiHostEngine
 from workers.hosting import sites
-from workers.hosting.archives import Archive
+from workers.hosting.archives import ReleaseArchive
 from workers.hosting.serving import DeployError, Job, find_app
 from workers.stream import Consumer, Entry, require_partition
 
 logger = structlog.get_logger()
 
-PARALLEL_BUILDS = (
-    2  # and one more, for an account that builds nothing (`build_queue.py`); checks and canaries cost little
-)
-MAX_ENTRIES = 1_000  # of one worker in memory
-TIDY_INTERVAL = 15.0  # seconds
-RETRY_INTERVAL = 1.0  # seconds
-POSITIONS_INTERVAL = 5.0  # seconds between two writes of the positions, if nothing changes
-POSITIONS_PAUSE = 0.2  # seconds between two writes in any case
-CANCEL_INTERVAL = 0.5  # seconds between two looks at the state of a deploy that is being built
+PARALLEL_BUILDS = 2  # and one more, for an account without a running build (`build_queue.py`)
+MAX_ENTRIES = 1_000  # in the memory of one worker
+TIDY_SECONDS = 15.0  # between rounds of tidying
+RETRY_SECONDS = 1.0  # before a state change is repeated
+POSITIONS_SECONDS = 5.0  # between writes of the positions, if nothing changes
+POSITIONS_PAUSE_SECONDS = 0.2  # at least, between writes of the positions
+CANCEL_CHECK_SECONDS = 0.5  # between checks of the state of a deploy that is being built
 REQUEUE_SECONDS = 20.0  # for each deploy when the worker stops
 
 
 async def run(settings: Settings) -> None:
     if settings.deploy_engine == "external":
-        logger.info("deploys.external", action="an outside engine takes the deploys")
+        logger.info("deploys.external", action="an external engine builds the deploys")
         await asyncio.Event().wait()
     async with asyncio.TaskGroup() as group:
         if not settings.storage_url:
-            # Releases are in the data folder alone, so this worker serves them too. Where another process already
-            # serves them, this part stands by.
+            # Releases are only in the data folder, so this worker serves them too. If another process already serves
+            # them, `sites` stands by.
             group.create_task(sites.run(settings))
         group.create_task(Builder(settings).run())
 
@@ -88,10 +86,10 @@ class Builder:
         self._deploys = Deploys(settings, self._registry)
         provider = Provider(settings)
         self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
-        asks = (self._find_app, self._find_ai_url, self._find_variables)
-        self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start) if settings.storage_url else None
+        find = (self._find_app, self._find_ai_url, self._find_variables)
+        self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy) if settings.storage_url else None
         self._engine: Engine = engine or (
-            MultiHostEngine(settings, self._store, *asks) if self._schedule else LocalEngine(settings, *asks)
+            MultiHostEngine(settings, self._store, *find) if self._schedule else LocalEngine(settings, *find)
         )
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
@@ -100,12 +98,12 @@ class Builder:
         self._running: set[asyncio.Task[None]] = set()
         self._in_progress: set[str] = set()  # deploy ids
         self._current: dict[str, str] = {}  # app id → the deploy in progress
-        self._turns = BuildQueue(PARALLEL_BUILDS)
+        self._build_queue = BuildQueue(PARALLEL_BUILDS)
         self._entry_done = asyncio.Event()
         self._queue_changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until it is canceled. It then undoes the deploys in progress and queues them again."""
+        """Run until canceled. Then undo the deploys in progress and queue them again."""
         try:
             async with self._engine.open() as folder_id:
                 lock = None if self._schedule else BuilderLock(self._store, folder_id)
@@ -114,7 +112,7 @@ class Builder:
                 try:
                     async with asyncio.TaskGroup() as group:
                         if lock is not None:
-                            group.create_task(lock.keep())
+                            group.create_task(lock.keep_extending())
                         if self._schedule is not None:
                             group.create_task(self._schedule.run(self._consumer))
                         group.create_task(self._tidy_regularly())
@@ -130,11 +128,11 @@ class Builder:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        with contextlib.suppress(BackboneUnavailable), backbone():
-            async with asyncio.timeout(ATTEMPT):
-                await self._consumer.release()
+        with contextlib.suppress(BackboneUnavailable, TimeoutError):
+            async with asyncio.timeout(COMMAND_SECONDS):
+                await self._consumer.release_entries()
                 if self._schedule is not None:
-                    await self._schedule.leave()
+                    await self._schedule.leave_queue()
 
     async def _tidy_regularly(self) -> None:
         while True:
@@ -142,43 +140,43 @@ class Builder:
                 await self._engine.tidy(self._in_progress)
             except BackboneUnavailable as error:
                 logger.warning("deploys.not_tidied", error=str(error))
-            except Exception as error:  # what one tenant made must not stop the builder
+            except Exception as error:  # one tenant's files must not stop the builder
                 logger.error("deploys.not_tidied", exc_info=error)
             end_if_canceled()
-            await asyncio.sleep(TIDY_INTERVAL)
+            await asyncio.sleep(TIDY_SECONDS)
 
     # -- entries of the stream -------------------------------------------------------------------------------
 
     async def _wait_for_space(self) -> None:
-        while self._consumer.holding >= MAX_ENTRIES:
+        while self._consumer.held_count >= MAX_ENTRIES:
             self._entry_done.clear()
             await self._entry_done.wait()
 
     def _accept(self, entry: Entry) -> None:
-        """Raises KeyError or ValueError for an entry that no deploy has."""
+        """Accept an entry from the stream. Raises KeyError or ValueError if it is not a deploy."""
         _, app = entry.fields["id"], entry.fields["app"]
         require_partition(entry)
         self._queue_changed.set()
         if self._schedule is not None:
-            self._schedule.add(entry)
+            self._schedule.add_entry(entry)
             return
         if app in self._waiting:
             self._waiting[app].append(entry)
             return
         self._waiting[app] = deque([entry])
-        self._run(self._process_app(app))
+        self._start_task(self._process_app(app))
 
-    def _start(self, entry: Entry) -> None:
-        """It is the turn of this deploy, over all builders."""
-        self._run(self._process_entry(entry))
+    def _start_deploy(self, entry: Entry) -> None:
+        """Start a deploy that the shared queue has granted to this builder."""
+        self._start_task(self._process_entry(entry))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def _process_app(self, app: str) -> None:
-        """Processes the app's entries one after the other."""
+        """Process the app's entries one after the other."""
         while entries := self._waiting.get(app):
             entry = entries.popleft()
             self._current[app] = entry.fields["id"]
@@ -192,15 +190,15 @@ class Builder:
         try:
             await self._process(entry)
         except Exception as error:
-            # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
+            # A bug. The entry stays pending. When it is claimed again, its deploy counts as abandoned.
             logger.error("deploy.postponed", deploy=deploy_id, exc_info=error)
             with contextlib.suppress(BackboneUnavailable):
-                await self._consumer.fail(entry, error)
+                await self._consumer.fail_entry(entry, error)
         finally:
             self._in_progress.discard(deploy_id)
-            self._consumer.done(entry)
+            self._consumer.forget_entry(entry)
             if self._schedule is not None:
-                self._schedule.end(deploy_id)
+                self._schedule.end_deploy(deploy_id)
             self._entry_done.set()
             self._queue_changed.set()
 
@@ -214,7 +212,7 @@ class Builder:
         await until_redis_answers(lambda: self._acknowledge(entry))
 
     async def _bring_to_end(self, deploy: Deploy) -> bool:
-        """Returns False if another worker continues the deploy."""
+        """Bring the deploy to its end. Returns False if another worker continues it."""
         try:
             if deploy.state == "queued":
                 await self._deploy(deploy)
@@ -254,14 +252,14 @@ class Builder:
                 known = self._positions() if self._schedule is None else await self._schedule.positions()
                 await write_positions(self._store, known)
             end_if_canceled()
-            await asyncio.sleep(POSITIONS_PAUSE)
+            await asyncio.sleep(POSITIONS_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._queue_changed.wait(), POSITIONS_INTERVAL)
+                await asyncio.wait_for(self._queue_changed.wait(), POSITIONS_SECONDS)
 
     def _positions(self) -> dict[str, Position]:
-        """What each deploy waits for: first those that wait for a slot, then those behind a deploy of their app."""
+        """Return what each deploy waits for. Deploys that wait for a slot come before those that wait for their app."""
         found: dict[str, Position] = {}
-        for ahead, deploy_id in enumerate(self._turns.order()):
+        for ahead, deploy_id in enumerate(self._build_queue.list_waiting()):
             others = f"; {ahead} other{'s are' if ahead > 1 else ' is'} ahead" if ahead else ""
             found[deploy_id] = Position(ahead + 1, f"a free slot for builds{others}")
         for app, entries in self._waiting.items():
@@ -273,35 +271,31 @@ class Builder:
     # -- one deploy, from top to bottom ----------------------------------------------------------------------
 
     async def _deploy(self, deploy: Deploy) -> None:
-        """Raises StaleDeploy."""
+        """Make the deploy, and log and trace it. Raises StaleDeploy."""
         trace = _begin_trace(deploy)
         try:
             async with DeployLog(self._deploys, deploy) as log:
                 try:
                     await self._run_phases(deploy, log, trace)
                 except asyncio.CancelledError:
-                    log.write_line("The worker is stopping; this deploy starts again.")
+                    log.write_line("The worker is stopping; this deploy will start again")
                     await finish_despite_cancellation(self._requeue(deploy))
                     raise
         except BaseException as error:
-            if trace is not None:
-                # A deploy that was canceled, or that another worker continues, did not fail.
-                trace.fail(type(error).__name__, failed=not isinstance(error, StaleDeploy | asyncio.CancelledError))
+            # A deploy that was canceled, or that another worker continues, did not fail.
+            trace.fail(type(error).__name__, failed=not isinstance(error, StaleDeploy | asyncio.CancelledError))
             raise
         finally:
-            if trace is not None:
-                trace.finish()
+            trace.finish()
 
-    async def _run_phases(self, deploy: Deploy, log: DeployLog, trace: Trace | None) -> None:
+    async def _run_phases(self, deploy: Deploy, log: DeployLog, trace: Trace) -> None:
         phase: Phase = "build"
         try:
-            if trace is not None:
-                trace.enter("wait")
-            # A release that is reused needs no build, and waits for none.
+            trace.enter("wait")
+            # The deploy of an existing release needs no build and does not wait for a slot.
             async with self._acquire_slot(deploy):
                 self._queue_changed.set()
-                if trace is not None:
-                    trace.enter(phase)
+                trace.enter(phase)
                 await self._consumer.confirm_name()
                 app = await self._find_app(deploy.appId)
                 queued = deploy
@@ -312,35 +306,31 @@ class Builder:
                 await self._build(job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
-            if trace is not None:
-                trace.enter(phase)
+            trace.enter(phase)
             await self._engine.check_health(job)
             await self._engine.swap(job)
             log.write_line("The health check passed; the new release is now served")
             deploy = await self._finish_phase(deploy, phase)
             if deploy.state == "canary":
                 phase = "canary"
-                if trace is not None:
-                    trace.enter(phase)
+                trace.enter(phase)
                 await self._engine.watch_canary(job)
                 log.write_line("The canary passed")
                 await log.flush()
                 deploy = await self._finish_phase(deploy, phase)
-            if trace is not None:
-                trace.enter("finish")
-                trace.root.attributes["capsule.outcome"] = "live"
-            await self._engine.finish(job)
+            trace.enter("finish")
+            trace.describe({"capsule.outcome": "live"})
+            await self._engine.remove_replaced(job)
         except (DeployError, OSError) as error:
-            if deploy.state in FINAL:  # the deploy is live; only the clean-up of the former release failed
+            if deploy.state in FINAL:  # the deploy is live, and only the clean-up of the former release failed
                 raise
-            if trace is not None:
-                trace.fail(type(error).__name__)
-                trace.root.attributes["capsule.outcome"] = "failed"
+            trace.fail(type(error).__name__)
+            trace.describe({"capsule.outcome": "failed"})
             await self._fail_phase(deploy, phase, error, log)
 
     @contextlib.asynccontextmanager
     async def _acquire_slot(self, deploy: Deploy) -> AsyncIterator[None]:
-        if self._schedule is not None:  # which has started this deploy
+        if self._schedule is not None:  # it granted the slot when it started this deploy
             try:
                 yield
             finally:
@@ -348,11 +338,11 @@ class Builder:
         elif deploy.release is not None:
             yield
         else:
-            async with self._turns.take(deploy.account, deploy.id):
+            async with self._build_queue.acquire_slot(deploy.account, deploy.id):
                 yield
 
     async def _build(self, job: Job) -> None:
-        """Ends the build if its deploy is canceled. Raises StaleDeploy then."""
+        """Build the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""
         building = asyncio.create_task(self._engine.build(job))
         moving = asyncio.create_task(self._wait_until_moved(job.deploy))
         try:
@@ -362,12 +352,12 @@ class Builder:
                 raise StaleDeploy
             building.result()
         finally:
-            await finish_despite_cancellation(_end(building, moving))
+            await finish_despite_cancellation(_cancel_tasks(building, moving))
 
     async def _wait_until_moved(self, deploy: Deploy) -> None:
-        """Returns once the deploy is no longer in the state that this worker gave it."""
+        """Wait until the deploy is no longer in the state that this worker set."""
         while True:
-            await asyncio.sleep(CANCEL_INTERVAL)
+            await asyncio.sleep(CANCEL_CHECK_SECONDS)
             now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
             if now is None or now.state != deploy.state:
                 return
@@ -376,14 +366,14 @@ class Builder:
         reason = str(error)
         if not isinstance(error, DeployError):
             logger.error("deploy.broken", deploy=deploy.id, exc_info=error)
-            reason = "an internal error of the service; deploy again"
+            reason = "an internal error occurred; deploy again"
         log.write_line(f"Failed: {reason}")
         await log.flush()
         await self._engine.undo(deploy)
         await self._finish_phase(deploy, phase, reason)
 
     async def _finish_phase(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
-        """Records the phase's result. Raises StaleDeploy."""
+        """Record the phase's result. Raises StaleDeploy."""
         after: tuple[State, ...] = ("failed",) if failure else ("checking", "canary", "live")
         return await self._change_state(
             deploy, after, lambda: self._deploys.advance(deploy, phase, not failure, failure)
@@ -392,9 +382,9 @@ class Builder:
     async def _change_state(
         self, deploy: Deploy, after: tuple[State, ...], change: Callable[[], Awaitable[Deploy]]
     ) -> Deploy:
-        """Repeats the change until Redis answers.
+        """Repeat the change until Redis answers.
 
-        Raises StaleDeploy, unless an attempt whose answer was lost had already made this very change.
+        Raises StaleDeploy, unless an earlier attempt made this change and its reply was lost.
         """
         answer_lost = False
         while True:
@@ -402,12 +392,12 @@ class Builder:
                 changed = await change()
             except BackboneUnavailable:
                 answer_lost = True
-                await asyncio.sleep(RETRY_INTERVAL)
+                await asyncio.sleep(RETRY_SECONDS)
             except StaleDeploy:
                 if not answer_lost:
                     raise
-                # The server that made the change may have been superseded, and its successor may not know of it.
-                await until_redis_answers(lambda: self._store.confirm(partition_tag(deploy.account)))
+                # The server that made the change may have been superseded, and its successor may not have the change.
+                await until_redis_answers(lambda: self._store.confirm_writes(partition_tag(deploy.account)))
                 now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
                 if now is None or now.state != deploy.state:
                     if now is not None and now.state in after:
@@ -423,16 +413,16 @@ class Builder:
 
         return record_commit
 
-    def _archive_recorder(self, deploy: Deploy) -> Callable[[Archive], Awaitable[None]]:
-        async def record_archive(archive: Archive) -> None:
+    def _archive_recorder(self, deploy: Deploy) -> Callable[[ReleaseArchive], Awaitable[None]]:
+        async def record_archive(archive: ReleaseArchive) -> None:
             await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))
 
         return record_archive
 
     async def _requeue(self, deploy: Deploy) -> None:
-        """Queues the deploy again unless it has ended.
+        """Queue the deploy again unless it has ended.
 
-        Without Redis it stays as it is; the worker that claims its entry fails it as abandoned.
+        Without Redis it stays as it is, and the worker that claims its entry fails it as abandoned.
         """
         with contextlib.suppress(StaleDeploy, TimeoutError):
             async with asyncio.timeout(REQUEUE_SECONDS):
@@ -441,13 +431,13 @@ class Builder:
                     await self._engine.undo(now)
                     await until_redis_answers(lambda: self._deploys.requeue(now))
 
-    # -- what the engine asks for ----------------------------------------------------------------------------
+    # -- data for the engine ---------------------------------------------------------------------------------
 
     async def _find_app(self, app: str) -> App | None:
         return await find_app(self._registry, app)
 
     async def _find_variables(self, app: App) -> dict[str, str]:
-        return await until_redis_answers(lambda: self._environments.open(app))
+        return await until_redis_answers(lambda: self._environments.open_variables(app))
 
     async def _find_ai_url(self, app: App) -> str | None:
         await until_redis_answers(self._availability.reload)
@@ -455,21 +445,22 @@ class Builder:
         return f"{self._settings.base_url}/capsule/{app.name}/ai" if available else None
 
 
-def _begin_trace(deploy: Deploy) -> Trace | None:
+def _begin_trace(deploy: Deploy) -> Trace:
     tracer = tracing.tracer()
-    trace = None if tracer is None else tracer.begin("deploy", Kind.CONSUMER)
-    if trace is not None:
-        trace.root.attributes = {
+    trace = NULL_TRACE if tracer is None else tracer.begin("deploy", Kind.CONSUMER)
+    trace.describe(
+        {
             "capsule.deploy": deploy.id,
             "capsule.account": deploy.account,
             "capsule.app": deploy.app,
             "capsule.deploy.kind": deploy.kind,
             "capsule.deploy.trigger": deploy.trigger,
         }
+    )
     return trace
 
 
-async def _end(*tasks: asyncio.Task[None]) -> None:
+async def _cancel_tasks(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""What makes a deploy. The worker (`builder.py`) knows the states; an engine knows the machines.
+"""Engines, which carry out the steps of a deploy. The worker (`builder.py`) manages the states.
 
 `LocalEngine` builds and serves on this machine: source → build command → release → health check → swap → canary. It
-serves by the steps of `workers/hosting/serving.py`. With shared storage, `shared.py` builds for the hosts that serve.
-An outside engine uses the operators' API instead.
+uses the steps of `workers/hosting/serving.py`. With shared storage, the engine in `shared.py` builds for all hosts that
+serve apps. An external engine uses the operators' API instead.
 """
 
 from __future__ import annotations
@@ -30,44 +30,48 @@ from workers.hosting.environment import write_environment
 from workers.hosting.releases import exclusive_lock, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, run_in_thread
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, open_sandbox
+from workers.sandbox.sandbox import BUILD_USERS, MIB, SandboxLimits, open_sandbox
 
 logger = structlog.get_logger()
 
-PRUNE_INTERVAL = 3_600.0  # seconds between two searches for archives of all apps that are no longer needed
+PRUNE_SECONDS = 3_600.0  # between searches for archives that are no longer needed
 
 
 class Engine(Protocol):
-    """Every step raises `DeployError`, and every step may be canceled."""
+    """The steps of a deploy. Every step may raise `DeployError`, and every step may be canceled."""
 
     def open(self) -> AbstractAsyncContextManager[str]:
-        """Waits until no other worker uses the data folder; yields the folder's id."""
+        """Wait until no other worker uses the data folder. Yields the folder's id."""
 
     async def build(self, job: Job) -> None:
-        """Makes the deploy's release, of its source or of an earlier release."""
+        """Make the deploy's release, from its source or from an earlier release."""
 
     async def check_health(self, job: Job) -> None:
-        """Checks the release before visitors see it."""
+        """Check the release before visitors see it."""
 
     async def swap(self, job: Job) -> None:
-        """Serves the release to visitors."""
+        """Serve the release to visitors."""
 
     async def watch_canary(self, job: Job) -> None:
-        """Checks the release while visitors see it."""
+        """Check the release while visitors see it."""
 
-    async def finish(self, job: Job) -> None:
-        """The deploy is live: stops and prunes the releases that it replaced."""
+    async def remove_replaced(self, job: Job) -> None:
+        """Stop and prune the releases that the deploy has replaced, once it is live."""
 
     async def undo(self, deploy: Deploy) -> None:
-        """Removes what is left of the deploy and serves what it replaced. Can be repeated safely."""
+        """Remove the deploy's release, and serve the release that it replaced. Can be repeated safely."""
 
     async def tidy(self, in_progress: Set[str]) -> None:
-        """Runs regularly. `in_progress`: ids of deploys to leave alone; the set changes while this runs."""
+        """Remove files that are no longer needed. The worker calls this regularly.
+
+        `in_progress`: the ids of deploys to ignore. The set changes while this runs.
+        """
 
 
 class LocalEngine(Serving):
-    """`find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
+    """Builds and serves on this machine.
 
+    `find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
     `find_variables` returns an app's environment variables. It raises NoEncryptionKey.
     """
 
@@ -77,7 +81,7 @@ class LocalEngine(Serving):
         find_app: Callable[[str], Awaitable[App | None]],
         find_ai_url: Callable[[App], Awaitable[str | None]],
         find_variables: Callable[[App], Awaitable[dict[str, str]]],
-        limits: Limits = build.LIMITS,
+        limits: SandboxLimits = build.LIMITS,
     ) -> None:
         super().__init__(settings, find_app)
         self._find_ai_url, self._find_variables = find_ai_url, find_variables
@@ -105,7 +109,7 @@ class LocalEngine(Serving):
                 await self._build(job)
             else:
                 await self._reuse(job, job.deploy.release)
-        except StorageUnavailable:  # for an hour
+        except StorageUnavailable:  # it has been unavailable for an hour
             raise DeployError("the storage does not answer; deploy again later") from None
 
     async def _reuse(self, job: Job, former: str) -> None:
@@ -113,7 +117,7 @@ class LocalEngine(Serving):
         found = await run_in_thread(self._releases.find_release, job.app.id, former)
         if found is None:
             raise DeployError(f"the release of {former} is no longer kept; deploy its source again")
-        job.write_line(f"Using the release of {former}; nothing is built")
+        job.write_line(f"Using the release of {former}; no build is needed")
         release = self._releases.site(job.deploy).release(job.deploy.id)
         await run_in_thread(remove_folder, release)  # left by a worker that was stopped
         if not await link_folder(found, release):
@@ -124,7 +128,7 @@ class LocalEngine(Serving):
         await self._archive_again(job, former, release)
 
     async def _archive_again(self, job: Job, former: str, release: Path) -> None:
-        """The archive of the earlier release serves again too."""
+        """Store the archive of the earlier release under this deploy's key. Packs the release if there is none."""
         archive, own = archives.read_record(release), archives.archive_key(job.app.id, job.deploy.id)
         of_former = archives.archive_key(job.app.id, former)
         if archive is not None and await until_storage_answers(lambda: self._storage.copy(of_former, own)):
@@ -138,7 +142,7 @@ class LocalEngine(Serving):
             await run_in_thread(remove_folder, folder)
 
     async def _open_variables(self, app: App) -> dict[str, str]:
-        """Raises DeployError."""
+        """Return the app's environment variables. Raises DeployError."""
         try:
             return await self._find_variables(app)
         except NoEncryptionKey as error:
@@ -152,21 +156,21 @@ class LocalEngine(Serving):
         except Unsafe as error:
             logger.error("deploys.unsafe", action=str(error))
             # In development the account holder is the operator.
-            detail = str(error) if self._settings.allow_private_addresses else "the worker's log tells its operator why"
+            detail = str(error) if self._settings.allow_private_addresses else "the worker's log has the reason"
             raise DeployError(f"this machine can't build apps safely: {detail}") from None
         variables = await self._open_variables(job.app)
         folder = self._releases.builds / deploy.id
         await run_in_thread(self._releases.claim_folder, deploy)
         with self._sandbox.reserve_user() as uid:
             release, runs = self._releases.site(deploy).release(deploy.id), spec.start is not None
-            for leftover in (folder, release):  # of an attempt of which Redis has lost the record
+            for leftover in (folder, release):  # left by an attempt whose record Redis has lost
                 await run_in_thread(remove_folder, leftover)
-            folder.mkdir(mode=0o711)  # the worker owns it; the build owns what is inside
+            folder.mkdir(mode=0o711)  # the worker owns the folder, and the build owns its contents
             try:
                 await self._fetch_source(job, uid, folder)
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
-                    await build.build(
+                    await build.run_build_command(
                         self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits, variables
                     )
                 output = "." if runs else spec.output
@@ -180,7 +184,7 @@ class LocalEngine(Serving):
                 await run_in_thread(remove_folder, folder)
 
     async def _archive(self, job: Job, release: Path, packed: Path) -> None:
-        """Puts the release into the storage. Waits while the storage is away."""
+        """Pack the release and put the archive into the storage. Waits while the storage is unavailable."""
         try:
             archive = await archives.pack(release, packed)
             key = archives.archive_key(job.app.id, job.deploy.id)
@@ -195,13 +199,13 @@ class LocalEngine(Serving):
         limit = self._settings.account_disk
         if not disk.make_room(self._releases, deploy.account, release, limit * MIB):
             remove_folder(release)
-            raise DeployError(f"the account's apps take more than {limit} MiB of disk; make them smaller")
+            raise DeployError(f"the account's apps use more than {limit} MiB of disk space; make them smaller")
 
     async def _fetch_source(self, job: Job, uid: int | None, folder: Path) -> None:
         deploy, settings = job.deploy, self._settings
         if deploy.source:
             archive, key = folder / "source.tar.gz", Sources.key(deploy.appId, deploy.source)
-            if not await until_storage_answers(lambda: storage.fetch(self._storage, key, archive, SOURCE_BYTES)):
+            if not await until_storage_answers(lambda: storage.fetch_object(self._storage, key, archive, SOURCE_BYTES)):
                 raise DeployError("the stored source was removed; publish it again")
             await source.unpack(self._sandbox, uid, folder, archive, job.write_line)
             return
@@ -230,8 +234,8 @@ class LocalEngine(Serving):
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
-    async def finish(self, job: Job) -> None:
-        await super().finish(job)
+    async def remove_replaced(self, job: Job) -> None:
+        await super().remove_replaced(job)
         with suppress(StorageUnavailable):  # the next deploy of the app removes them
             await self._prune_archives(job.app.id)
 
@@ -241,11 +245,13 @@ class LocalEngine(Serving):
             await self._storage.delete([archives.archive_key(deploy.appId, deploy.id)])
 
     async def _prune_archives(self, app_id: str) -> None:
-        """Removes the archives of releases that this host no longer keeps. Raises StorageUnavailable."""
-        await self._keep_archives(app_id, {path.name for path in await run_in_thread(self._releases.all_of, app_id)})
+        """Remove the archives of releases that this host no longer keeps. Raises StorageUnavailable."""
+        await self._keep_archives(
+            app_id, {path.name for path in await run_in_thread(self._releases.list_releases, app_id)}
+        )
 
     async def _keep_archives(self, app_id: str, kept: Set[str]) -> None:
-        names = await self._storage.names(f"{archives.FOLDER}{app_id}/")
+        names = await self._storage.list_names(f"{archives.FOLDER}{app_id}/")
         ids = {name.removesuffix(archives.SUFFIX) for name in names if name.endswith(archives.SUFFIX)}
         await self._storage.delete([archives.archive_key(app_id, deploy_id) for deploy_id in sorted(ids - kept)])
 
@@ -253,7 +259,7 @@ class LocalEngine(Serving):
         await super().tidy(in_progress)
         if time.monotonic() < self._next_pruning:
             return
-        self._next_pruning = time.monotonic() + PRUNE_INTERVAL
+        self._next_pruning = time.monotonic() + PRUNE_SECONDS
         with suppress(StorageUnavailable):
-            for app_id in await self._storage.folders(archives.FOLDER):
+            for app_id in await self._storage.list_folders(archives.FOLDER):
                 await self._prune_archives(app_id)

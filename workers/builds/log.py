@@ -12,11 +12,11 @@ from typing import Self
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.logs import stamp_line
 from gateway.deploys.states import LOG_BYTES, Deploy, Deploys
-from gateway.redis.client import ATTEMPT, until_redis_answers
+from gateway.redis.client import COMMAND_SECONDS, until_redis_answers
 
-FLUSH_INTERVAL = 0.5  # seconds
-RESOLUTION = 100  # ms between two times in the log
-# Terminal escapes in a build's output could move the cursor of a terminal that follows the log.
+FLUSH_SECONDS = 0.5  # between flushes
+RESOLUTION_MS = 100  # between two times in the log
+# Escape sequences in a build's output could move the cursor of a terminal that follows the log.
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -26,8 +26,8 @@ class DeployLog:
     def __init__(self, deploys: Deploys, deploy: Deploy) -> None:
         self._deploys, self._deploy = deploys, deploy
         self._lines: list[str] = []
-        self._stamped = 0  # when the last line with a time was written, ms
-        self._size = 0  # bytes of all lines so far; lines beyond the log's bound are dropped at once
+        self._stamped = 0  # time of the last line that has a time, ms
+        self._size = 0  # bytes of all lines so far; lines beyond the log's bound are dropped
         self._lock = asyncio.Lock()
 
     def write_line(self, line: str) -> None:
@@ -37,9 +37,9 @@ class DeployLog:
             self._lines.append(line)
 
     def _stamp(self, line: str) -> str:
-        """Lines that come together share the time of the first one, which leaves more room for their text."""
+        """Add a time to the line. Lines that arrive together share the time of the first, which saves space."""
         now = int(time.time() * 1000)
-        if now - self._stamped < RESOLUTION:
+        if now - self._stamped < RESOLUTION_MS:
             return line + "\n"
         self._stamped = now
         return stamp_line(line, now)
@@ -55,7 +55,7 @@ class DeployLog:
 
     async def _flush_regularly(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_INTERVAL)
+            await asyncio.sleep(FLUSH_SECONDS)
             await self.flush()
 
     async def __aenter__(self) -> Self:
@@ -66,4 +66,4 @@ class DeployLog:
         self._flushing.cancel()
         await asyncio.gather(self._flushing, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
-            await finish_despite_cancellation(asyncio.wait_for(self.flush(), ATTEMPT))
+            await finish_despite_cancellation(asyncio.wait_for(self.flush(), COMMAND_SECONDS))

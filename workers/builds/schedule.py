@@ -1,8 +1,8 @@
-"""The queue that builders on several hosts share: whose turn it is (`lua/deploys/schedule_builds.lua`).
+"""The queue that builders on several hosts share (`lua/deploys/schedule_builds.lua`).
 
-Each builder tells Redis which deploys wait in its memory, and takes those whose turn it is, whoever read them from
-the stream. A builder that takes another one's deploy claims its entry. One that dies is forgotten after `LEASE`; its
-entries are claimed as those of any dead worker.
+Each builder writes to Redis which deploys wait in its memory. Redis grants slots to the next deploys, and any builder
+may start them. A builder that starts another builder's deploy claims its entry. Redis forgets a dead builder after
+`LEASE_MS`. Other builders claim its entries, like those of any dead worker.
 """
 
 from __future__ import annotations
@@ -21,90 +21,91 @@ from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
 from workers.stream import Consumer, Entry
 
-LEASE = 15_000  # ms
-BATCH = 100  # records read in one round trip
-POLL_INTERVAL = 0.5  # seconds between two looks for a turn, if nothing changes here
+LEASE_MS = 15_000  # after which a silent builder is forgotten
+BATCH_DEPLOYS = 100  # whose records are read in one round trip
+POLL_SECONDS = 0.5  # between requests for slots, if nothing changes here
 
 
 class Waiting(msgspec.Struct, frozen=True):
     account: str
     app: str
-    reuse: bool  # it serves a release again, and waits for no slot
+    reuse: bool  # it serves an existing release, and needs no slot
     tag: str
     entry: str
 
 
 class Schedule:
     def __init__(self, store: Store, slots: int, start: Callable[[Entry], None]) -> None:
-        """`start` begins with a deploy and returns at once."""
+        """`start` starts a deploy and returns at once."""
         self._store, self._slots, self._start = store, slots, start
         self._builder = secrets.token_hex(8)
         self._waiting: dict[str, tuple[Entry, Waiting]] = {}  # by deploy
-        self._new: list[Entry] = []  # of which nothing is known yet
-        self._running: dict[str, bool] = {}  # deploy → whether it builds
+        self._new: list[Entry] = []  # whose records have not been read
+        self._running: dict[str, bool] = {}  # deploy → whether it uses a slot
         self._changed = asyncio.Event()
 
-    def add(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         self._new.append(entry)
         self._changed.set()
 
     def free_slot(self, deploy_id: str) -> None:
-        """The build is over; the deploy goes on."""
+        """Free the slot of a deploy whose build is over. The deploy continues."""
         if deploy_id in self._running:
             self._running[deploy_id] = False
             self._changed.set()
 
-    def end(self, deploy_id: str) -> None:
+    def end_deploy(self, deploy_id: str) -> None:
         self._running.pop(deploy_id, None)
         self._changed.set()
 
     async def run(self, consumer: Consumer) -> None:
-        """Runs until it is canceled."""
+        """Run until canceled."""
         while True:
             self._changed.clear()
             with contextlib.suppress(BackboneUnavailable):
-                await self._take(consumer)
+                await self._start_granted(consumer)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), POLL_INTERVAL)
-            await asyncio.sleep(0.05)  # for what comes together
+                await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+            await asyncio.sleep(0.05)  # so that changes that come together cause one request
 
-    async def leave(self) -> None:
-        """Gives up all turns at once. Raises BackboneUnavailable."""
-        await scripts.schedule_builds(self._store, self._builder, {}, {}, LEASE, -1)
+    async def leave_queue(self) -> None:
+        """Give up all slots at once. Raises BackboneUnavailable."""
+        await scripts.schedule_builds(self._store, self._builder, {}, {}, LEASE_MS, -1)
 
-    async def _look_up(self) -> None:
-        """Only a deploy that is queued for a build needs a slot. Raises BackboneUnavailable."""
-        entries = self._new[:BATCH]
+    async def _look_up_records(self) -> None:
+        """Read the records of new entries. Only queued deploys with a build need a slot. Raises BackboneUnavailable."""
+        entries = self._new[:BATCH_DEPLOYS]
         async with self._store.client.pipeline(transaction=False) as pipeline:
             for entry in entries:
                 pipeline.hmget(deploy_key(entry.fields["account"], entry.fields["id"]), "state", "release")
             found = await pipeline.execute(raise_on_error=False)
         for entry, answer in zip(entries, found, strict=True):
             fields = entry.fields
-            # A record that can't be read waits for no slot either: who processes it finds out.
+            # A deploy whose record can't be read needs no slot either: processing it will fail.
             free = not isinstance(answer, list) or answer[0] != "queued" or answer[1] is not None
             self._waiting[fields["id"]] = (entry, Waiting(fields["account"], fields["app"], free, entry.tag, entry.id))
         del self._new[: len(entries)]
 
-    async def _take(self, consumer: Consumer) -> None:
+    async def _start_granted(self, consumer: Consumer) -> None:
         while self._new:
-            await self._look_up()
+            await self._look_up_records()
         waiting = {name: msgspec.json.encode(known).decode() for name, (_, known) in self._waiting.items()}
         granted, elsewhere = await scripts.schedule_builds(
-            self._store, self._builder, waiting, self._running, LEASE, self._slots
+            self._store, self._builder, waiting, self._running, LEASE_MS, self._slots
         )
         for deploy_id in elsewhere:
             entry, _ = self._waiting.pop(deploy_id)
-            consumer.done(entry)
+            consumer.forget_entry(entry)
         for deploy_id, tag, entry_id in granted:
             entry_here = self._waiting.pop(deploy_id, None)
-            found = entry_here[0] if entry_here else await consumer.claim(tag, entry_id)
+            found = entry_here[0] if entry_here else await consumer.claim_entry(tag, entry_id)
             if found is not None:
                 self._running[deploy_id] = True
                 self._start(found)
 
     async def positions(self) -> dict[str, Position]:
-        """What each deploy of all builders waits for, about in the order of their turns. Raises BackboneUnavailable."""
+        """Return what each waiting deploy of all builders waits for, in approximate order. Raises
+        BackboneUnavailable."""
         waiting_key, running_key, _ = build_queue_keys()
         waiting = await self._store.client.hgetall(waiting_key)
         running = await self._store.client.hgetall(running_key)

@@ -1,9 +1,9 @@
-"""The engine for several hosts: it builds here, and the hosts that serve the apps fetch, check and swap the release
+"""The engine for several hosts. It builds on this host. The hosts that serve apps fetch, check and swap the release
 (`workers/hosting/host_agent.py`).
 
-Each step is a record that all hosts follow, and is over when every live host has answered it. A host without a
-heartbeat for 15 seconds is left out. A builder writes a step only while its deploy is in the state that the step
-belongs to, so one that was paused directs nothing after another builder took over.
+Each step is a record that all hosts follow. The step is over when every live host has answered it. A host without a
+heartbeat for 15 seconds does not count. A builder writes a step only while its deploy is in the state of the step, so a
+builder that was paused writes no steps after another builder has taken over.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,22 +24,22 @@ from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
-from gateway.storage import read, until_storage_answers
-from workers.builds.engine import PRUNE_INTERVAL, LocalEngine
+from gateway.storage import read_object, until_storage_answers
+from workers.builds.engine import PRUNE_SECONDS, LocalEngine
 from workers.hosting import archives
 from workers.hosting.environment import FILE as ENVIRONMENT
-from workers.hosting.records import Answer, Records, Release, Step, Wanted
-from workers.hosting.releases import KEPT_AFTER_DELETION, KEPT_PREVIEWS, KEPT_RELEASES, remove_folder
+from workers.hosting.records import HostAnswer, Records, Release, Step, Wanted
+from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_PREVIEWS, KEPT_RELEASES, remove_folder
 from workers.hosting.serving import DeployError, Job, run_in_thread
 
 logger = structlog.get_logger()
 
-POLL_INTERVAL = 0.2  # seconds between two looks at the hosts' answers
-STEP_SECONDS = 900.0  # within which all hosts fetch and check a release; the storage may be away meanwhile
-NO_HOST_SECONDS = 15.0  # without any host, or without one's first answer in a canary, after which a deploy fails
-UNDO_SECONDS = 60.0  # that an undoing waits for the hosts; one that comes later undoes it before it serves
-TIME_BYTES = 64  # of the object that says since when an app is gone
-GONE = "gone"
+POLL_SECONDS = 0.2  # between reads of the hosts' answers
+STEP_SECONDS = 900.0  # in which all hosts must fetch and check a release; includes outages of the storage
+NO_HOST_SECONDS = 15.0  # without any host, or without a host's first good probe, after which a deploy fails
+UNDO_SECONDS = 60.0  # that an `undo` waits for the hosts; a host that returns later undoes it before it serves
+TIME_BYTES = 64  # at most, in the object that holds the time of an app's deletion
+GONE = "gone"  # the name of this object
 
 
 class MultiHostEngine(LocalEngine):
@@ -52,16 +53,16 @@ class MultiHostEngine(LocalEngine):
     ) -> None:
         super().__init__(settings, find_app, find_ai_url, find_variables)
         self._records = Records(store)
-        self._built: dict[str, Release] = {}  # by deploy, until its end
+        self._built: dict[str, Release] = {}  # by deploy, until the deploy ends
         self._canaries: dict[str, Wanted] = {}  # by deploy
 
     # -- build -----------------------------------------------------------------------------------------------
 
     async def build(self, job: Job) -> None:
         await super().build(job)
-        if self._releases.folder_id() not in await until_redis_answers(self._records.attend):
+        if self._releases.folder_id() not in await until_redis_answers(self._records.list_hosts):
             release = self._releases.site(job.deploy).release(job.deploy.id)
-            await run_in_thread(remove_folder, release)  # nobody serves from this folder
+            await run_in_thread(remove_folder, release)  # no host serves from this folder
 
     async def _archive(self, job: Job, release: Path, packed: Path) -> None:
         await super()._archive(job, release, packed)
@@ -72,13 +73,13 @@ class MultiHostEngine(LocalEngine):
         self._built[job.deploy.id] = Release(archive.digest, archive.size, runs, environment)
 
     async def _reuse(self, job: Job, former: str) -> None:
-        records = await self._read(job.deploy)
+        records = await self._read_records(job.deploy)
         found = next((known.releases[former] for _, known in records.values() if former in known.releases), None)
         own = archives.archive_key(job.app.id, job.deploy.id)
         of_former = archives.archive_key(job.app.id, former)
         if found is None or not await until_storage_answers(lambda: self._storage.copy(of_former, own)):
             raise DeployError(f"the release of {former} is no longer kept; deploy its source again")
-        job.write_line(f"Using the release of {former}; nothing is built")
+        job.write_line(f"Using the release of {former}; no build is needed")
         variables = await self._open_variables(job.app) if found.runs else {}
         environment = self._vault.seal(msgspec.json.encode(variables).decode()) if variables else ""
         self._built[job.deploy.id] = Release(found.digest, found.size, found.runs, environment)
@@ -87,12 +88,12 @@ class MultiHostEngine(LocalEngine):
     # -- check, swap, canary ---------------------------------------------------------------------------------
 
     async def check_health(self, job: Job) -> None:
-        wanted = await self._direct(job.deploy, "check", state="checking")
+        wanted = await self._write_step(job.deploy, "check", state="checking")
         await self._until_answered(wanted, job, STEP_SECONDS)
 
     async def swap(self, job: Job) -> None:
         step: Step = "canary" if job.deploy.kind == "live" else "live"
-        wanted = await self._direct(job.deploy, step, state="checking")
+        wanted = await self._write_step(job.deploy, step, state="checking")
         self._canaries[job.deploy.id] = wanted
         answers = await self._until_answered(wanted, job, STEP_SECONDS)
         job.write_line(f"Served by {len(answers)} host{'' if len(answers) == 1 else 's'}")
@@ -100,24 +101,24 @@ class MultiHostEngine(LocalEngine):
     async def watch_canary(self, job: Job) -> None:
         wanted, ends = self._canaries[job.deploy.id], time.monotonic() + self._settings.canary
         while True:
-            hosts, answers = await self._ask(wanted)
-            _require_good(hosts, answers, job)
-            counts = [answers[host].answers for host in hosts if host in answers]
+            hosts, answers = await self._read_answers(wanted)
+            _require_success(hosts, answers, job)
+            counts = [answers[host].good_probes for host in hosts if host in answers]
             if time.monotonic() >= ends and hosts and len(counts) == len(hosts) and all(counts):
                 break
             if time.monotonic() > ends + NO_HOST_SECONDS:
-                raise DeployError("not every host that serves the apps has answered for the release")
-            await asyncio.sleep(POLL_INTERVAL)
-        job.write_line(f"{sum(counts)} good answers of {len(counts)} host{'' if len(counts) == 1 else 's'}")
-        await self._direct(job.deploy, "live", state="canary")
+                raise DeployError("not every host that serves apps has passed the canary")
+            await asyncio.sleep(POLL_SECONDS)
+        job.write_line(f"{sum(counts)} successful probes on {len(counts)} host{'' if len(counts) == 1 else 's'}")
+        await self._write_step(job.deploy, "live", state="canary")
 
-    async def _read(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
+    async def _read_records(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
         return await until_redis_answers(lambda: self._records.read(deploy.account, deploy.appId))
 
-    async def _direct(self, deploy: Deploy, step: Step, *, state: str) -> Wanted:
-        """Raises StaleDeploy."""
+    async def _write_step(self, deploy: Deploy, step: Step, *, state: str) -> Wanted:
+        """Write the step to the record of the deploy's address. Raises StaleDeploy."""
         name = address(deploy.kind, deploy.branch)
-        before, former = (await self._read(deploy)).get(name, ("", None))
+        before, former = (await self._read_records(deploy)).get(name, ("", None))
         if former is not None and former.account != deploy.account:
             former = None
         served, releases = "", dict(former.releases) if former else {}
@@ -133,59 +134,59 @@ class MultiHostEngine(LocalEngine):
         while True:
             try:
                 await self._records.write(deploy, before, wanted, state)
-            except BackboneUnavailable:  # it may have been written, perhaps on a server that was superseded
+            except BackboneUnavailable:  # the record may have been written, perhaps on a server that was superseded
                 await until_redis_answers(lambda: self._records.confirm(deploy.account))
-                now = (await self._read(deploy)).get(name)
+                now = (await self._read_records(deploy)).get(name)
                 if now is None or now[1].token != wanted.token:
                     continue
             return wanted
 
-    async def _ask(self, wanted: Wanted) -> tuple[list[str], dict[str, Answer]]:
-        """The live hosts, and who has answered."""
-        hosts = await until_redis_answers(self._records.attend)
-        return hosts, await until_redis_answers(lambda: self._records.answers(wanted))
+    async def _read_answers(self, wanted: Wanted) -> tuple[list[str], dict[str, HostAnswer]]:
+        """Return the live hosts, and the answers to the step by host."""
+        hosts = await until_redis_answers(self._records.list_hosts)
+        return hosts, await until_redis_answers(lambda: self._records.read_answers(wanted))
 
-    async def _until_answered(self, wanted: Wanted, job: Job | None, seconds: float) -> dict[str, Answer]:
-        """Raises DeployError."""
+    async def _until_answered(self, wanted: Wanted, job: Job | None, seconds: float) -> dict[str, HostAnswer]:
+        """Wait until all live hosts have answered the step. Raises DeployError."""
         began = seen = time.monotonic()
         while True:
-            hosts, answers = await self._ask(wanted)
+            hosts, answers = await self._read_answers(wanted)
             seen = time.monotonic() if hosts else seen
-            _require_good(hosts, answers, job)
+            _require_success(hosts, answers, job)
             if hosts and not {*hosts} - answers.keys():
                 if job is not None:
                     for line in answers[hosts[0]].output:
                         job.write_line(line)
                 return {host: answers[host] for host in hosts}
             if time.monotonic() - seen > NO_HOST_SECONDS:
-                raise DeployError("no host serves the apps; is a `sites` worker running?")
+                raise DeployError("no host serves apps; is a `sites` worker running?")
             if time.monotonic() - began > seconds:
-                raise DeployError("not every host that serves the apps could fetch and check the release in time")
-            await asyncio.sleep(POLL_INTERVAL)
+                raise DeployError("not every host that serves apps fetched and checked the release in time")
+            await asyncio.sleep(POLL_SECONDS)
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
-    async def finish(self, job: Job) -> None:
+    async def remove_replaced(self, job: Job) -> None:
         self._forget(job.deploy.id)
-        records = await self._read(job.deploy)
+        records = await self._read_records(job.deploy)
         previews = sorted((known.deploy, name) for name, (_, known) in records.items() if name != "live")
         for _, name in previews[:-KEPT_PREVIEWS]:
-            await until_redis_answers(lambda name=name: self._records.forget(job.deploy, name))  # type: ignore[misc]
+            await until_redis_answers(partial(self._records.remove_address, job.deploy, name))
             del records[name]
         kept = {deploy_id for _, known in records.values() for deploy_id in known.releases}
         with suppress(StorageUnavailable):  # the next deploy of the app removes them
             await self._keep_archives(job.app.id, kept)
 
     async def undo(self, deploy: Deploy) -> None:
-        """Changes nothing that hosts serve if the deploy is in another state: another builder goes on with it then."""
+        """Undo the deploy on all hosts. Does nothing if its state has changed, because another builder continues it."""
         self._forget(deploy.id)
         await run_in_thread(remove_folder, self._releases.builds / deploy.id)
-        if deploy.state == "queued":  # as this builder read it; it did nothing with it
+        if deploy.state == "queued":  # when this builder read it, so this builder has done nothing with it
             return
-        _, known = (await self._read(deploy)).get(address(deploy.kind, deploy.branch), ("", None))
+        _, known = (await self._read_records(deploy)).get(address(deploy.kind, deploy.branch), ("", None))
         if known is not None and known.deploy == deploy.id and known.account == deploy.account:
             try:
-                wanted = known if known.step == "undo" else await self._direct(deploy, "undo", state=deploy.state)
+                wanted = known if known.step == "undo" else await self._write_step(deploy, "undo", state=deploy.state)
             except StaleDeploy:
                 return
             with suppress(DeployError):
@@ -202,25 +203,25 @@ class MultiHostEngine(LocalEngine):
     async def tidy(self, in_progress: Set[str]) -> None:
         await run_in_thread(self._releases.tidy_builds, in_progress)
         if time.monotonic() >= self._next_pruning:
-            self._next_pruning = time.monotonic() + PRUNE_INTERVAL
+            self._next_pruning = time.monotonic() + PRUNE_SECONDS
             with suppress(StorageUnavailable):
-                for app_id in await self._storage.folders(archives.FOLDER):
+                for app_id in await self._storage.list_folders(archives.FOLDER):
                     await self._tidy_archives(app_id)
 
     async def _tidy_archives(self, app_id: str) -> None:
-        """Removes the archives of an app a week after its deletion. Raises StorageUnavailable."""
+        """Remove the archives of an app a week after its deletion. Raises StorageUnavailable."""
         mark = f"{archives.FOLDER}{app_id}/{GONE}"
-        since = await read(self._storage, mark, TIME_BYTES)
+        since = await read_object(self._storage, mark, TIME_BYTES)
         if await self._find_app(app_id) is not None:
             if since is not None:
                 await self._storage.delete([mark])
         elif since is None:
             await self._storage.put(mark, str(int(time.time())).encode())
-        elif time.time() - int(since) > KEPT_AFTER_DELETION:
+        elif time.time() - int(since) > KEPT_AFTER_DELETION_SECONDS:
             await self._storage.delete_folder(f"{archives.FOLDER}{app_id}")
 
 
-def _require_good(hosts: list[str], answers: dict[str, Answer], job: Job | None) -> None:
+def _require_success(hosts: list[str], answers: dict[str, HostAnswer], job: Job | None) -> None:
     for host in hosts:
         if host in answers and not answers[host].ok:
             if job is not None:

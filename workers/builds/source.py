@@ -1,9 +1,9 @@
 """Fetches a build's source: the latest commit of a branch, or a stored tar.gz. Both run inside the sandbox, because
 their bytes come from a customer.
 
-git gets its own environment and configuration. It never prompts, runs no hooks, fetches no submodules, speaks only the
-listed protocols, and connects only to the addresses that were checked. A user name and password in a repository's
-address reach git in a file of the build; they appear in no command line, log or error.
+git gets its own environment and configuration. It never prompts, runs no hooks, fetches no submodules, uses only the
+listed protocols, and connects only to the checked addresses. git reads the user name and password of a repository's
+address from a file of the build. They never appear in command lines, logs or errors.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import msgspec
 
 from gateway.outbound import addresses
 from workers.hosting.serving import DeployError
-from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
+from workers.sandbox.sandbox import MIB, Command, Sandbox, SandboxLimits
 
-LIMITS = Limits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, free=1_024 * MIB, processes=64)
+LIMITS = SandboxLimits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, free=1_024 * MIB, processes=64)
 ARCHIVE_FILES, ARCHIVE_BYTES = 50_000, 1_024 * MIB
-RESOLVE_TIMEOUT = 10.0  # seconds
+RESOLVE_SECONDS = 10.0  # seconds
 BRANCH = re.compile(r"(?!-)[^\x00-\x20\x7f~^:?*\[\\]{1,250}")
 COMMIT = re.compile(r"[0-9a-f]{40,64}")
 SSH = re.compile(r"(git\+)?ssh://|[^/@]+@[^/:@]+:(?!//)")
 CREDENTIALS = re.compile(r"^([^:/?#]+:/*)?([^/?#]*)@")
-GIT_VERSION = (2, 37)  # older ones ignore `http.curloptResolve` in silence, and with it the check of addresses
+GIT_VERSION = (2, 37)  # older versions ignore `http.curloptResolve`, and would bypass the check of addresses
 OPTIONS = ["--depth=1", "--single-branch", "--no-tags", "--no-recurse-submodules", "--template="]
 
 CONFIGURATION = """\
@@ -59,15 +59,15 @@ MEANINGS = {
 
 class _Remote(msgspec.Struct, frozen=True):
     url: str  # without credentials
-    settings: str = ""  # more of git's configuration
+    settings: str = ""  # additional git configuration
     ports: list[int] = []
-    hosts: list[str] = []  # its addresses, where they need not be public
+    hosts: list[str] = []  # its addresses, if they need not be public
     read: list[Path] = []
     secrets: list[str] = []
 
 
 def check_git(path: str) -> None:
-    """Raises DeployError when git is missing, or too old to be kept to the addresses that were checked."""
+    """Raise DeployError if git is missing, or too old to use only the checked addresses."""
     git = shutil.which("git", path=path)
     output = ""
     if git is not None:
@@ -81,7 +81,7 @@ def check_git(path: str) -> None:
 
 
 def hide_credentials(url: str) -> str:
-    """The address without user name and password."""
+    """Remove user name and password from the address."""
     return CREDENTIALS.sub(r"\1", url)
 
 
@@ -96,12 +96,12 @@ async def clone(
     tenant: str,
     allow_private: bool,
     ca_file: str,
-    limits: Limits = LIMITS,
+    limits: SandboxLimits = LIMITS,
 ) -> str:
-    """Clones into the build's `source` folder for an account and returns the commit. Raises DeployError."""
+    """Clone into the build's `source` folder for an account. Returns the commit. Raises DeployError."""
     await asyncio.to_thread(check_git, sandbox.environment["PATH"])
     if not BRANCH.fullmatch(branch):
-        raise DeployError("git does not accept the name of the branch")
+        raise DeployError("git does not accept this branch name")
     remote = await _check_remote(url, tenant=tenant, allow_private=allow_private)
     source, configuration = _make_source_folder(sandbox, uid, build), build / "gitconfig"
     command = Command(
@@ -166,7 +166,7 @@ def _make_source_folder(sandbox: Sandbox, uid: int | None, build: Path) -> Path:
 
 
 async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remote:
-    """Decides whether the address may be cloned, and how git reaches it. Raises DeployError."""
+    """Check the repository's address, and decide how git reaches it. Raises DeployError."""
     if allow_private and url.startswith("file:///"):
         return _Remote(url, read=[Path(unquote(urlsplit(url).path))])
     if SSH.match(url):
@@ -176,12 +176,12 @@ async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remot
     try:
         url = addresses.check_url(hide_credentials(url), allow_private=allow_private)
         host, port = addresses.host_and_port(url)
-        async with asyncio.timeout(RESOLVE_TIMEOUT):
+        async with asyncio.timeout(RESOLVE_SECONDS):
             found_addresses = await addresses.resolve(host, port, tenant=tenant, allow_private=allow_private)
     except addresses.CallFailed as error:
         raise DeployError(f"the repository's address is refused: {error}") from None
     except TimeoutError:
-        raise DeployError("the repository's name can't be resolved") from None
+        raise DeployError("the repository's host name can't be resolved") from None
     settings, secrets = "", []
     if user or password:
         header = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -189,7 +189,7 @@ async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remot
         settings += f'[http "{origin}"]\n    extraHeader = Authorization: Basic {header}\n'
         secrets = [header, password or user]
     if not _is_address(host):
-        # curl does not resolve a name that is listed here, so git connects to the checked addresses despite rebinding.
+        # curl does not resolve names that are listed here, so git connects to the checked addresses despite rebinding.
         listed = ",".join(f"[{address}]" if ":" in address else address for address, _ in found_addresses)
         settings += f"[http]\n    curloptResolve = {host}:{port}:{listed}\n"
     hosts = [address for address, _ in found_addresses if ":" not in address] if allow_private else []
@@ -210,9 +210,9 @@ async def unpack(
     build: Path,
     archive: Path,
     write_line: Callable[[str], None],
-    limits: Limits = LIMITS,
+    limits: SandboxLimits = LIMITS,
 ) -> None:
-    """Unpacks into the build's `source` folder. Raises DeployError."""
+    """Unpack the archive into the build's `source` folder. Raises DeployError."""
     last = ""
 
     def add_line(line: str) -> None:

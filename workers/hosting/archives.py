@@ -1,9 +1,8 @@
-"""Archives of releases: one compressed tar per release, as it is kept in the storage.
+"""Archives of releases in the storage: one compressed tar per release.
 
-An archive is packed and unpacked by a process of its own, which leaves the worker's event loop free. Only an archive
-whose digest is the one in its deploy's record is unpacked. Its names are checked all the same: nothing is written
-outside the folder, or through a link. Links may lead anywhere, because those of a start command's files do; files that
-are served hold none.
+A separate process packs and unpacks an archive, which leaves the worker's event loop free. An archive is unpacked only
+if its digest matches the deploy's record. Its names are checked too: nothing is written outside the folder or through a
+link. The links of a start command's files may lead anywhere. Files that are served contain no links.
 """
 
 from __future__ import annotations
@@ -20,59 +19,59 @@ import msgspec
 from gateway.cancellation import finish_despite_cancellation
 
 PACK_SECONDS = 300.0
-ARCHIVE_BYTES = 2_147_483_648  # of the largest archive: as much as the largest release unpacked
-LEVEL = 1  # of compression: most of a release is compressed already, or small
+ARCHIVE_BYTES = 2_147_483_648  # at most: the size of the largest unpacked release
+COMPRESSION_LEVEL = 1  # most files of a release are already compressed, or small
 FOLDER, SUFFIX = "archives/", ".tar.gz"
-FILES = "files"  # the folder of those that are served
-RECORD = "archive"  # the file of a release that names its archive
-OWN_FILES = {"size", ".size.new", "environment", RECORD}  # of a release on one host
+FILES = "files"  # the folder of a release with files that are served
+RECORD = "archive"  # the file of a release that identifies its archive
+HOST_FILES = {"size", ".size.new", "environment", RECORD}  # files of a release that belong to one host
 
 
 class BadArchive(Exception):
-    """The archive is not what it should be, or cannot be read."""
+    """The archive is damaged, or cannot be packed or unpacked."""
 
 
-class Archive(msgspec.Struct, frozen=True):
-    digest: str  # SHA-256 of the packed bytes, hexadecimal
-    size: int  # bytes, packed
+class ReleaseArchive(msgspec.Struct, frozen=True):
+    digest: str  # SHA-256 of the archive, hexadecimal
+    size: int  # of the archive, bytes
 
 
 def archive_key(app_id: str, deploy_id: str) -> str:
     return f"{FOLDER}{app_id}/{deploy_id}{SUFFIX}"
 
 
-async def pack(release: Path, target: Path) -> Archive:
-    """Raises BadArchive."""
+async def pack(release: Path, target: Path) -> ReleaseArchive:
+    """Pack the release into the file `target`. Raises BadArchive."""
     await _run("pack", release, target)
-    return await asyncio.to_thread(_describe, target)
+    return await asyncio.to_thread(_measure, target)
 
 
-async def unpack(source: Path, expected: Archive, folder: Path) -> None:
-    """Raises BadArchive, and unpacks nothing, unless the archive is the expected one."""
-    if await asyncio.to_thread(_describe, source) != expected:
+async def unpack(source: Path, expected: ReleaseArchive, folder: Path) -> None:
+    """Unpack the archive. Raises BadArchive, and unpacks nothing, if it is not the expected archive."""
+    if await asyncio.to_thread(_measure, source) != expected:
         raise BadArchive("the archive of the release is damaged")
     await _run("unpack", source, folder)
 
 
-def read_record(release: Path) -> Archive | None:
+def read_record(release: Path) -> ReleaseArchive | None:
     try:
-        return msgspec.json.decode((release / RECORD).read_bytes(), type=Archive)
+        return msgspec.json.decode((release / RECORD).read_bytes(), type=ReleaseArchive)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def write_record(release: Path, archive: Archive) -> None:
+def write_record(release: Path, archive: ReleaseArchive) -> None:
     fresh = release / f".{RECORD}.new"
     fresh.write_bytes(msgspec.json.encode(archive))
     fresh.replace(release / RECORD)
 
 
-def _describe(path: Path) -> Archive:
+def _measure(path: Path) -> ReleaseArchive:
     with path.open("rb") as file:
-        return Archive(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
+        return ReleaseArchive(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
 
 
-# Not `-m`: an installed service adds the folder of its packages to its own path alone.
+# Not `-m`: an installed service adds the folder of its packages only to its own path.
 _PROCESS = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
     " from workers.hosting.archives import main; main()"
@@ -91,21 +90,21 @@ async def _run(action: str, source: Path, target: Path) -> None:
         process.kill()
         await finish_despite_cancellation(process.wait())
         if isinstance(stopped, TimeoutError):
-            raise BadArchive(f"{action}: it took longer than {PACK_SECONDS:.0f} seconds") from None
+            raise BadArchive(f"{action}: took longer than {PACK_SECONDS:.0f} seconds") from None
         raise
     if process.returncode:
         lines = error.decode(errors="replace").strip().splitlines()
         raise BadArchive(f"{action}: {lines[-1][:200] if lines else process.returncode}")
 
 
-# -- in the process ------------------------------------------------------------------------------------------
+# -- in the separate process ---------------------------------------------------------------------------------
 
 
 def _pack(release: Path, target: Path) -> None:
-    sys.setrecursionlimit(10_000)  # `tarfile` goes down by recursion; a path has at most half as many folders
-    with tarfile.open(target, "w:gz", compresslevel=LEVEL, format=tarfile.PAX_FORMAT) as tar:
+    sys.setrecursionlimit(10_000)  # `tarfile` recurses into folders, and a path has at most half as many folders
+    with tarfile.open(target, "w:gz", compresslevel=COMPRESSION_LEVEL, format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(os.listdir(release)):
-            if name not in OWN_FILES:
+            if name not in HOST_FILES:
                 tar.add(release / name, name)
 
 
@@ -114,23 +113,23 @@ def _unpack(source: Path, folder: Path) -> None:
     files: set[PurePosixPath] = set()
     os.umask(0o022)
     with tarfile.open(source, "r:gz") as tar:
-        if hasattr(tarfile, "fully_trusted_filter"):  # the checks below are stricter, except for links' targets
+        if hasattr(tarfile, "fully_trusted_filter"):  # the checks below are stricter, except for the targets of links
             tar.extraction_filter = tarfile.fully_trusted_filter
         for member in tar:
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts or links.intersection((path, *path.parents)):
-                raise BadArchive("it contains a name that leaves its folder")
+                raise BadArchive("the archive contains a name that leaves its folder")
             if member.issym():
+                if path.parts[:1] == (FILES,):
+                    raise BadArchive("the archive contains a link among the files that are served")
                 links.add(path)
-                if path.parts[0] == FILES:  # from when releases held links
-                    continue
             elif member.islnk():
                 if PurePosixPath(member.linkname) not in files:
-                    raise BadArchive("it contains a link to no file of its own")
+                    raise BadArchive("the archive contains a link to a file outside it")
             elif member.isfile():
                 files.add(path)
             elif not member.isdir():
-                raise BadArchive("it contains what is neither a file, a folder nor a link")
+                raise BadArchive("the archive contains an entry that is not a file, a folder or a link")
             member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
             tar.extract(member, folder)
 

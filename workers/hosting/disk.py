@@ -1,8 +1,8 @@
-"""How much disk the releases of an account take.
+"""Bounds the disk space that the releases of an account use.
 
-A new release makes room for itself: first among the releases of deleted apps, then among old ones of the account's
-sites, then among previews, oldest first. What is served live, what it replaced a short time ago, and what is still
-being checked stay.
+To make room for a new release, this module removes releases of deleted apps, then old releases of the account's sites,
+then previews, oldest first. It keeps the releases that are served live, those that were replaced a short time ago, and
+those that are still being checked.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from pathlib import Path
 
 from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site, remove_folder
 
-_one_at_a_time = threading.Lock()  # of two builds that end together, each must count the other's release
+_one_at_a_time = threading.Lock()  # two builds that end together must count each other's release
 
 
 def make_room(releases: Releases, account: str, release: Path, limit: int) -> bool:
-    """Removes releases of the account until all take at most `limit` bytes. Returns False when this is not possible."""
+    """Remove releases of the account until all take at most `limit` bytes. Returns False if this is not possible."""
     with _one_at_a_time:
         sites = [site for site in releases.sites() if site.account == account]
-        total = sum(size(path) for site in sites for path in site.releases())
-        for path in _removable(sites, release):
+        total = sum(read_size(path) for site in sites for path in site.releases())
+        for path in _find_removable(sites, release):
             if total <= limit:
                 break
-            total -= size(path)
+            total -= read_size(path)
             remove_folder(path)
         return total <= limit
 
 
-def _removable(sites: list[Site], release: Path) -> Iterator[Path]:
+def _find_removable(sites: list[Site], release: Path) -> Iterator[Path]:
     deleted = [site for site in sites if (site.folder.parent / "gone").exists()]
     kept = [site for site in sites if site not in deleted]
     yield from sorted((path for site in deleted for path in site.releases()), key=_age)
-    yield from sorted((path for site in kept for path in _replaced(site)), key=_age)
+    yield from sorted((path for site in kept for path in _find_replaced(site)), key=_age)
     for site in sorted(kept, key=lambda site: site.current or ""):
         newest = next(iter(site.releases()), None)
         if site.is_preview and site.folder != release.parent and newest is not None and newest.name == site.current:
             yield newest
 
 
-def _replaced(site: Site) -> Iterator[Path]:
-    """Releases that are older than the one that is served. Newer ones are still being checked."""
+def _find_replaced(site: Site) -> Iterator[Path]:
+    """Yield the releases that are older than the served one. Newer releases are still being checked."""
     if site.current is None:
         return
     recent = site.unverified is not None or site.seconds_since_swap < PREVIOUS_SECONDS
@@ -51,11 +51,11 @@ def _replaced(site: Site) -> Iterator[Path]:
 
 
 def _age(path: Path) -> str:
-    return path.name  # an id begins with the time
+    return path.name  # a deploy's id begins with the time
 
 
-def size(release: Path) -> int:
-    """Bytes on disk. Releases never change, so the size is measured once."""
+def read_size(release: Path) -> int:
+    """Return the bytes that a release takes on disk. Releases never change, so each is measured once."""
     record = release / "size"
     try:
         return int(record.read_text())

@@ -1,7 +1,7 @@
-"""The environment variables of a release: a sealed file in its folder, which only the worker can read and open.
+"""The environment variables of a release: an encrypted file in its folder, which only the worker can read and decrypt.
 
-A start command runs without Redis, so its variables are kept with its release. They are those of the release's deploy;
-a rollback is a deploy of its own, with the variables of its time.
+A start command runs without Redis, so its variables are stored with its release. They are the variables at the time of
+the deploy. A rollback is a new deploy, and gets the variables of its own time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ FILE = "environment"
 
 
 def write_environment(release: Path, variables: Mapping[str, str], vault: Vault) -> None:
-    """Raises NoEncryptionKey."""
+    """Write the variables. Raises NoEncryptionKey."""
     path = release / FILE
-    path.unlink(missing_ok=True)  # it may be shared with the release that this one serves again
+    path.unlink(missing_ok=True)  # another release may share the file
     if variables:
         sealed = vault.seal(msgspec.json.encode(variables).decode())
         path.touch(mode=0o600)
@@ -27,7 +27,7 @@ def write_environment(release: Path, variables: Mapping[str, str], vault: Vault)
 
 
 def read_environment(release: Path, vault: Vault) -> dict[str, str]:
-    """Raises NoEncryptionKey."""
+    """Read the variables. Raises NoEncryptionKey."""
     try:
         sealed = (release / FILE).read_text()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The files of a release hold no symbolic links, because whoever serves them would follow one out of the release.
+"""Removes symbolic links from the files of a release, because a web server might follow them out of the release.
 
-Each link is replaced by the file that it names, or by a folder that holds what the named one does. The kernel finds it,
-beneath the customer's own source (openat2). Nothing else may change the files meanwhile.
+Each link is replaced by its target: by the file, or by a folder with the same contents. The kernel resolves the target
+(openat2), and only below the customer's own source. No other process may change the files at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-MOST = 20_000  # links of an old release
 OPENAT2 = 437  # the number of the system call, on every architecture
 NO_MAGIC_LINKS, NO_LINKS, BENEATH = 0x02, 0x04, 0x08
 NOBODY = 65_534
@@ -26,9 +25,10 @@ class _How(ctypes.Structure):
 
 
 def replace_link(link: str, top: str, owner: int) -> bool:
-    """False, and nothing changed, unless the link names a file or a folder beneath `top`. Raises OSError.
+    """Replace a link by its target. Returns False, and changes nothing, if it is not a file or folder below `top`.
 
-    A new folder holds links itself, to what is in the named one; they are `owner`'s, and to be replaced in turn.
+    If the target is a folder, the new folder contains links to the entries of the target. They belong to `owner`, and
+    the caller must replace them too. Raises OSError.
     """
     if (named := _find_beneath(link, top)) is None:
         return False
@@ -37,23 +37,23 @@ def replace_link(link: str, top: str, owner: int) -> bool:
         os.unlink(link)
         os.link(named, link)
         return True
-    place = os.path.realpath(os.path.dirname(link))
-    if not stat.S_ISDIR(kind) or f"{place}{os.sep}".startswith(f"{named}{os.sep}"):  # a circle
+    parent = os.path.realpath(os.path.dirname(link))
+    if not stat.S_ISDIR(kind) or f"{parent}{os.sep}".startswith(f"{named}{os.sep}"):  # a loop
         return False
     os.unlink(link)
     os.mkdir(link, 0o755)
     os.chown(link, owner, -1)
     for name in os.listdir(named):
         entry = os.path.join(link, name)
-        os.symlink(os.path.relpath(os.path.join(named, name), os.path.join(place, os.path.basename(link))), entry)
+        os.symlink(os.path.relpath(os.path.join(named, name), os.path.join(parent, os.path.basename(link))), entry)
         os.lchown(entry, owner, -1)
     return True
 
 
 def open_file(path: Path, top: Path) -> BinaryIO | None:
-    """The file at a path beneath `top`, if there is one that everybody may read. No link is followed on the way to it.
+    """Open the file at a path below `top` if everybody may read it. Follows no links.
 
-    The worker may be root, but it opens what it serves as nobody.
+    The worker may be root, but it opens the files that it serves as the user `nobody`.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -78,7 +78,7 @@ def open_file(path: Path, top: Path) -> BinaryIO | None:
 
 @contextmanager
 def _as_nobody() -> Iterator[None]:
-    """For file systems, and in this thread alone."""
+    """Access file systems as the user `nobody`, in this thread only."""
     if os.geteuid() != 0:
         yield
         return
@@ -92,7 +92,7 @@ def _as_nobody() -> Iterator[None]:
 
 
 def _open_beneath(folder: int, path: str | Path, flags: int, resolve: int) -> int:
-    """Raises OSError."""
+    """Open a path below the folder. Raises OSError."""
     how = _How(flags, 0, BENEATH | NO_MAGIC_LINKS | resolve)
     found: int = _libc.syscall(OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
     if found < 0:
@@ -101,7 +101,7 @@ def _open_beneath(folder: int, path: str | Path, flags: int, resolve: int) -> in
 
 
 def _find_beneath(link: str, top: str) -> str | None:
-    """The real path of what the link names, if the way there stays beneath `top`. None on systems without openat2."""
+    """Return the real path of the link's target if it can be resolved below `top`. None on systems without openat2."""
     if not hasattr(os, "O_PATH"):
         return None
     folder = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -115,26 +115,3 @@ def _find_beneath(link: str, top: str) -> str | None:
         return None
     finally:
         os.close(folder)
-
-
-def remove_links(files: str) -> list[str]:
-    """Of a release that was made when links were kept: replaces them, and removes those that lead out of its files.
-
-    Returns the removed ones.
-    """
-    removed, replaced, pending = [], 0, [files]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in list(entries):
-                if entry.is_symlink():
-                    replaced += 1  # folders that name each other would go on without end
-                    if replaced > MOST or not replace_link(entry.path, files, os.geteuid()):
-                        os.unlink(entry.path)
-                        removed.append(os.path.relpath(entry.path, files))
-                        continue
-                    # A folder that took the link's place holds links itself.
-                    if os.path.isdir(entry.path):
-                        pending.append(entry.path)
-                elif entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-    return removed

@@ -1,19 +1,19 @@
-"""The releases on disk, and which of them is served. The file system is the record; each step is one rename.
+"""The releases on disk. Links in the file system record which release is served, and each change is one rename.
 
     releases/<app id>/<variant>/<deploy id>/     a release: `files` to serve, or `app` to run; it never changes
     releases/<app id>/<variant>/current          link to the release that is served
     releases/<app id>/<variant>/previous         link to the release that `current` replaced
     addresses/<host>                             link to releases/<app id>/<variant>
-    releases/<app id>/<variant>/canary           link to the release that is served but has not passed its canary
-    releases/<app id>/<variant>/noindex          in previews; nginx then asks search engines not to list the pages
+    releases/<app id>/<variant>/canary           link to a release that is served but has not passed its canary
+    releases/<app id>/<variant>/noindex          in previews: nginx asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
 
-A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request, so a swap renames
-`current`, and a rollback renames it back.
+A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request. A swap renames
+`current`, and undoing it renames it back.
 
 Addresses are derived from the apps' records, at each deploy and regularly, because other processes rename and delete
-apps. A deleted app is no longer served at once, but its files stay for a week, because its record may have been lost
-by accident.
+apps. A deleted app is no longer served at once. Its files stay for a week, because its record may have been lost by
+accident.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ import structlog
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.addresses import address
 from gateway.deploys.states import Deploy
-from workers.hosting import links
 
 logger = structlog.get_logger()
 
 KEPT_RELEASES = 5  # per site
-KEPT_PREVIEWS = 20  # sites per app, besides the live one
-KEPT_AFTER_DELETION = 7 * 86_400  # seconds
+KEPT_PREVIEWS = 20  # sites per app, in addition to the live one
+KEPT_AFTER_DELETION_SECONDS = 7 * 86_400
 PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
-LINK_SECONDS = 60.0  # within which the files of a release are linked
-LOCK_INTERVAL = 0.5  # seconds between two attempts
+LINK_SECONDS = 60.0  # in which the files of a release must be linked
+LOCK_RETRY_SECONDS = 0.5  # between attempts
 
 
 class Site:
-    """A variant of an app: its releases, and which of them is served."""
+    """A variant of an app, with its releases."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +57,7 @@ class Site:
 
     @property
     def account(self) -> str:
-        """The account that deployed these releases. The app may since belong to another account."""
+        """The account that deployed these releases. The app may belong to another account by now."""
         try:
             return (self.folder.parent / "account").read_text()
         except OSError:
@@ -68,7 +67,7 @@ class Site:
         return self.folder / deploy_id
 
     def read_link(self, name: str) -> str | None:
-        """The id of the deploy that `current` or `previous` points to."""
+        """Return the id of the deploy that a link such as `current` points to."""
         try:
             return os.readlink(self.folder / name)
         except OSError:
@@ -80,7 +79,7 @@ class Site:
 
     @property
     def seconds_since_swap(self) -> float:
-        """Raises OSError when nothing is served."""
+        """Seconds since the last swap. Raises OSError if nothing is served."""
         return time.time() - (self.folder / "current").lstat().st_mtime
 
     @property
@@ -90,7 +89,7 @@ class Site:
         return in_canary if in_canary == self.current else None
 
     def confirm(self, deploy_id: str) -> None:
-        """The deploy has passed its canary."""
+        """Record that the deploy has passed its canary."""
         if self.read_link("canary") == deploy_id:
             (self.folder / "canary").unlink()
 
@@ -105,25 +104,25 @@ class Site:
         replace_link(self.folder / "current", deploy_id)
 
     def undo(self, deploy_id: str) -> bool:
-        """Serves again what this deploy replaced. Returns False when this deploy is not being served."""
+        """Serve the release that this deploy replaced. Returns False if this deploy is not served."""
         if self.current != deploy_id:
             return False
-        if (previous := self.replaced_by(deploy_id)) is not None:
+        if (previous := self.find_replaced(deploy_id)) is not None:
             replace_link(self.folder / "current", previous.name)
         else:
             (self.folder / "current").unlink()
         self.confirm(deploy_id)
         return True
 
-    def replaced_by(self, deploy_id: str) -> Path | None:
-        """The release that an undoing of this deploy serves again."""
+    def find_replaced(self, deploy_id: str) -> Path | None:
+        """Return the release that is served after this deploy is undone."""
         previous = self.read_link("previous")
         if self.current == deploy_id and previous not in (None, deploy_id) and self.release(previous).is_dir():
             return self.release(previous)
         return None
 
     def releases(self) -> list[Path]:
-        """Newest first; an id begins with the time."""
+        """Return the releases, newest first. A deploy's id begins with the time."""
         return sorted(_subfolders(self.folder), key=lambda path: path.name, reverse=True)
 
     def prune(self) -> None:
@@ -140,18 +139,18 @@ class Releases:
         self._sites, self._addresses = folder / "releases", folder / "addresses"
 
     def create_folders(self) -> None:
-        """Users of builds and nginx may pass through these folders, but not list them. `sources` stays private."""
-        os.umask(0o022)  # a stricter mask would close what they have to read
+        """Create the folders. Users of builds and nginx may enter them, but not list them. `sources` is private."""
+        os.umask(0o022)  # with a stricter mask, they could not read the files they need
         for folder in (self.folder, self.builds, self.running, self._sites, self._addresses, self.folder / "sources"):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             self.folder.chmod(0o711)
             owner, sources = self.folder.stat(), self.folder / "sources"
-            os.chown(sources, owner.st_uid, owner.st_gid)  # the gateway writes there, perhaps as another user
+            os.chown(sources, owner.st_uid, owner.st_gid)  # the gateway writes there, and may be another user
             sources.chmod(0o700)
 
     def folder_id(self) -> str:
-        """Identifies this data folder; created once."""
+        """Return the id of this data folder. Creates the id at the first call."""
         path = self.folder / "id"
         if not path.exists():
             path.write_text(secrets.token_hex(8))
@@ -167,18 +166,18 @@ class Releases:
         return site
 
     def find_release(self, app_id: str, deploy_id: str) -> Path | None:
-        """A release of the app that is still kept, whichever address it was made for."""
+        """Return a release of the app, at any of its addresses; None if it is no longer kept."""
         for folder in _subfolders(self._sites / app_id):
             if (release := Site(folder).release(deploy_id)).is_dir():
                 return release
         return None
 
-    def all_of(self, app_id: str) -> list[Path]:
-        """The releases of the app, at all its addresses."""
+    def list_releases(self, app_id: str) -> list[Path]:
+        """List the releases of the app, at all its addresses."""
         return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]
 
     def claim_folder(self, deploy: Deploy) -> None:
-        """Removes the releases that another account, which had this app before, left behind."""
+        """Remove the releases of another account to which the app belonged before."""
         folder = self._sites / deploy.appId
         if Site(folder / "live").account not in ("", deploy.account):
             remove_folder(folder)
@@ -187,13 +186,6 @@ class Releases:
         for app in _subfolders(self._sites):
             for folder in _subfolders(app):
                 yield Site(folder)
-
-    def remove_links(self) -> None:
-        """From the served files of releases that were made when they could hold links."""
-        for site in self.sites():
-            for release in site.releases():
-                if (files := release / "files").is_dir() and (removed := links.remove_links(os.fspath(files))):
-                    logger.warning("release.links_removed", release=release.name, links=removed[:10])
 
     # -- addresses -------------------------------------------------------------------------------------------
 
@@ -217,7 +209,7 @@ class Releases:
         (self.running / deploy_id).unlink(missing_ok=True)
 
     def releases_to_run(self) -> dict[str, Path]:
-        """By deploy id. Everything but the links in `running` belongs to the watchdog."""
+        """Return the releases to run, by deploy id. In `running`, everything except links belongs to the watchdog."""
         return {path.name: path.resolve() for path in self._links() if path.is_dir()}
 
     def _links(self) -> list[Path]:
@@ -226,16 +218,16 @@ class Releases:
     # -- tidying ---------------------------------------------------------------------------------------------
 
     def tidy_builds(self, in_progress: Set[str]) -> None:
-        """Removes the folders of builds that a worker left behind. The set of deploys changes while this runs."""
+        """Remove the folders of builds that a worker left behind. `in_progress` changes while this runs."""
         for build in _subfolders(self.builds):
             if build.name not in in_progress:
                 with _isolated(build):
                     remove_folder(build)
 
     def tidy(self, apps: Collection[str], in_progress: Set[str], *, builds: bool = True) -> None:
-        """Removes what is no longer needed; `builds`: of builds too, which may be another worker's.
+        """Remove files that are no longer needed. With `builds`, this includes the folders of builds.
 
-        `apps`: ids of all existing apps. `in_progress`: ids of deploys; the set changes while this runs.
+        `apps`: the ids of all existing apps. `in_progress`: ids of deploys. The set changes while this runs.
         """
         if builds:
             self.tidy_builds(in_progress)
@@ -254,16 +246,16 @@ class Releases:
             self._tidy_previews(app)
         elif not gone.exists():
             gone.touch()
-        elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION:
+        elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION_SECONDS:
             remove_folder(app)
 
     @staticmethod
     def _is_needed(link: Path, apps: Collection[str], in_progress: Set[str]) -> bool:
-        """Whether a release that has a start command must keep running. Its deploy has ended and no longer swaps."""
+        """Return whether a release with a start command must keep running, after its deploy has ended."""
         site = Site(link.resolve().parent)
         needed = {site.current}
         if site.current in in_progress or site.unverified is not None:
-            needed.add(site.read_link("previous"))  # served again if the canary fails, or its builder was killed
+            needed.add(site.read_link("previous"))  # served again if the canary fails or its builder was killed
         return site.app_id in apps and link.name in needed
 
     @staticmethod
@@ -276,7 +268,7 @@ class Releases:
 
 @contextmanager
 def _isolated(path: Path) -> Iterator[None]:
-    """Logs a step of tidying that fails, so that what one tenant made does not stop the steps for the others."""
+    """Log a failed step of tidying, so that one tenant's files do not stop the steps for the others."""
     try:
         yield
     except Exception as error:
@@ -285,7 +277,7 @@ def _isolated(path: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def exclusive_lock(path: Path) -> AsyncIterator[None]:
-    """Waits for the lock file. The kernel frees it when its process ends, even if that process is killed."""
+    """Wait for the lock file, and hold it. The kernel frees it when the process ends, even if it is killed."""
     with path.open("a") as file:
         waiting = False
         while True:
@@ -296,14 +288,14 @@ async def exclusive_lock(path: Path) -> AsyncIterator[None]:
                 if not waiting:
                     logger.info("worker.standing_by", lock=path.name)
                 waiting = True
-                await asyncio.sleep(LOCK_INTERVAL)
+                await asyncio.sleep(LOCK_RETRY_SECONDS)
         yield
 
 
 async def link_folder(source: Path, target: Path) -> bool:
-    """Links the files of a release into a new one. Files of releases never change, so both can share them.
+    """Link the files of a release into a new one. Files of releases never change, so both can share them.
 
-    It is a process of its own, which no depth of folders can stop and which leaves the event loop free.
+    A separate process does this. It handles folders of any depth, and leaves the event loop free.
     """
     copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(source), str(target))
     try:
@@ -315,7 +307,7 @@ async def link_folder(source: Path, target: Path) -> bool:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Points the link to the target in one step, so that readers never find it missing."""
+    """Point the link to the target in one step, so that readers never find it missing."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)  # left by a worker that was killed
     fresh.symlink_to(target)
@@ -323,10 +315,10 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Removes the folder however deep a tenant nested it, whatever its permissions. Logs it if something is left.
+    """Remove the folder, at any depth of nesting and with any permissions. Logs a warning if something is left.
 
-    Each folder inside is moved to the top before it is emptied. So neither the depth of calls, nor the number of open
-    files, nor the length of a path grows with the depth of the tree.
+    Each inner folder is moved to the top before it is emptied. So the depth of calls, the number of open files and the
+    length of paths do not grow with the depth of the tree.
     """
     try:
         parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -353,7 +345,7 @@ def _empty(top: int) -> None:
     pending = _folder_names(top)
     while pending:
         name = pending.pop()
-        with suppress(OSError):  # the caller finds what is left
+        with suppress(OSError):  # the caller notices if something is left
             folder = _open_folder(name, top)
             try:
                 _remove_files(folder)
@@ -366,7 +358,7 @@ def _empty(top: int) -> None:
 
 
 def _open_folder(name: str, parent: int) -> int:
-    """Opens the folder, and gives its owner all permissions first. Follows no link."""
+    """Give the folder's owner all permissions, and open the folder. Follows no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         folder = os.open(name, flags, dir_fd=parent)
@@ -381,7 +373,7 @@ def _open_folder(name: str, parent: int) -> int:
 def _move_up(name: str, folder: int, unique: str, top: int) -> str:
     try:
         os.rename(name, unique, src_dir_fd=folder, dst_dir_fd=top)
-    except PermissionError:  # moving a folder takes permission to write to it
+    except PermissionError:  # moving a folder requires permission to write to it
         os.close(_open_folder(name, folder))
         os.rename(name, unique, src_dir_fd=folder, dst_dir_fd=top)
     return unique

@@ -1,7 +1,7 @@
-"""Serving releases on this host: health check → swap → canary, and what undoes them.
+"""Serves releases on this host: health check → swap → canary, and the undoing of these steps.
 
-Each step that visitors can see is one rename. So a worker may be killed at any time, and the next one undoes what it
-left.
+Each step that visitors can see is one rename. So a worker may be killed at any time, and the next worker undoes its
+deploys.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gateway.deploys.states import Deploy
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from workers.hosting import web
-from workers.hosting.archives import Archive
+from workers.hosting.archives import ReleaseArchive
 from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.watchdog import LIMITS, output_path
-from workers.sandbox.cgroups import available_memory
+from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
@@ -36,18 +36,18 @@ logger = structlog.get_logger()
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LEAST_MEMORY = LIMITS.memory // 2  # bytes for one more app: most take far less than they may
-START_SECONDS = 60.0  # within which a start command must answer
+MIN_FREE_BYTES = LIMITS.memory // 2  # of memory, to start one more app; most apps use far less than their limit
+START_SECONDS = 60.0  # in which a start command must answer
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
-POLL_INTERVAL = 0.2  # seconds
-DRAIN = 2.0  # seconds for requests in progress, between a swap or its undoing and the end of the replaced release
-RETURN_SECONDS = 10.0  # within which an app that is served again should answer
-OVERDUE_SECONDS = 60.0  # after which a canary that is not over has no builder
-OUTPUT_LINES = 100  # of a start command, copied to the log
+POLL_SECONDS = 0.2  # between checks of a start command
+DRAIN_SECONDS = 2.0  # for requests in progress, before a replaced release is stopped
+RETURN_SECONDS = 10.0  # in which an app that is served again should answer
+OVERDUE_SECONDS = 60.0  # after the end of a canary, when an unfinished canary has no builder
+OUTPUT_LINES = 100  # of a start command, copied to the deploy's log
 
 
 class DeployError(Exception):
-    """Fails the deploy. Account holders see the message."""
+    """A reason for the failure of a deploy. Account holders see the message."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -55,21 +55,24 @@ class Job(msgspec.Struct, frozen=True):
     app: App
     write_line: Callable[[str], None]  # to the deploy's log
     record_commit: Callable[[str], Awaitable[None]]
-    record_archive: Callable[[Archive], Awaitable[None]]
+    record_archive: Callable[[ReleaseArchive], Awaitable[None]]
 
 
 async def find_app(registry: Registry, app: str) -> App | None:
-    """Waits for Redis. An app is not served at a domain that another app claimed first."""
-    found: App | None = await until_redis_answers(lambda: registry.find(app))
+    """Return the app, and wait for Redis if necessary. An app does not get a domain that another app claimed first."""
+    found: App | None = await until_redis_answers(lambda: registry.find_app(app))
     if found is None or not found.customDomainVerified:
         return found
     own: App = found
-    allowed: bool = await until_redis_answers(lambda: registry.claim_domain(own))
+    allowed: bool = await until_redis_answers(lambda: registry.domains.is_owner(own))
     return own if allowed else msgspec.structs.replace(own, customDomainVerified=False)
 
 
 class Serving:
-    """`find_app` returns the record of an app by its id or name. `builds`: this worker builds too."""
+    """Serves releases on this host.
+
+    `find_app` returns the record of an app by its id or name. `builds`: whether this worker also builds.
+    """
 
     def __init__(
         self, settings: Settings, find_app: Callable[[str], Awaitable[App | None]], *, builds: bool = True
@@ -91,7 +94,7 @@ class Serving:
             await self._request_root(f"127.0.0.1:{port}", self._host(job))
 
     async def _check_start_command(self, job: Job, release: Path) -> None:
-        if (free := available_memory()) < LEAST_MEMORY:
+        if (free := read_available_memory()) < MIN_FREE_BYTES:
             logger.error("deploys.no_memory", app=job.app.id, available_mib=free // MIB)
             raise DeployError("this machine has no memory left for another app; stop one, or try again later")
         self._releases.run(release)
@@ -108,7 +111,7 @@ class Serving:
                         why = str(error)
                     else:
                         return
-                await asyncio.sleep(POLL_INTERVAL)
+                await asyncio.sleep(POLL_SECONDS)
             raise DeployError(f"the start command did not answer within {START_SECONDS:.0f} seconds: {why}")
         finally:
             self._copy_output(job, release.name)
@@ -122,7 +125,7 @@ class Serving:
     async def swap(self, job: Job) -> None:
         site = self._releases.site(job.deploy)
         async with self._addresses_lock:
-            # Since the deploy began, another account may have got the app's name.
+            # Another account may have taken the app's name since the deploy began.
             app = await self._find_app(job.app.id)
             if app is None or app.account != job.app.account:
                 raise DeployError("the app was deleted, or now belongs to another account")
@@ -146,11 +149,11 @@ class Serving:
 
     @property
     def canary_pause(self) -> float:
-        """Seconds between two requests of a canary."""
+        """Seconds between requests of a canary."""
         return min(1.0, self._settings.canary / 10)
 
     async def probe(self, job: Job) -> None:
-        """Raises DeployError unless this host's web server answers for the release, and its start command runs."""
+        """Raise DeployError unless this host's web server answers for the app, and the start command keeps running."""
         if not (address := web.read_address(self._releases.folder)):
             raise DeployError("no process serves the apps; is the `sites` worker running?")
         await self._request_root(address, self._host(job))
@@ -159,7 +162,7 @@ class Serving:
             raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
 
     async def _request_root(self, address: str, host_name: str, socket: str = "") -> None:
-        """Raises DeployError unless GET / is answered with 2xx or 3xx."""
+        """Request `/`. Raises DeployError unless the status is 2xx or 3xx."""
         headers, url = {"Host": host_name}, f"http://{address}/"
         connector = aiohttp.UnixConnector(socket) if socket else None
         try:
@@ -170,17 +173,17 @@ class Serving:
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError) as error:
             late = isinstance(error, TimeoutError)
-            raise DeployError(f"GET / was not answered{' in time' if late else ''}") from None
+            raise DeployError("GET / timed out" if late else "GET / got no answer") from None
         if not 200 <= status < 400:
-            raise DeployError(f"GET / was answered with {status}")
+            raise DeployError(f"GET / returned {status}")
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
-    async def finish(self, job: Job) -> None:
+    async def remove_replaced(self, job: Job) -> None:
         site = self._releases.site(job.deploy)
         replaced = [path.name for path in site.releases() if path.name != site.current]
         if any((self._releases.running / name).is_symlink() for name in replaced):
-            await asyncio.sleep(DRAIN)
+            await asyncio.sleep(DRAIN_SECONDS)
         for name in replaced:
             self._releases.stop(name)
         await run_in_thread(site.prune)
@@ -194,15 +197,15 @@ class Serving:
         await run_in_thread(remove_folder, self._releases.builds / deploy.id)
 
     async def _serve_replaced(self, site: Site, deploy_id: str, host_name: str) -> None:
-        """Serves again what the deploy replaced. If that is an app, it first has to answer."""
-        replaced = site.replaced_by(deploy_id)
+        """Serve the release that the deploy replaced. If it has a start command, wait until that answers."""
+        replaced = site.find_replaced(deploy_id)
         if replaced is not None and (replaced / "start").exists():
             self._releases.run(replaced)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETURN_SECONDS):
                     await self._until_it_answers(replaced, host_name)
         if site.undo(deploy_id):
-            await asyncio.sleep(DRAIN)
+            await asyncio.sleep(DRAIN_SECONDS)
 
     async def _until_it_answers(self, release: Path, host_name: str) -> None:
         while True:
@@ -210,10 +213,10 @@ class Serving:
             if state.socket:
                 with suppress(DeployError):
                     return await self._request_root("localhost", host_name, state.socket)
-            await asyncio.sleep(POLL_INTERVAL)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _undo_abandoned(self, in_progress: Set[str]) -> None:
-        """A builder that was killed in a canary leaves a release that nobody watches."""
+        """Undo releases in a canary whose builder was killed."""
         for site in self._releases.sites():
             if (deploy_id := site.unverified) is not None and deploy_id not in in_progress:
                 await self._undo_canary(site, deploy_id)
@@ -223,7 +226,7 @@ class Serving:
         await self._serve_replaced(site, deploy_id, f"{site.app_id}.{self._domain}")
 
     async def undo_overdue(self) -> NoReturn:
-        """Undoes releases whose canaries should long be over: no builder lives that watches them."""
+        """Undo releases whose canaries should have ended long ago, because no live builder watches them."""
         since: dict[str, float] = {}
         while True:
             now, sites = time.monotonic(), {site.unverified: site for site in self._releases.sites()}
@@ -232,7 +235,7 @@ class Serving:
                 if now - began > self._settings.canary + OVERDUE_SECONDS:
                     try:
                         await self._undo_canary(sites[deploy_id], deploy_id)
-                    except OSError as error:  # such as a full disk; it is tried again
+                    except OSError as error:  # such as a full disk; the next round tries again
                         logger.error("deploys.canary_left", deploy=deploy_id, error=error.strerror)
             await asyncio.sleep(OVERDUE_SECONDS / 4)
 
@@ -242,7 +245,7 @@ class Serving:
         await run_in_thread(self._releases.tidy, apps, in_progress, builds=self._builds)
 
     async def _tidy_addresses(self) -> Set[str]:
-        """Serves each app at its present addresses. Returns the ids of the apps that exist."""
+        """Serve each app at its present addresses. Returns the ids of the existing apps."""
         async with self._addresses_lock:
             apps: dict[str, App | None] = {}
             unread: set[str] = set()
@@ -252,7 +255,7 @@ class Serving:
                 if site.app_id not in apps:
                     try:
                         apps[site.app_id] = await self._find_app(site.app_id)
-                    except msgspec.MsgspecError as error:  # one damaged record does not stop the others
+                    except msgspec.MsgspecError as error:  # one damaged record must not affect the others
                         logger.error("app.unreadable", app=site.app_id, error=str(error))
                         apps[site.app_id] = None
                         unread.add(site.app_id)
@@ -284,5 +287,5 @@ class Serving:
 
 
 async def run_in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Waits for the thread even when canceled: a thread can't be canceled, and the next step relies on its end."""
+    """Run the work in a thread, and wait for its end even if canceled, because the next step relies on its end."""
     return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))

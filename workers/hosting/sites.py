@@ -1,8 +1,8 @@
-"""The worker that serves the hosted apps. It reads from the data folder alone what to serve and what to run
-(`workers/hosting/releases.py`). So it works without Redis and the builder, and restarts independently of them. With
-shared storage, `host_agent.py` brings the data folder up to date.
+"""The worker that serves the hosted apps. Only the data folder determines which releases it serves and runs
+(`workers/hosting/releases.py`). So the worker works without Redis and the builder, and restarts independently of them.
+With shared storage, `host_agent.py` updates the data folder.
 
-One process per data folder serves; a second one stands by. TLS ends in front of it.
+One process per data folder serves, and a second one stands by. A proxy in front of it must terminate TLS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import nginx, web
-from workers.hosting.host_agent import Agent
+from workers.hosting.host_agent import HostAgent
 from workers.hosting.limits import open_files
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.serving import Serving
@@ -42,7 +42,7 @@ from workers.sandbox.sandbox import APP_USERS, open_sandbox
 logger = structlog.get_logger()
 
 REPORT_SECONDS = 300.0  # after which a crash that can't be reported is dropped
-RETRY_INTERVAL = 1.0  # seconds
+RETRY_SECONDS = 1.0
 
 
 async def run(settings: Settings) -> None:
@@ -51,11 +51,10 @@ async def run(settings: Settings) -> None:
     folder = releases.folder
     (folder / "web").mkdir(mode=0o711, exist_ok=True)
     _open_many_files()
-    # The stack closes the last part first: answers in progress end before the apps do.
+    # The stack closes the last part first, so requests in progress end before the apps.
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
-        await asyncio.to_thread(releases.remove_links)
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
-        await stack.enter_async_context(_running(keep_heartbeat(reporter.store, "sites")))
+        await stack.enter_async_context(_run_in_background(keep_heartbeat(reporter.store, "sites")))
         sandbox = open_sandbox(settings, APP_USERS)
         parts = []
         try:
@@ -65,16 +64,16 @@ async def run(settings: Settings) -> None:
         else:
             vault = Vault(settings.encryption_key)
             watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault)
-            parts.append(await stack.enter_async_context(_running(watchdog.run())))
+            parts.append(await stack.enter_async_context(_run_in_background(watchdog.run())))
         is_current: Callable[[], bool] = _always
         if settings.storage_url:
-            agent = await stack.enter_async_context(aclosing(Agent(settings)))
+            agent = await stack.enter_async_context(aclosing(HostAgent(settings)))
             await agent.catch_up()
-            parts.append(await stack.enter_async_context(_running(agent.run())))
+            parts.append(await stack.enter_async_context(_run_in_background(agent.run())))
             is_current = agent.is_current
         else:
-            serving = Serving(settings, reporter.registry.find, builds=False)
-            await stack.enter_async_context(_running(serving.undo_overdue()))
+            serving = Serving(settings, reporter.registry.find_app, builds=False)
+            await stack.enter_async_context(_run_in_background(serving.undo_overdue()))
         parts.append(await stack.enter_async_context(_serve(settings, folder, is_current)))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
@@ -89,7 +88,7 @@ def _always() -> bool:
 async def _serve(
     settings: Settings, folder: Path, is_current: Callable[[], bool]
 ) -> AsyncIterator[asyncio.Task[object]]:
-    """Serves the apps. Yields a task that ends when the web server does."""
+    """Serve the apps. Yields a task that ends when the web server ends."""
     apps = partial(web.serve, folder, apps_domain=settings.apps_domain.partition(":")[0], is_current=is_current)
     await nginx.stop_former(folder)
     host, port = await _find_port(settings)
@@ -103,11 +102,11 @@ async def _serve(
             ended = asyncio.Event().wait()
         (folder / "web" / "address").write_text(f"{_connectable_host(host)}:{port}")
         logger.info("sites.serving", address=f"http://{host}:{port}", domain=settings.apps_domain)
-        yield await stack.enter_async_context(_running(ended))
+        yield await stack.enter_async_context(_run_in_background(ended))
 
 
 @asynccontextmanager
-async def _running(work: Coroutine[object, object, object]) -> AsyncIterator[asyncio.Task[object]]:
+async def _run_in_background(work: Coroutine[object, object, object]) -> AsyncIterator[asyncio.Task[object]]:
     task = asyncio.create_task(work)
     try:
         yield task
@@ -128,7 +127,7 @@ def _connectable_host(host: str) -> str:
 
 
 async def _find_port(settings: Settings) -> tuple[str, int]:
-    """Waits until the port is free, because the process does other work too. In development any port will do."""
+    """Wait until the port is free. In development, use another port instead."""
     host, _, wanted = settings.apps_listen.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -146,11 +145,11 @@ async def _find_port(settings: Settings) -> tuple[str, int]:
             action = "free the address, or set GATEWAY_APPS_LISTEN"
             logger.error("sites.port_taken", address=settings.apps_listen, reason=reason, action=action)
         waiting = True
-        await asyncio.sleep(RETRY_INTERVAL)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 class CrashReporter:
-    """Sends `app.crashed` events, and keeps what happened for the app's page."""
+    """Sends `app.crashed` events, and records crashes for the app's page."""
 
     def __init__(self, settings: Settings) -> None:
         self.store = Store(settings.redis_url, ca_file=settings.ca_file)
@@ -163,7 +162,7 @@ class CrashReporter:
     async def report(
         self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None, lines: list[str]
     ) -> None:
-        """Returns at once; the app restarts while the event is being queued. `lines`: the last ones of its output."""
+        """Report a crash in the background, so that the app restarts at once. `lines`: the last lines of its output."""
         crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso())
         task = asyncio.create_task(self._report(app_id, crash, lines))
         self._reporting.add(task)
@@ -175,15 +174,15 @@ class CrashReporter:
             async with asyncio.timeout(REPORT_SECONDS):
                 while True:
                     try:
-                        app = await self.registry.find(app_id)
+                        app = await self.registry.find_app(app_id)
                         if app is not None:
                             await self._crashes.report(app, crash, event_id, lines)
                     except ServiceError:
-                        await asyncio.sleep(RETRY_INTERVAL)
+                        await asyncio.sleep(RETRY_SECONDS)
                     else:
                         return
         except TimeoutError:
-            logger.error("app.crash_not_told", app=app_id, reason=crash.reason)
+            logger.error("app.crash_not_reported", app=app_id, reason=crash.reason)
 
     async def aclose(self) -> None:
         for task in self._reporting:

@@ -1,11 +1,10 @@
-"""Keeps apps with a start command running: exactly those with a link in the folder `running`.
+"""Keeps the apps running that have a start command and a link in the folder `running`.
 
-An app that ends is restarted after a growing pause. If it was served live, the watchdog reports a crash. The app gets
-a port in a network of its own, which a Unix socket leads to, its release to read, and a scratch folder that lasts until
-it ends.
+An app that ends is restarted after a growing pause. If it was served live, the watchdog reports a crash. Each app has a
+port in its own network, which a Unix socket leads to. It can read its release, and has a scratch folder until it ends.
 
-Apps outlive the watchdog. A keeper runs each app until its link is removed, and the file `<deploy id>.state` names the
-keeper. The next watchdog goes on with the keepers that it finds.
+Apps outlive the watchdog. A keeper runs each app until the app's link is removed, and the file `<deploy id>.state`
+names the keeper. The next watchdog adopts the keepers that it finds.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ import structlog
 from gateway.accounts.vault import Vault
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.runtime_log import RuntimeLog
-from gateway.monitors.crashes import LINES
+from gateway.monitors.crashes import MAX_LINES
 from workers.hosting.environment import read_environment
 from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.web import AppState, read_state, state_path
-from workers.sandbox.sandbox import MIB, Command, Detached, Limits, Outcome, Sandbox, read_outcome
+from workers.sandbox.sandbox import MIB, Command, Detached, Outcome, Sandbox, SandboxLimits, read_outcome
 
 logger = structlog.get_logger()
 
 # App id, reason, exit code, the last lines of its output.
 ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str]], Awaitable[None]]
 
-CHECK_INTERVAL = 0.2  # seconds
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
-STABLE_SECONDS = 60.0  # of running, after which the pause starts small again
+CHECK_SECONDS = 0.2  # between checks of links and keepers
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0  # before a restart
+STABLE_SECONDS = 60.0  # of running, after which the pause is short again
 # Apps may connect to https, mail servers and common databases at public addresses.
 PORTS = [443, 465, 587, 3306, 5432, 27017]
-PORT = 8080  # where an app listens; each has a network of its own
-LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, processes=512, cpus=1, nice=5, grace=10)
+PORT = 8080  # where an app listens; each app has its own network
+LIMITS = SandboxLimits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, processes=512, cpus=1, nice=5, grace=10)
 
 
 class Watchdog:
@@ -51,8 +50,8 @@ class Watchdog:
         folder: Path,
         sandbox: Sandbox,
         report_crash: ReportCrash,
-        limits: Limits = LIMITS,
-        vault: Vault | None = None,  # opens the variables of releases
+        limits: SandboxLimits = LIMITS,
+        vault: Vault | None = None,  # decrypts the variables of releases
     ) -> None:
         self._vault = vault or Vault("")
         self._folder, self._releases, self._output = folder, Releases(folder), RuntimeLog(str(folder))
@@ -60,7 +59,7 @@ class Watchdog:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Runs until it is canceled. The apps run on."""
+        """Run until canceled. The apps keep running."""
         await asyncio.to_thread(self._remove_leftovers)
         try:
             while True:
@@ -72,7 +71,7 @@ class Watchdog:
                     task = asyncio.create_task(self._keep_running(wanted[deploy_id]))
                     self._running[deploy_id] = task
                     task.add_done_callback(lambda _, ended=deploy_id: self._running.pop(ended))  # type: ignore[misc]
-                await asyncio.sleep(CHECK_INTERVAL)
+                await asyncio.sleep(CHECK_SECONDS)
         finally:
             stopping = list(self._running.values())
             for task in stopping:
@@ -80,12 +79,12 @@ class Watchdog:
             await asyncio.gather(*stopping, return_exceptions=True)
 
     async def _keep_running(self, release: Path) -> None:
-        state, pause = read_state(self._folder, release.name), FIRST_PAUSE
+        state, pause = read_state(self._folder, release.name), FIRST_PAUSE_SECONDS
         try:
             while True:
                 began = time.monotonic()
                 outcome = await self._run_once(release, state)
-                if outcome is None:  # its link was gone for a moment, as when a release is stopped and served again
+                if outcome is None:  # its link was gone for a moment, because the release was stopped and served again
                     state = AppState(exits=state.exits, last=state.last)
                     continue
                 state = AppState("", state.exits + 1, outcome.describe("the start command", self._limits))
@@ -93,18 +92,18 @@ class Watchdog:
                     self._write_state(release, state)
                 await self._report_crash(release, outcome)
                 if time.monotonic() - began > STABLE_SECONDS:
-                    pause = FIRST_PAUSE
+                    pause = FIRST_PAUSE_SECONDS
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         finally:
             if not (self._releases.running / release.name).is_symlink():
                 await finish_despite_cancellation(self._clean_up(release))
 
     async def _run_once(self, release: Path, state: AppState) -> Outcome | None:
-        """Waits for the end of the app, which may run already. Starts it otherwise. None: it was stopped on purpose."""
+        """Start the app unless it runs already, and wait for its end. Returns None if it was stopped on purpose."""
         try:
             if state.keeper == 0:
-                # In a thread, which ends although this is canceled: a keeper that nobody knows must not be left.
+                # In a thread, which ends even if this is canceled, because no unknown keeper must be left.
                 state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
             await _until_ended(state)
             report = self._path(release, "ended").read_bytes()
@@ -127,7 +126,7 @@ class Watchdog:
             output=output_path(self._folder, release.name),
             report=self._path(release, "ended"),
         )
-        with self._sandbox.reserve_user() as uid:  # the keeper keeps the reservation
+        with self._sandbox.reserve_user() as uid:  # the keeper holds the reservation
             self._sandbox.give_to_user(scratch, uid)
             (release / "app").chmod(0o755)
             keeper = self._sandbox.detach(command, uid, detached)
@@ -137,12 +136,12 @@ class Watchdog:
         return state
 
     async def _clean_up(self, release: Path) -> None:
-        """Waits until the keeper, whose link is gone, has stopped the app."""
+        """Wait until the keeper has stopped the app, and remove the app's files."""
         await _until_ended(read_state(self._folder, release.name))
         await asyncio.to_thread(self._remove_files, release.name)
 
     def _remove_leftovers(self) -> None:
-        """What belongs to releases that nothing runs any more, and of which the keeper has ended."""
+        """Remove the files of releases whose link is gone and whose keeper has ended."""
         wanted = self._releases.releases_to_run()
         names = {path.name.partition(".")[0] for path in self._releases.running.iterdir()}
         for name in names - wanted.keys():
@@ -160,7 +159,8 @@ class Watchdog:
 
     def _command(self, release: Path, scratch: Path, variables: Mapping[str, str]) -> Command:
         return Command(
-            # The shell survives SIGTERM and its children don't. If the shell ended first, they would be killed at once.
+            # The shell ignores SIGTERM, but its children do not. If the shell ended first, they would be killed at
+            # once.
             arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
             folder=release / "app",
             environment={
@@ -194,9 +194,9 @@ class Watchdog:
             reason: Literal["exit", "oom"] = "oom" if outcome.why == "memory" else "exit"
             code = outcome.code if outcome.code >= 0 else 128 - outcome.code
             try:
-                await self._report(site.app_id, reason, code, await self._output.tail(release.name, LINES))
-            except Exception as error:  # the app is restarted in any case
-                logger.error("app.crash_not_told", app=site.app_id, exc_info=error)
+                await self._report(site.app_id, reason, code, await self._output.tail(release.name, MAX_LINES))
+            except Exception as error:  # the app is restarted anyway
+                logger.error("app.crash_not_reported", app=site.app_id, exc_info=error)
 
 
 def output_path(folder: Path, deploy_id: str) -> Path:
@@ -204,7 +204,10 @@ def output_path(folder: Path, deploy_id: str) -> Path:
 
 
 def _start_time(pid: int) -> int | None:
-    """In ticks since boot; with it, a process is told from a later one with the same id. None: it has ended."""
+    """Return the start time of a process in clock ticks since boot; None if it has ended.
+
+    It distinguishes the process from a later process with the same id.
+    """
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] == b"Z" else int(fields[19])
@@ -220,6 +223,6 @@ def _is_running(state: AppState) -> bool:
 
 
 async def _until_ended(state: AppState) -> None:
-    """Asks the kernel, because a former watchdog may have started the keeper."""
+    """Wait until the keeper ends. Polls, because another process may have started it."""
     while _is_running(state):  # noqa: ASYNC110
-        await asyncio.sleep(CHECK_INTERVAL)
+        await asyncio.sleep(CHECK_SECONDS)

@@ -1,8 +1,8 @@
 """Inspects the certificate of each verified custom domain, over a real TLS handshake.
 
-The certificate is not verified, because invalid ones, such as expired ones, matter most. From 7 days before it
-expires, the account is notified once per certificate: a renewed certificate has another fingerprint. A domain that
-cannot be reached proves nothing: it is inspected again within the hour, and its last observation stays.
+The certificate is not verified, because invalid certificates, such as expired ones, matter most. From 7 days before it
+expires, the account is notified once per certificate. A renewed certificate has another fingerprint. If a domain cannot
+be reached, its last observation stays, and it is inspected again within the hour.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
 
 logger = structlog.get_logger()
 
-WINDOW = 7 * 86_400_000  # ms before the end
-DAY = 86_400_000  # ms
-BUDGET = 10.0  # seconds per inspection, from the look-up to the end of the handshake
+NOTICE_MS = 7 * 86_400_000  # before a certificate expires
+DAY_MS = 86_400_000
+BUDGET_SECONDS = 10.0  # per inspection, from the look-up to the end of the handshake
 INSPECTIONS = 100  # at a time, per worker
-AFTER_START = 600.0  # seconds after a start within which every certificate is inspected once
-AFTER_FAILURE = 3_600.0  # seconds at most until a domain that could not be reached is inspected again
-REMEMBERED = 8  # fingerprints per domain: each of the servers behind it may have its own certificate
-ISSUER_LENGTH = 100
-BATCH = 1_000  # inspections brought forward per request
+AFTER_START_SECONDS = 600.0  # in which every certificate is inspected once after a start
+AFTER_FAILURE_SECONDS = 3_600.0  # at most, until an unreachable domain is inspected again
+REMEMBERED_FINGERPRINTS = 8  # per domain: each of the servers behind it may have its own certificate
+ISSUER_CHARACTERS = 100
+BATCH_APPS = 1_000  # whose inspections are moved per request
 
 
 class Certificate(NamedTuple):
@@ -64,7 +64,7 @@ class Certificates:
             self._applies,
             self.inspect,
             interval=settings.certificate_interval,
-            budget=BUDGET,
+            budget=BUDGET_SECONDS,
             at_a_time=INSPECTIONS,
         )
 
@@ -73,11 +73,11 @@ class Certificates:
         await self._loop.run()
 
     async def _bring_forward(self) -> None:
-        """Moves inspections that are due later to soon: certificates kept ageing while no worker ran.
+        """Move later inspections to the next minutes, because certificates may have changed while no worker ran.
 
-        When several workers start at once, all but the first find nothing to move.
+        If several workers start at once, only the first one finds inspections to move.
         """
-        soon = int(min(AFTER_START, self._settings.certificate_interval) * 1000)
+        soon = int(min(AFTER_START_SECONDS, self._settings.certificate_interval) * 1000)
         client, waiting = self._store.client, False
         for tag in PARTITION_TAGS:
             while True:
@@ -86,7 +86,7 @@ class Certificates:
                     seconds, micros = await client.time()
                     at = seconds * 1000 + micros // 1000 + soon
                     key = certificates_key(tag)
-                    later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH)
+                    later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH_APPS)
                     if not later:
                         break
                     await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
@@ -106,20 +106,20 @@ class Certificates:
             certificate = await self._read_certificate(claim.app.account, domain)
         except CallFailed as error:
             logger.info("certificate.unseen", app=claim.app.id, domain=domain, reason=error.reason)
-            return Observation({}, [], min(AFTER_FAILURE, settings.certificate_interval))
-        known, event = step(claim.known, domain, certificate, claim.now())
-        ends = certificate_ends_key(claim.tag)  # for operators; whoever reads it asks the app's record too
+            return Observation({}, [], min(AFTER_FAILURE_SECONDS, settings.certificate_interval))
+        known, event = evaluate_certificate(claim.known, domain, certificate, claim.now())
+        ends = certificate_ends_key(claim.tag)  # for operators; readers also check the app's record
         await self._store.client.zadd(ends, {claim.app.id: certificate.expires})
         events = [] if event is None else [(new_id("evt"), event)]
         return Observation(known, events, settings.certificate_interval)
 
     async def _read_certificate(self, account: str, domain: str) -> Certificate:
-        """Raises CallFailed."""
+        """Return the certificate that the domain's server presents. Raises CallFailed."""
         host, _, port = (self._settings.certificate_address or f"{domain}:443").rpartition(":")
         # The operator may set an internal address.
         allow_private = bool(self._settings.certificate_address) or self._settings.allow_private_addresses
         try:
-            async with asyncio.timeout(BUDGET):
+            async with asyncio.timeout(BUDGET_SECONDS):
                 found = await resolve(host, int(port), tenant=account, allow_private=allow_private)
                 return await self._try_addresses(found, domain)
         except TimeoutError as error:
@@ -129,7 +129,8 @@ class Certificates:
         failure = CallFailed("connect", f"{domain} could not be reached.")
         for address, port in found:
             try:
-                async with asyncio.timeout(BUDGET / len(found)):  # one that swallows packets leaves time for the next
+                # An address that swallows packets leaves time for the next one.
+                async with asyncio.timeout(BUDGET_SECONDS / len(found)):
                     return await self._handshake(address, port, domain)
             except TimeoutError:
                 failure = CallFailed("timeout", f"{domain} did not answer in time.")
@@ -149,26 +150,26 @@ class Certificates:
                 await writer.wait_closed()
         certificate = x509.load_der_x509_certificate(encoded)
         expires = int(certificate.not_valid_after_utc.timestamp() * 1000)
-        return Certificate(hashlib.sha256(encoded).hexdigest(), expires, _name(certificate.issuer))
+        return Certificate(hashlib.sha256(encoded).hexdigest(), expires, _read_issuer(certificate.issuer))
 
 
-def _name(issuer: x509.Name) -> str:
-    """The organization or, without one, the common name."""
+def _read_issuer(issuer: x509.Name) -> str:
+    """Return the issuer's organization or, without one, its common name."""
     for kind in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME):
         for attribute in issuer.get_attributes_for_oid(kind):
-            return str(attribute.value)[:ISSUER_LENGTH]
+            return str(attribute.value)[:ISSUER_CHARACTERS]
     return ""
 
 
-def step(
+def evaluate_certificate(
     known: Mapping[str, str], domain: str, certificate: Certificate, now: int
 ) -> tuple[dict[str, str], DomainExpiring | None]:
-    """Returns what to store from now on, and the event that follows. Pure; times in ms."""
-    notified = msgspec.json.decode(known["told"], type=list[str]) if known.get("domain") == domain else []
+    """Return the new record of the certificate, and the event that follows. A pure function; times are in ms."""
+    notified = msgspec.json.decode(known["notified"], type=list[str]) if known.get("domain") == domain else []
     event = None
-    if certificate.expires - now <= WINDOW and certificate.fingerprint not in notified:
-        notified = [*notified, certificate.fingerprint][-REMEMBERED:]
-        days = max(0, (certificate.expires - now) // DAY)
+    if certificate.expires - now <= NOTICE_MS and certificate.fingerprint not in notified:
+        notified = [*notified, certificate.fingerprint][-REMEMBERED_FINGERPRINTS:]
+        days = max(0, (certificate.expires - now) // DAY_MS)
         event = DomainExpiring(domain=domain, expiresAt=now_iso(certificate.expires / 1000), daysLeft=days)
     record = {"domain": domain, "fingerprint": certificate.fingerprint, "expiresAt": str(certificate.expires)}
-    return {**record, "issuer": certificate.issuer, "told": msgspec.json.encode(notified).decode()}, event
+    return {**record, "issuer": certificate.issuer, "notified": msgspec.json.encode(notified).decode()}, event

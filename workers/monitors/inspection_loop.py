@@ -1,13 +1,13 @@
 """Inspects apps at an interval. Any number of workers share the apps, and one worker at a time inspects each app.
 
 Each partition has a sorted set of its apps, scored by when they are due. A worker claims the apps that are due
-(`claim_due_apps.lua`), reads their records in one request, inspects them, and writes each observation together with
-the time of the next inspection (`record_observation.lua`). When a worker dies in between, the lease of its claim ends
-and another worker claims the app. Inspections run concurrently up to a bound. A worker claims no more than it can start
-at once.
+(`claim_due_apps.lua`), reads their records in one request, inspects them, and writes each observation together with the
+time of the next inspection (`record_observation.lua`). If a worker dies meanwhile, the lease of its claim ends and
+another worker claims the app. Inspections run concurrently up to a bound. A worker claims only as many apps as it can
+inspect at once.
 
-The deletion of an app may be interrupted. Therefore an id without an app is removed here, with everything stored for
-it. While Redis is away everything waits; only the inspections under way are lost.
+The deletion of an app may be interrupted. Therefore this loop removes ids without an app, with all data stored for
+them. While Redis is unavailable, everything waits, and only the inspections under way are lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.events.catalog import Event, queued_event
+from gateway.events.catalog import Event, prepare_event
 from gateway.ids import new_id
 from gateway.monitors import scripts
 from gateway.monitors.keys import monitored_keys
@@ -34,34 +34,37 @@ from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
 logger = structlog.get_logger()
 
-BATCH = 100  # apps per claim
-MARGIN = 5.0  # seconds a lease lasts beyond the budget of an inspection, for Redis before and after it
-PAUSE = 0.5  # seconds before the next claim, when nothing was due
-JITTER = 0.1  # of an interval, either way, so that apps that became due together spread out
+BATCH_APPS = 100  # per claim
+LEASE_MARGIN_SECONDS = 5.0  # added to an inspection's budget, for the requests to Redis before and after it
+IDLE_SECONDS = 0.5  # before the next claim, if nothing was due
+JITTER = 0.1  # share of an interval, in both directions, so that apps that became due together spread out
 
 
 class Claim(NamedTuple):
     tag: str
     app: App
-    known: Mapping[str, str]  # what earlier observations have stored
-    at: int  # when it was claimed by the clock of Redis, ms
-    began: float  # when it was claimed by the clock of this process, seconds
+    known: Mapping[str, str]  # data stored by earlier observations
+    at: int  # time of the claim by the clock of Redis, ms
+    began: float  # time of the claim by the clock of this process, seconds
 
     def now(self) -> int:
-        """Returns the time of Redis in ms."""
+        """Return the current time by the clock of Redis, in ms."""
         return self.at + int((time.monotonic() - self.began) * 1000)
 
 
 class Observation(NamedTuple):
-    known: dict[str, str]  # replaces what is stored, unless it is empty
-    events: Sequence[tuple[str, Event]]  # by their ids
+    known: dict[str, str]  # replaces the stored data, unless it is empty
+    events: Sequence[tuple[str, Event]]  # with their ids
     again: float  # seconds until the next inspection
-    then: Callable[[], Awaitable[None]] | None = None  # called by the one worker that recorded this
+    then: Callable[[], Awaitable[None]] | None = None  # called by the worker that has recorded this observation
 
 
 class InspectionLoop:
-    """`due` names the sorted set of a partition, `key` the record of an app. `applies` decides by app, account and
-    whether the app is live. `inspect` must end within `budget` seconds."""
+    """Inspects apps until canceled.
+
+    `due` returns the key of a partition's sorted set, and `key` the key of an app's record. `applies` decides by app,
+    account and whether the app is live. `inspect` must end within `budget` seconds.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class InspectionLoop:
     ) -> None:
         self._registry, self._store = registry, registry.store
         self._due, self._key, self._applies, self._inspect = due, key, applies, inspect
-        self._interval, self._lease, self._at_a_time = interval, budget + MARGIN, at_a_time
+        self._interval, self._lease, self._at_a_time = interval, budget + LEASE_MARGIN_SECONDS, at_a_time
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -91,13 +94,13 @@ class InspectionLoop:
                     while len(self._running) >= self._at_a_time:
                         await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                     try:
-                        claimed += await self._claim_due(tag, min(BATCH, self._at_a_time - len(self._running)))
+                        claimed += await self._claim_due(tag, min(BATCH_APPS, self._at_a_time - len(self._running)))
                     except BackboneUnavailable as error:  # the other partitions may be on another node
                         if not failing:  # one line per outage
-                            logger.warning("round.postponed", due=self._due(tag), error=code_of(error.__cause__))
+                            logger.warning("inspection.postponed", due=self._due(tag), error=code_of(error.__cause__))
                         failing = postponed = True
                 if not claimed:
-                    await asyncio.sleep(min(PAUSE, self._interval / 10))
+                    await asyncio.sleep(min(IDLE_SECONDS, self._interval / 10))
         finally:
             for task in self._running:
                 task.cancel()
@@ -130,12 +133,12 @@ class InspectionLoop:
         return len(due.apps)
 
     async def _read_records(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], set[str]]:
-        """Returns the apps with their accounts, and the ids of those whose record can't be read.
+        """Return the apps with their accounts, and the ids of apps whose record can't be read.
 
-        One broken record must not end the inspections of all other apps.
+        One broken record must not end the inspections of other apps.
         """
         try:
-            return await self._registry.by_ids(app_ids), set()
+            return await self._registry.read_apps(app_ids), set()
         except msgspec.DecodeError as error:
             if len(app_ids) == 1:
                 logger.error("inspection.unreadable", app=app_ids[0], error=str(error))
@@ -151,16 +154,16 @@ class InspectionLoop:
     async def _forget(self, tag: str, app_id: str) -> None:
         client = self._store.client
         await client.zrem(self._due(tag), app_id)
-        # Whoever saves an app writes its record first and adds it to the set last. So either the record is seen here,
-        # or the app is added to the set after this removal.
-        app, _ = (await self._registry.by_ids([app_id])).get(app_id, (None, None))
+        # Saving an app writes its record first and adds it to the set last. So either this code reads the record, or
+        # the app is added to the set after this removal.
+        app, _ = (await self._registry.read_apps([app_id])).get(app_id, (None, None))
         if app is not None and partition_tag(app.account) == tag:
             await client.zadd(self._due(tag), {app_id: 0}, nx=True)
         else:
             await client.delete(*monitored_keys(tag, app_id))
 
     async def _skip(self, tag: str, now: int, skipped: Mapping[str, bool]) -> None:
-        """Postpones apps that are not inspected for now, and deletes what is stored for them: it is outdated."""
+        """Postpone apps that are not inspected for now, and delete their stored data, which is outdated."""
         again = {app_id: now + int(self._jittered(self._interval) * 1000) for app_id in skipped}
         await self._store.client.zadd(self._due(tag), again, xx=True)
         for app_id, stored in skipped.items():
@@ -175,7 +178,7 @@ class InspectionLoop:
         except BackboneUnavailable as error:
             logger.warning("inspection.lost", app=claim.app.id, error=code_of(error.__cause__))
         except Exception as error:
-            # An error of ours: the app is due again when the lease ends.
+            # A bug: the app is due again when the lease ends.
             logger.error("inspection.crashed", app=claim.app.id, exc_info=error)
 
     async def _observe(self, claim: Claim, observation: Observation) -> None:
@@ -183,7 +186,7 @@ class InspectionLoop:
         # The interval runs from the start of one inspection to the start of the next.
         again = int(max(self._jittered(observation.again) - (time.monotonic() - claim.began), 0.0) * 1000)
         events = [
-            queued_event(event, event_id, app.account, app.id, app.name) for event_id, event in observation.events
+            prepare_event(event, event_id, app.account, app.id, app.name) for event_id, event in observation.events
         ]
         if await scripts.record_observation(
             self._store,

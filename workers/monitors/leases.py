@@ -1,6 +1,6 @@
-"""Ends reservations whose gateway has died, by settling them at their bound once their lease is over.
+"""Settles the reservations of dead gateways at their maximum cost, once their lease is over.
 
-Any number of workers may do this: settling the same reservation twice has no effect.
+Any number of workers may do this, because settling the same reservation twice has no effect.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from gateway.redis.partitions import PARTITION_TAGS
 
 logger = structlog.get_logger()
 
-INTERVAL = 10.0  # seconds
-BATCH = 500  # reservations per partition and interval
+SETTLE_SECONDS = 10.0  # between searches for overdue reservations
+BATCH_RESERVATIONS = 500  # per partition and search
 
 
 async def keep_settling_leases(store: Store) -> None:
     while True:
         await settle_overdue(store)
         end_if_canceled()
-        await asyncio.sleep(INTERVAL)
+        await asyncio.sleep(SETTLE_SECONDS)
 
 
 async def settle_overdue(store: Store) -> int:
-    """Settles what is overdue in every partition. Returns the number of reservations that it ended."""
+    """Settle the overdue reservations of every partition. Returns their number."""
     ended, postponed = 0, False
     for tag in PARTITION_TAGS:
         try:
-            for reservation in await scripts.list_expired_reservations(store, tag, BATCH):
+            for reservation in await scripts.list_expired_reservations(store, tag, BATCH_RESERVATIONS):
                 ended += await _settle(store, tag, reservation)
         except BackboneUnavailable as error:  # the other partitions may be on another node
             if not postponed:
@@ -49,7 +49,7 @@ async def _settle(store: Store, tag: str, reservation: str) -> bool:
     except BackboneRefused as error:
         if concerns_every_write(error.__cause__):
             raise
-        # A broken record must not keep the others from being settled.
+        # A broken record must not prevent the settlement of the others.
         logger.error("lease.broken", reservation=reservation, error=str(error.__cause__))
         return False
     if settlement.outcome == "settled":

@@ -20,7 +20,7 @@ from workers.monitors.uptime import Uptime
 
 logger = structlog.get_logger()
 
-ENGINE_INTERVAL = 60.0  # seconds between checks for deploys that an external engine does not report
+ENGINE_CHECK_SECONDS = 60.0  # between checks for deploys that an external engine does not report
 
 
 async def run_monitors(settings: Settings) -> None:
@@ -39,14 +39,14 @@ async def run_monitors(settings: Settings) -> None:
 
 
 async def keep_failing_unreported(deploys: Deploys) -> None:
-    """Fails deploys whose external engine has died: it cannot report them, and they would stay under way for ever."""
+    """Fail the deploys of an external engine that has died. Otherwise they would stay in progress forever."""
     while True:
         try:
             if failed := await deploys.fail_unreported():
                 logger.warning("deploys.unreported", failed=failed)
         except BackboneUnavailable:
             pass
-        except Exception as error:  # a broken record must not end the other monitors
+        except Exception as error:  # a broken record must not stop the other monitors
             logger.error("deploys.unreadable", exc_info=error)
         end_if_canceled()
-        await asyncio.sleep(ENGINE_INTERVAL)
+        await asyncio.sleep(ENGINE_CHECK_SECONDS)

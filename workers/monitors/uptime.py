@@ -1,11 +1,12 @@
 """Probes every live app at its public address.
 
-A probe is one GET within a budget, on a new connection. Redirects are not followed, and the body is not read. 5xx and
-no answer are failures; any other status counts as an answer. `gateway.monitors.health` decides what follows.
+A probe is one GET request within a budget, on a new connection. It does not follow redirects, and does not read the
+body. A status of 5xx and a missing answer are failures. Any other status is an answer. `gateway.monitors.health`
+decides the consequences.
 
-A probe that proves nothing about the app is discarded: one to an address that must not be called, and a failure of a
-worker without a network. After a failure the worker calls `GATEWAY_PROBE_CHECK_URL`, to learn whether it has a network.
-Without that setting every failure counts.
+A probe that proves nothing about the app is discarded: a probe of an address that must not be called, and a failure on
+a worker without a network. After a failure the worker calls `GATEWAY_PROBE_CHECK_URL` to find out whether it has a
+network. Without this setting every failure counts.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Uptime:
             ca_file=settings.ca_file or None,
             connections=PROBES,
             connections_per_origin=0,  # all apps may share one address
-            keep_alive=False,  # a kept connection hides that the name, the proxy or the certificate is gone
+            keep_alive=False,  # a kept connection would hide that the name, the proxy or the certificate is gone
             own=True,
         )
         self._network = Network(settings, self._http)
-        self._today, self._seen = "", set[str]()  # ids of the apps whose record has a mark of this day
+        self._today, self._seen = "", set[str]()  # the day, and the ids of the apps that were marked on it
         self._loop = InspectionLoop(
             registry,
             probes_key,
@@ -83,7 +84,7 @@ class Uptime:
         except (BlockedAddress, NoNetwork) as error:
             logger.warning("probe.void", app=app.id, error=f"{type(error).__name__}: {error}")
             return Observation({}, [], again)
-        before = health.read(claim.known.get("state"))
+        before = health.decode_health(claim.known.get("state"))
         awaited = before.awaited
         outcomes = await self._store.get_all([awaited_key(claim.tag, event_id) for event_id in awaited])
         now = claim.now()
@@ -98,14 +99,14 @@ class Uptime:
         )
         if reason:
             logger.info("probe.failed", app=app.id, reason=reason, failures=after.failures)
-        await self._list(claim, before, after)
+        await self._list_unhealthy(claim, before, after)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
-        counts = self._mark_of_today(claim, now) | history.changes(before, after, now)
-        then = partial(history.add, self._store, claim.tag, app.id, counts, now) if counts else None
+        counts = self._mark_of_today(claim, now) | history.count_ended_outage(before, after, now)
+        then = partial(history.add_counts, self._store, claim.tag, app.id, counts, now) if counts else None
         return Observation(changed, events, again, then)
 
     def _mark_of_today(self, claim: Claim, now: int) -> dict[str, int]:
-        """Once a day for each app, what marks the day as one on which it was probed."""
+        """Return a mark that the app was probed today, once per app and day."""
         today = day_of(now)
         if today != self._today:
             self._today, self._seen = today, set()
@@ -114,8 +115,8 @@ class Uptime:
         self._seen.add(claim.app.id)
         return {f"{today}:down": 0}
 
-    async def _list(self, claim: Claim, before: health.AppHealth, after: health.AppHealth) -> None:
-        """Keeps operators' list of unhealthy apps. Whoever reads it asks the app's record too."""
+    async def _list_unhealthy(self, claim: Claim, before: health.AppHealth, after: health.AppHealth) -> None:
+        """Update the operators' list of unhealthy apps. Its readers also check the app's record."""
         unhealthy = unhealthy_key(claim.tag)
         if after.status == "unhealthy":
             await self._store.client.zadd(unhealthy, {claim.app.id: after.since})
@@ -124,7 +125,7 @@ class Uptime:
 
 
 async def probe(http: Client, url: str, budget: float) -> health.Reason:
-    """Returns why the address does not answer, or an empty text when it does. Raises BlockedAddress."""
+    """Return the reason why the address does not answer, or '' if it does. Raises BlockedAddress."""
     try:
         answer = await http.send("GET", url, tenant="", budget=budget)  # the names are the operator's own
     except BlockedAddress:
@@ -135,7 +136,7 @@ async def probe(http: Client, url: str, budget: float) -> health.Reason:
 
 
 class Network:
-    """Finds out whether this worker has a network. Checks that are asked for at the same time share one call."""
+    """Checks whether this worker has a network. Concurrent checks share one call."""
 
     def __init__(self, settings: Settings, http: Client) -> None:
         self._url, self._budget, self._http = settings.probe_check_url, settings.probe_timeout, http
@@ -144,12 +145,12 @@ class Network:
         self._reachable = True
 
     async def check(self) -> None:
-        """Raises NoNetwork."""
+        """Raise NoNetwork if the check address does not answer."""
         if not self._url:
             return
-        asked = time.monotonic()
+        requested = time.monotonic()
         async with self._lock:
-            if self._checked_at < asked:
+            if self._checked_at < requested:
                 self._checked_at = time.monotonic()
                 self._reachable = not await probe(self._http, self._url, self._budget)
         if not self._reachable:

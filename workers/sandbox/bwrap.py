@@ -1,8 +1,8 @@
-"""What a sandbox sees: the arguments of bubblewrap, and the filter of system calls (`compile_filters.py` makes it).
+"""bubblewrap's command line, and the filter of system calls (compiled by `compile_filters.py`).
 
-bubblewrap gives the command namespaces of its own: users, processes, IPC, host name, and a file system that contains
-the machine's tools and the folders that were asked for. The network is in `network.py`. Every process on the machine
-can see command lines, so the environment is not part of them.
+bubblewrap gives the command its own namespaces: users, processes, IPC, host name, and a file system that contains the
+machine's tools and the requested folders. `network.py` sets up the network. Every process on the machine can read
+command lines, so the environment does not appear in them.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from pathlib import Path
 from typing import Any
 
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr on most machines
-# The rest of /etc may hold operators' secrets.
+# The rest of /etc may contain operators' secrets.
 ETC = (
     "alternatives ca-certificates crypto-policies gitconfig group host.conf gai.conf ld.so.cache ld.so.conf"
     " ld.so.conf.d locale.alias localtime mime.types nsswitch.conf os-release passwd pki/ca-trust pki/tls/cert.pem"
     " pki/tls/certs pki/tls/openssl.cnf protocols services ssl/cert.pem ssl/certs ssl/openssl.cnf timezone"
 )
-IN_MEMORY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - file systems of its own
+IN_MEMORY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - each sandbox has its own file systems here
 FILES = {"/etc/resolv.conf": "nameserver 127.0.0.1\n", "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n"}
 
 
 def read_filter() -> bytes:
-    """The system calls that are refused, as a program for the kernel. Raises OSError for other architectures."""
+    """Read the filter of system calls, a program for the kernel. Raises OSError for other architectures."""
     return (Path(__file__).parent / "filters" / f"{platform.machine()}.bpf").read_bytes()
 
 
-def arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
-    """bubblewrap's command line."""
+def build_arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
+    """Build bubblewrap's command line."""
     uid = os.getuid() if spec["uid"] is None else spec["uid"]
     size = str(spec["limits"]["memory"] // 2)
-    # bubblewrap itself starts without the customer's variables: LD_PRELOAD would load code outside the sandbox.
+    # bubblewrap itself must not get the customer's variables: LD_PRELOAD would load code outside the sandbox.
     variables = [word for name, value in spec["environment"].items() for word in ("--setenv", name, value)]
-    settings = _memory_file("".join(f"{word}\0" for word in variables).encode(errors="surrogateescape"))
+    settings = _create_memory_file("".join(f"{word}\0" for word in variables).encode(errors="surrogateescape"))
     words = [spec["bwrap"], "--args", str(settings), "--new-session", "--die-with-parent", "--cap-drop", "ALL"]
     words += ["--unshare-user", "--uid", str(uid), "--gid", str(uid), "--unshare-pid", "--unshare-ipc"]
     words += ["--unshare-uts", "--hostname", "app", "--unshare-cgroup-try"]
-    words += ["--info-fd", str(info_fd), "--seccomp", str(_memory_file(bytes.fromhex(spec["filter"])))]
+    words += ["--info-fd", str(info_fd), "--seccomp", str(_create_memory_file(bytes.fromhex(spec["filter"])))]
     words += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
     for folder in IN_MEMORY:
         words += ["--size", size, "--perms", "1777", "--tmpfs", folder]
@@ -47,21 +47,25 @@ def arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
     for path in (*(f"/etc/{name}" for name in ETC.split()), *spec["tools"]):
         words += ["--ro-bind-try", path, path]
     for path, text in FILES.items():
-        words += ["--perms", "0444", "--ro-bind-data", str(_memory_file(text.encode())), path]
+        words += ["--perms", "0444", "--ro-bind-data", str(_create_memory_file(text.encode())), path]
     for option, paths in (("--ro-bind", spec["read"]), ("--bind", spec["write"])):
         for path in paths:
             words += [option, path, path]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec["folder"], "--"]
-    return [*words, *_limits(spec["limits"]), *spec["command"]]
+    return [*words, *_build_limits(spec["limits"]), *spec["command"]]
 
 
-def _limits(limits: dict[str, Any]) -> list[str]:
-    """Generous ones, inside: whoever reaches one fails for no visible reason. The keeper's bounds give a reason."""
+def _build_limits(limits: dict[str, Any]) -> list[str]:
+    """Build the command that sets limits inside the sandbox.
+
+    A process that reaches one of these limits fails without an explanation. The limits on processes and file sizes are
+    twice the keeper's, so that the keeper ends the command first and names the limit.
+    """
     words = ["/usr/bin/prlimit", "--core=0", f"--nofile={limits['files']}", f"--nproc={2 * limits['processes']}"]
     return [*words, *([f"--fsize={2 * limits['disk']}"] if limits["disk"] else []), "--"]
 
 
-def _memory_file(content: bytes) -> int:
+def _create_memory_file(content: bytes) -> int:
     fd = os.memfd_create("sandbox", 0)
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)

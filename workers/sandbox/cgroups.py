@@ -1,7 +1,7 @@
-"""Control groups: bounds on memory (shared memory included), processes and CPU for everything in a sandbox.
+"""Control groups: bounds on memory (including shared memory), processes and CPU for everything in a sandbox.
 
-Version 2 where the machine has it, otherwise version 1. The keeper stays outside, so a full group cannot stop it; a
-group of its own bounds the CPU that it spends on the command's connections and output.
+This module uses version 2 where the machine has it, and version 1 elsewhere. The keeper stays outside the group, so a
+full group cannot stop it. A separate group bounds the CPU that the keeper itself uses for connections and output.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ MEMORY_INFO = Path("/proc/meminfo")
 CONTROLLERS = ("memory", "pids", "cpu")
 PREFIX = "capsule-"
 WORKERS = "capsule-worker"  # version 2 does not allow processes in a group that bounds other groups
-KEEPER = "-keeper"  # ends the name of a keeper's own group
+KEEPER = "-keeper"  # the suffix of the name of a keeper's group
 KEEPER_CPUS = 0.5
-PERIOD = 100_000  # microseconds
+PERIOD_MICROSECONDS = 100_000
 REMOVAL_SECONDS = 2.0
 
 
 def find_parents() -> list[str]:
-    """The groups below which this process can create groups: one for version 2, one per controller for version 1.
+    """Return the groups in which this process can create groups: one for version 2, one per controller for version 1.
 
-    Empty if there are none: the worker is neither root nor in a group that was delegated to it.
+    Returns an empty list if the worker is neither root nor in a group that was delegated to it.
     """
     own: dict[str, str] = {}
     with contextlib.suppress(OSError):
@@ -45,19 +45,22 @@ def find_parents() -> list[str]:
     return [os.fspath(path) for path in parents] if usable else []
 
 
-def available_memory() -> int:
-    """Bytes that this machine, or the container around it, can still give without taking them from anybody."""
+def read_available_memory() -> int:
+    """Return the bytes of memory that this machine, or the container around it, has available."""
     numbers = dict(re.findall(r"^(\w+): +(\d+)", MEMORY_INFO.read_text(), re.M)) if MEMORY_INFO.exists() else {}
     found = [int(numbers["MemAvailable"]) * 1_024] if "MemAvailable" in numbers else []
-    with contextlib.suppress(OSError, ValueError):  # a container has a limit of its own
-        inactive = _counter(MOUNT / "memory.stat", "inactive_file")
+    with contextlib.suppress(OSError, ValueError):  # a container has its own limit
+        inactive = _read_counter(MOUNT / "memory.stat", "inactive_file")
         limit, used = (int((MOUNT / f"memory.{name}").read_text()) for name in ("max", "current"))
         found.append(limit - used + inactive)
     return min(found, default=sys.maxsize)
 
 
 def _prepare(group: Path) -> bool:
-    """Lets groups below this one have bounds. If the kernel asks for it, its processes move into a group below."""
+    """Enable bounds for the groups inside this group. Returns False if this is not possible.
+
+    Some kernels allow this only in a group without processes. This group's processes then move into a group inside it.
+    """
     control, wanted = group / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS)
     with contextlib.suppress(OSError):
         if {*CONTROLLERS} <= {*control.read_text().split()}:
@@ -75,9 +78,9 @@ def _prepare(group: Path) -> bool:
 
 
 def enter_keepers_group(parents: Sequence[str]) -> None:
-    """Moves this process, a keeper, into a group that bounds its CPU. Raises OSError when that is not possible.
+    """Move this process, a keeper, into a group that bounds its CPU. Raises OSError when that is not possible.
 
-    The next keeper removes the group, because no process can remove its own.
+    The next keeper removes the group, because a process cannot remove its own group.
     """
     folder = Path(parents[-1], f"{PREFIX}{os.getpid()}{KEEPER}")
     folder.mkdir(exist_ok=True)
@@ -86,24 +89,24 @@ def enter_keepers_group(parents: Sequence[str]) -> None:
 
 
 def _is_unified() -> bool:
-    """Control groups of version 2, which have one tree for all controllers."""
+    """Return whether the machine has control groups of version 2, which have one tree for all controllers."""
     return (MOUNT / "cgroup.controllers").exists()
 
 
 def _bound_cpu(folder: Path, cpus: float) -> None:
-    quota = int(cpus * PERIOD)
+    quota = int(cpus * PERIOD_MICROSECONDS)
     if _is_unified():
-        (folder / "cpu.max").write_text(f"{quota} {PERIOD}")
+        (folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
     else:
         (folder / "cpu.cfs_quota_us").write_text(str(quota))
 
 
 class Cgroup:
-    """Raises OSError when it cannot be created."""
+    """The control group of one command. Raises OSError when it cannot be created."""
 
     def __init__(self, parents: Sequence[str], *, memory: int, processes: int, cpus: float) -> None:
         for parent in map(Path, parents):
-            for left in parent.glob(f"{PREFIX}[0-9]*"):  # of keepers that were killed
+            for left in parent.glob(f"{PREFIX}[0-9]*"):  # groups of keepers that were killed
                 if not os.path.exists(f"/proc/{left.name.removeprefix(PREFIX).removesuffix(KEEPER)}"):
                     with contextlib.suppress(OSError):
                         left.rmdir()
@@ -130,17 +133,17 @@ class Cgroup:
         for folder in self._folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
-    def processes(self) -> list[int]:
+    def list_processes(self) -> list[int]:
         return [int(pid) for pid in (self._pids / "cgroup.procs").read_text().split()]
 
-    def exceeded(self) -> str:
-        """The bound at which the kernel killed a process, or refused to start one."""
-        if _counter(self._oom_file, "oom_kill"):
+    def find_exceeded(self) -> str:
+        """Return the bound at which the kernel killed a process or refused to start one; '' if there is none."""
+        if _read_counter(self._oom_file, "oom_kill"):
             return "memory"
-        return "processes" if _counter(self._pids / "pids.events", "max") else ""
+        return "processes" if _read_counter(self._pids / "pids.events", "max") else ""
 
     def remove(self) -> None:
-        """Once all its processes have ended; the kernel may take a moment to notice."""
+        """Remove the group after its processes have ended. The kernel may take a moment to notice their end."""
         ends = time.monotonic() + REMOVAL_SECONDS
         for folder in self._folders:
             while folder.exists():
@@ -152,7 +155,7 @@ class Cgroup:
                     time.sleep(0.01)
 
 
-def _counter(file: Path, name: str) -> int:
+def _read_counter(file: Path, name: str) -> int:
     for line in file.read_text().splitlines():
         key, _, value = line.partition(" ")
         if key == name:

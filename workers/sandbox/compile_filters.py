@@ -1,7 +1,7 @@
-"""Compiles the system call filters of the sandbox: `python -m workers.sandbox.compile_filters` writes `filters/`.
+"""Compiles the sandbox's system call filters: `python -m workers.sandbox.compile_filters` writes `filters/`.
 
-Only this needs libseccomp (Debian's package libseccomp2). A sandbox gives the compiled program of its architecture to
-the kernel. Compile again after each change of the rules: a test compares both.
+Only this module needs libseccomp (Debian's package libseccomp2). A sandbox passes the compiled program for its
+architecture to the kernel. Compile the filters after each change of the rules; a test compares both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "filters"
 ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}  # by the names of `uname -m`
 
-# Without a use in builds and apps, and with a history of flaws; or they reach what is not in any namespace.
+# Builds and apps do not need these calls. They have a history of flaws, or reach resources outside all namespaces.
 REFUSED = (
     "acct add_key bpf delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick init_module"
     " io_uring_enter io_uring_register io_uring_setup kcmp kexec_file_load kexec_load keyctl lookup_dcookie mount"
@@ -29,7 +29,7 @@ PROTOCOLS = (132, 262)  # SCTP, MPTCP
 TYPE_INTO_TERMINAL = 0x5412  # TIOCSTI
 ALLOW, REFUSE = 0x7FFF_0000, 0x0005_0000
 GREATER, MASKED = 6, 7
-# The kernel reads 32 bits of these arguments, and a filter sees all 64.
+# The kernel reads only 32 bits of these arguments, but a filter sees all 64.
 WORD = 0xFFFF_FFFF
 
 
@@ -38,7 +38,7 @@ class _Comparison(ctypes.Structure):
 
 
 def compile_filter(architecture: str) -> bytes:
-    """The program for the kernel. Raises OSError without libseccomp."""
+    """Compile the filter into a program for the kernel. Raises OSError without libseccomp."""
     seccomp = ctypes.CDLL("libseccomp.so.2")
     seccomp.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint32(ALLOW)))
@@ -59,7 +59,7 @@ def compile_filter(architecture: str) -> bytes:
             check(seccomp.seccomp_arch_remove(context, native))
         for name in REFUSED.split():
             refuse(name)
-        refuse("clone3", errno.ENOSYS)  # its flags can't be read here; the C library falls back to clone
+        refuse("clone3", errno.ENOSYS)  # a filter can't read its flags; the C library falls back to clone
         for flag in NEW_NAMESPACES:
             refuse("clone", comparisons=[(0, MASKED, flag, flag)])
         highest = max(FAMILIES)

@@ -1,14 +1,13 @@
-"""The process between a worker and a customer's command. `sandbox.py` starts it.
+"""The keeper: a process between a worker and a customer's command. `sandbox.py` starts it.
 
-It puts the command into its namespaces (`network.py`, `bwrap.py`) and its control group (`cgroups.py`), carries its
-connections, watches its time, memory and disk, and ends it. All of the command's processes are in one process
-namespace, and the kernel ends them together with its first process, however many they are.
+The keeper puts the command into its namespaces (`network.py`, `bwrap.py`) and its control group (`cgroups.py`), relays
+its connections, watches its time, memory and disk, and ends it. All processes of the command are in one process
+namespace. When the first process of the namespace ends, the kernel ends the others.
 
-The keeper of a build ends with its worker. The keeper of an app outlives it: it ends when its link in `running` is
-removed. When a keeper is killed, the kernel kills the command.
+The keeper of a build ends with its worker. The keeper of an app outlives its worker: it ends when its link in `running`
+is removed. When a keeper is killed, the kernel kills the command.
 
-A trusted command, of a developer who has no sandbox, runs without all of this, except that the keeper starts, watches
-and ends it.
+A developer's trusted command runs without namespaces and control groups. The keeper just starts, watches and ends it.
 """
 
 from __future__ import annotations
@@ -31,38 +30,38 @@ from typing import Any, NoReturn
 
 from workers.sandbox import bwrap, network
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
-from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, concealer
+from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, make_concealer
 
 NOT_ENTERED = "the sandbox could not be entered: "
-ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
-CHECK_INTERVAL = 0.25  # seconds
+ENTRY_BYTES = 1_024  # counted for each file in addition to its size: removing a million empty files takes long
+CHECK_SECONDS = 0.25  # between checks of the limits
 BACKLOG = 4_096  # connections that wait to be accepted
 DRAIN_SECONDS = 300.0  # for the requests in progress of an app whose link is gone
 CONNECTED = "03"  # the state of a socket in /proc/net/unix
-CHUNK = 65_536  # bytes per read of the command's output
+CHUNK_BYTES = 65_536  # per read of the command's output
 PIPE_READS = 16
-PAUSE = 0.01  # seconds between reads of output that is left out
-HIDDEN_CHECKS = 8  # in a row that find files in sockets, before they count: programs pass files to each other
+PAUSE_SECONDS = 0.01  # between reads of dropped output
+HIDDEN_CHECKS = 8  # consecutive checks that must find files in sockets: programs may briefly pass files to each other
 
 
-def enter(
+def enter_sandbox(
     spec: dict[str, Any], keeper: socket.socket, listener: socket.socket | None, info: int, output: int
 ) -> NoReturn:
-    """Becomes bubblewrap, in a network namespace of its own."""
+    """Become bubblewrap, in a new network namespace."""
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        words = bwrap.arguments(spec, info)
+        words = bwrap.build_arguments(spec, info)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("800")  # when memory runs out, the kernel kills this before the servers
-        become(spec["uid"])
+            score.write("800")  # when memory runs out, the kernel kills this process before the servers
+        change_user(spec["uid"])
         listeners = network.enter_namespace(spec["connect"], spec["hosts"])
         socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
         if listener is not None and os.fork() == 0:
             network.prctl(network.PARENT_DIED, signal.SIGKILL)
             asyncio.run(network.relay(listener, spec["port"]))
-        if keeper.recv(8):  # it has put this process into its control group
+        if keeper.recv(8):  # the keeper has put this process into its control group
             restore_signals()
             os.execve(words[0], words, {})  # noqa: S606
     except BaseException as error:
@@ -70,31 +69,31 @@ def enter(
     os._exit(126)
 
 
-def become(uid: int | None) -> None:
-    """Changes the user, if the command has one of its own."""
+def change_user(uid: int | None) -> None:
+    """Change to the command's user, if it has one."""
     if uid is None:
         return
-    os.fchown(1, uid, uid)  # or /dev/stdout can't be opened
+    os.fchown(1, uid, uid)  # otherwise the command can't open /dev/stdout
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    network.prctl(network.PARENT_DIED, signal.SIGKILL)  # the change of user resets it
+    network.prctl(network.PARENT_DIED, signal.SIGKILL)  # the change of user has reset it
 
 
 def restore_signals() -> None:
-    """Python ignores these, and the command would inherit that."""
+    """Restore the default actions of signals that Python ignores. The command would inherit that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
 
 
 def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
-    """Becomes the command itself: without a sandbox, for a developer's own code."""
+    """Become the command itself, without a sandbox: for a developer's own code."""
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
-        become(spec["uid"])
+        change_user(spec["uid"])
         restore_signals()
         os.chdir(spec["folder"])
         os.execvpe(spec["command"][0], spec["command"], spec["environment"])  # noqa: S606
@@ -112,7 +111,7 @@ class Keeper:
         self._drain_ends = float("inf")
         self._disk_at = self._scanned_at = 0.0
         self._used, self._hidden_checks = 0, 0  # bytes; checks in a row
-        self._most_free = self._free_at_scan = 0  # bytes of the disk: at most so far, at the last scan
+        self._most_free = self._free_at_scan = 0  # free bytes on the disk: the maximum so far, and at the last scan
         self._first, self._pipe = 0, -1
         self._listener: socket.socket | None = None
         self._splitter, self._output = LineSplitter(), self._open_output()
@@ -122,13 +121,13 @@ class Keeper:
             self.cgroup = Cgroup(spec["cgroups"], **bounds)
 
     def _open_output(self) -> Output | BuildOutput:
-        conceal = concealer(self.spec["secrets"])
+        conceal = make_concealer(self.spec["secrets"])
         return (
             Output(Path(self.spec["output"]), conceal).__enter__() if self.spec["output"] else BuildOutput(1, conceal)
         )
 
     def start(self) -> list[socket.socket]:
-        """Starts the command. Returns the listeners of its way out."""
+        """Start the command. Returns the listeners for its outgoing connections."""
         ours, theirs = socket.socketpair()
         ours.settimeout(20)
         self._info, info_to = os.pipe()
@@ -142,7 +141,7 @@ class Keeper:
             ours.close()
             if self.spec["trusted"]:
                 enter_unconfined(self.spec, pipe_to)
-            enter(self.spec, theirs, listener, info_to, pipe_to)
+            enter_sandbox(self.spec, theirs, listener, info_to, pipe_to)
         theirs.close()
         os.close(info_to)
         os.close(pipe_to)
@@ -156,12 +155,12 @@ class Keeper:
             _, fds, _, _ = socket.recv_fds(ours, 64, 32)
             if self.cgroup is not None:
                 self.cgroup.attach(self.pid)
-            with contextlib.suppress(OSError):  # it has failed, and says so itself
+            with contextlib.suppress(OSError):  # the command has failed, and its output has the reason
                 ours.send(b"go")
         return [socket.socket(fileno=fd) for fd in fds]
 
     async def watch(self, listeners: list[socket.socket]) -> str:
-        """Waits for the end of the command. Returns the reason to kill it, or an empty string if it ended by itself."""
+        """Wait until the command ends. Returns the reason to kill it, or an empty string if it ended by itself."""
         loop, child_ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
@@ -171,7 +170,7 @@ class Keeper:
             self._relay = asyncio.create_task(network.relay(self._listener, self.spec["port"]))
         try:
             return await self._until_over(child_ended, stop)
-        finally:  # before the loop closes what its handlers write to
+        finally:  # before the loop closes the descriptor that its handlers write to
             loop.remove_signal_handler(signal.SIGTERM)
             loop.remove_signal_handler(signal.SIGCHLD)
 
@@ -180,20 +179,20 @@ class Keeper:
         stopping = False
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child_ended.wait(), CHECK_INTERVAL)
+                await asyncio.wait_for(child_ended.wait(), CHECK_SECONDS)
             child_ended.clear()
             self._output.flush()
             if self._has_ended():
                 self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
-                return "stopped" if stopping else self.excess()
+                return "stopped" if stopping else self._find_excess()
             if not stopping and (stop.is_set() or self._is_over()):
                 stopping = True
                 ends = time.monotonic() + self.limits["grace"]
                 with contextlib.suppress(OSError):
-                    os.killpg(self.first(), signal.SIGTERM)  # the namespace's own first process ignores it
+                    os.killpg(self._find_first(), signal.SIGTERM)  # the namespace's first process ignores it
             if time.monotonic() > ends:
                 return "stopped" if stopping else "time"
-            if excess := self.excess():
+            if excess := self._find_excess():
                 return excess
 
     def _has_ended(self) -> bool:
@@ -203,7 +202,7 @@ class Keeper:
         return self.status is not None
 
     def _is_over(self) -> bool:
-        """Whether the app's link is gone, and nobody waits for its answer any more."""
+        """Return whether the app's link is gone and no connection to the app is left."""
         if not self.spec["link"] or os.path.lexists(self.spec["link"]):
             self._drain_ends = float("inf")
             return False
@@ -211,8 +210,8 @@ class Keeper:
         self._drain_ends = min(self._drain_ends, now + DRAIN_SECONDS)
         return now >= self._drain_ends or not _is_connected(self.spec["socket"])
 
-    def first(self) -> int:
-        """The first process of the command's namespace. Raises ProcessLookupError until bubblewrap has started it."""
+    def _find_first(self) -> int:
+        """Return the first process of the command's namespace. Raises ProcessLookupError until it has started."""
         if not self._first:
             with contextlib.suppress(OSError):
                 found = re.search(rb'"child-pid": *(\d+)', os.read(self._info, 4_096))
@@ -221,12 +220,12 @@ class Keeper:
             raise ProcessLookupError
         return self._first
 
-    def end(self) -> None:
-        """Kills what is left, and waits until it is gone."""
+    def kill_processes(self) -> None:
+        """Kill the processes that are left, and wait for their end."""
         if self.spec["trusted"]:
             self._kill_descendants()
         with contextlib.suppress(OSError):
-            os.kill(self.first(), signal.SIGKILL)
+            os.kill(self._find_first(), signal.SIGKILL)
         if self.pid and self.status is None:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -239,10 +238,10 @@ class Keeper:
             self.cgroup.remove()
 
     def _kill_descendants(self) -> None:
-        """Without a namespace, nothing else ends what the command has started."""
+        """Kill the descendants of a command that has no process namespace."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        while descendants := [pid for pid in _below(os.getpid()) if pid != os.getpid()]:
+        while descendants := [pid for pid in _list_descendants(os.getpid()) if pid != os.getpid()]:
             for pid in descendants:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -256,11 +255,11 @@ class Keeper:
             loop.remove_reader(self._pipe)
         elif self._output.full:
             loop.remove_reader(self._pipe)
-            loop.call_later(PAUSE, loop.add_reader, self._pipe, self._take_output)
+            loop.call_later(PAUSE_SECONDS, loop.add_reader, self._pipe, self._take_output)
 
     def _read_output(self) -> bytes:
-        """Writes what the command has said to its output, by lines. Raises BlockingIOError."""
-        data = os.read(self._pipe, CHUNK)
+        """Copy the command's output, line by line. Returns the bytes read. Raises BlockingIOError."""
+        data = os.read(self._pipe, CHUNK_BYTES)
         if self._output.full:
             self._output.drop(data.count(b"\n"))
             return data
@@ -270,7 +269,7 @@ class Keeper:
         return data
 
     def read_rest(self) -> None:
-        """What the command said before it ended: no more than a pipe holds, although something may still write."""
+        """Copy the rest of the output: at most as much as a pipe holds, because a process may still write to it."""
         with contextlib.suppress(OSError):
             for _ in range(PIPE_READS):
                 if not self._read_output():
@@ -279,19 +278,19 @@ class Keeper:
 
     # -- limits ----------------------------------------------------------------------------------------------
 
-    def excess(self) -> str:
-        """The limit that the command exceeds, or an empty string."""
-        living = self.cgroup.processes() if self.cgroup is not None else _below(self.pid)
+    def _find_excess(self) -> str:
+        """Return the limit that the command exceeds, or an empty string."""
+        living = self.cgroup.list_processes() if self.cgroup is not None else _list_descendants(self.pid)
         if self.cgroup is not None:
-            if exceeded := self.cgroup.exceeded():
+            if exceeded := self.cgroup.find_exceeded():
                 return exceeded
         elif len(living) > self.limits["processes"]:
             return "processes"
-        elif sum(map(_memory, living)) + self._held(living, on_disk=False) > self.limits["memory"]:
+        elif sum(map(_read_memory, living)) + self._measure_unnamed(living, on_disk=False) > self.limits["memory"]:
             return "memory"
-        return self._excess_on_disk(living) if self.limits["disk"] and self.spec["write"] else ""
+        return self._find_disk_excess(living) if self.limits["disk"] and self.spec["write"] else ""
 
-    def _excess_on_disk(self, living: list[int]) -> str:
+    def _find_disk_excess(self, living: list[int]) -> str:
         limit, now = self.limits["disk"], time.monotonic()
         disk = os.statvfs(self.spec["write"][0])
         free = disk.f_bavail * disk.f_frsize
@@ -304,18 +303,18 @@ class Keeper:
             return "disk"
         if now > self._disk_at or (now > self._scanned_at and self._free_at_scan - free > limit - self._used):
             self._used, entries = _measure(self.spec["write"], limit)
-            self._used += self._held(living, on_disk=True)
+            self._used += self._measure_unnamed(living, on_disk=True)
             if self._used > limit:
                 return "disk"
             if entries > self.limits["inodes"]:
                 return "inodes"
-            # Adding up many files takes long. It takes at most a twentieth of the time, or a half while the disk fills.
+            # Measuring many files takes long. It may use a twentieth of the time, or half of it while the disk fills.
             taken = time.monotonic() - now
             self._scanned_at, self._disk_at, self._free_at_scan = now + 2 * taken, now + max(1.0, 20 * taken), free
         return ""
 
-    def _held(self, living: list[int], *, on_disk: bool) -> int:
-        """Bytes of files without a name, which open descriptors and mappings keep: on the disk, or in memory."""
+    def _measure_unnamed(self, living: list[int], *, on_disk: bool) -> int:
+        """Return the bytes of unnamed files, which open descriptors and mappings keep on the disk or in memory."""
         found: dict[tuple[int, int], int] = {}  # by device and inode
         for _, _, status in _open_files(living):
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
@@ -324,20 +323,20 @@ class Keeper:
             thread, maps = _read_first(pid, "maps")
             for line in maps.splitlines():
                 if line.endswith(" (deleted)"):
-                    found.setdefault(*_mapping(thread, line.split()))
+                    found.setdefault(*_read_mapping(thread, line.split()))
         disks, in_memory = {os.stat(path).st_dev for path in self.spec["write"]}, 0
-        for folder in () if on_disk else bwrap.IN_MEMORY:  # where files with a name count too
+        for folder in () if on_disk else bwrap.IN_MEMORY:  # in these folders, files with a name count too
             with contextlib.suppress(OSError):
-                own = f"/proc/{self.first()}/root{folder}"
-                if (device := os.stat(own).st_dev) != os.stat(folder).st_dev:  # bubblewrap has made its own
+                own = f"/proc/{self._find_first()}/root{folder}"
+                if (device := os.stat(own).st_dev) != os.stat(folder).st_dev:  # bubblewrap has mounted the sandbox's
                     disks.add(device)
                     space = os.statvfs(own)
                     in_memory += (space.f_blocks - space.f_bfree) * space.f_frsize
         return in_memory + sum(size for (device, _), size in found.items() if (device in disks) == on_disk)
 
 
-def _below(pid: int) -> list[int]:
-    """The process and its descendants."""
+def _list_descendants(pid: int) -> list[int]:
+    """Return the process and its descendants."""
     found, pending = [], [pid]
     while pending:
         found.append(pid := pending.pop())
@@ -347,8 +346,8 @@ def _below(pid: int) -> list[int]:
     return found
 
 
-def _tasks(living: list[int]) -> Iterator[str]:
-    """The folders of all threads. Each may have descriptors of its own, also after the first thread has ended."""
+def _list_tasks(living: list[int]) -> Iterator[str]:
+    """Yield the folders of all threads. Each thread may have its own descriptors, even after the first has ended."""
     for pid in living:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
@@ -356,8 +355,8 @@ def _tasks(living: list[int]) -> Iterator[str]:
 
 
 def _read_first(pid: int, name: str) -> tuple[int, str]:
-    """A file of the first thread that has one: of one that has ended, it is empty."""
-    for task in _tasks([pid]):
+    """Read a file of the first thread for which it is not empty. It is empty for a thread that has ended."""
+    for task in _list_tasks([pid]):
         with contextlib.suppress(OSError):
             if text := Path(task, name).read_text(errors="replace"):
                 return int(os.path.basename(task)), text
@@ -365,8 +364,8 @@ def _read_first(pid: int, name: str) -> tuple[int, str]:
 
 
 def _open_files(living: list[int]) -> Iterator[tuple[str, str, os.stat_result]]:
-    """The folder of a thread, the number of one of its descriptors, and what that refers to."""
-    for task in _tasks(living):
+    """Yield each open descriptor: its thread's folder, its number, and the status of its file."""
+    for task in _list_tasks(living):
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"{task}/fd"):
                 with contextlib.suppress(OSError):
@@ -374,7 +373,7 @@ def _open_files(living: list[int]) -> Iterator[tuple[str, str, os.stat_result]]:
 
 
 def _files_in_sockets(living: list[int]) -> bool:
-    """Whether files wait in a Unix socket to be received, where nobody sees how large they are."""
+    """Return whether files wait in a Unix socket to be received. Their sizes are not visible there."""
     for task, fd, status in _open_files(living):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(status.st_mode):
@@ -384,14 +383,14 @@ def _files_in_sockets(living: list[int]) -> bool:
     return False
 
 
-def _memory(pid: int) -> int:
-    """Bytes. Shared pages count in parts, for each process that has them."""
+def _read_memory(pid: int) -> int:
+    """Return the memory of a process in bytes. Each process that shares a page counts its share of it."""
     found = re.search(r"^Pss: +(\d+)", _read_first(pid, "smaps_rollup")[1], re.M)
     return int(found[1]) * 1_024 if found else 0
 
 
-def _mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
-    """A mapped file, and its size: of the whole file for root, otherwise of what is mapped."""
+def _read_mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
+    """Return a mapped file and its size: for root, the size of the file; otherwise, the size of the mapping."""
     major, minor = (int(part, 16) for part in fields[3].split(":"))
     start, end = (int(part, 16) for part in fields[0].split("-"))
     size = end - start
@@ -401,7 +400,7 @@ def _mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
 
 
 def _measure(folders: list[str], limit: int) -> tuple[int, int]:
-    """Bytes and entries in the folders. Stops counting beyond the limit."""
+    """Return the bytes and the number of entries in the folders. Stops when the bytes exceed the limit."""
     total, count, pending = 0, 0, list(folders)
     while pending and total <= limit:
         try:
@@ -411,7 +410,7 @@ def _measure(folders: list[str], limit: int) -> tuple[int, int]:
                     with contextlib.suppress(OSError):
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(entry.path)
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512 + ENTRY
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512 + ENTRY_BYTES
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:  # files could hide below such a path
                 return limit + 1, count
@@ -419,7 +418,7 @@ def _measure(folders: list[str], limit: int) -> tuple[int, int]:
 
 
 def _is_connected(path: str) -> bool:
-    """Whether somebody has a connection to the socket at this path."""
+    """Return whether there is a connection to the socket at this path."""
     try:
         with open("/proc/net/unix") as sockets:
             return any(fields[5] == CONNECTED and fields[7:] == [path] for fields in map(str.split, sockets))
@@ -428,7 +427,7 @@ def _is_connected(path: str) -> bool:
 
 
 def _listen(path: str) -> socket.socket:
-    """A Unix socket that only the worker's user can connect to."""
+    """Create a Unix socket to which only the worker's user can connect."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener, mask = socket.socket(socket.AF_UNIX), os.umask(0o177)
@@ -443,7 +442,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     try:
         why = asyncio.run(keeper.watch(keeper.start()))
     finally:
-        keeper.end()
+        keeper.kill_processes()
         keeper.read_rest()
     code = -signal.SIGKILL if keeper.status is None else keeper.status
     code = 128 - code if code > 128 else code  # how bubblewrap reports a signal
@@ -457,7 +456,7 @@ def main() -> None:
         spec = json.load(file)
     for fd in (spec["report"], *spec["locks"]):
         os.set_inheritable(fd, False)
-    if spec["link"]:  # nothing but the link ends it
+    if spec["link"]:  # only the removal of the link ends this keeper
         if pid := os.fork():
             os.write(1, str(pid).encode())
             os._exit(0)
@@ -468,9 +467,9 @@ def main() -> None:
         network.prctl(network.PARENT_DIED, signal.SIGTERM)
         if os.getppid() != spec["parent"]:
             return  # the worker died before that
-    os.nice(spec["limits"]["nice"])  # the keeper too: it works as much as its command lets it work
+    os.nice(spec["limits"]["nice"])  # for the keeper too: the command determines how much it works
     network.prctl(network.SUBREAPER, 1)
-    with contextlib.suppress(ValueError, OSError):  # macOS takes no "unlimited"
+    with contextlib.suppress(ValueError, OSError):  # macOS does not accept "unlimited"
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     if spec["trusted"] and spec["socket"]:  # all apps share the machine's ports
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -481,4 +480,4 @@ def main() -> None:
     except BaseException as error:
         result = {"code": 126, "error": f"{type(error).__name__}: {error}"}
     os.write(spec["report"], json.dumps(result).encode())
-    os._exit(0)  # without waiting for look-ups
+    os._exit(0)  # without waiting for pending look-ups

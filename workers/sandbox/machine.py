@@ -1,7 +1,7 @@
-"""Whether this process may run customers' code, and which users it may give it to.
+"""Checks whether this process may run customers' code, and as which users.
 
-Customers' code never runs as the root user of the machine. Root of the machine gives each build and app a user of its
-own. An ordinary user runs them as itself, and so does root of a container that is an ordinary user outside.
+Customers' code never runs as the root user of the machine. If the worker is root of the machine, each build and app has
+its own user. An ordinary user runs them as itself, and so does root of a container that is an ordinary user outside.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 
 NEEDED_CAPABILITIES = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 19  # CHOWN, KILL, SETGID, SETUID and SYS_PTRACE
-# Settings of the kernel: the value that refuses user namespaces, and one that allows them.
+# Kernel settings: the value that forbids user namespaces, and one that allows them.
 NAMESPACE_SETTINGS = (
     ("user.max_user_namespaces", "0", "15000"),
     ("kernel.unprivileged_userns_clone", "0", "1"),
     ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
 )
-DOCUMENTED = "see docs/operations.md#isolation"
+DOCUMENTED = "see docs/install.md#isolation"
 
 
 class Unsafe(Exception):
-    """This machine can't confine customers' code. `remedy` tells its operator what to do."""
+    """This machine can't confine customers' code. `remedy` is an instruction for the operator."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}: {remedy}")
@@ -30,17 +30,17 @@ class Unsafe(Exception):
 
 
 def can_change_users(users: range) -> bool:
-    """Whether this process may become each of the users, and act on their files and processes."""
+    """Return whether this process may become each of the users, and act on their files and processes."""
     if os.geteuid() != 0:
         return False
-    return _capabilities() & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES and not _find_incomplete_map(users)
+    return _read_capabilities() & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES and not _find_incomplete_map(users)
 
 
 def check_own_user(users: range) -> None:
-    """For a process that can't become each of the users. Raises Unsafe if customers' code must not run as its own."""
+    """Check a process that can't change users. Raises Unsafe if customers' code must not run as this process's user."""
     if os.geteuid() != 0:
         return
-    capabilities = _capabilities()
+    capabilities = _read_capabilities()
     if capabilities and capabilities & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
         needed = "CHOWN, KILL, SETGID, SETUID and SYS_PTRACE"
         raise Unsafe("the worker has some of root's capabilities", f"give it {needed}, or none")
@@ -48,12 +48,12 @@ def check_own_user(users: range) -> None:
         return
     if not capabilities:
         raise Unsafe("builds would run as root", "run the worker as an ordinary user")
-    reason = f"builds have the user ids {users[0]} to {users[-1]}, and {_find_incomplete_map(users)} lacks them"
+    reason = f"builds use the user ids {users[0]} to {users[-1]}, and {_find_incomplete_map(users)} lacks them"
     raise Unsafe(reason, "give the container's user a longer range in /etc/subuid and /etc/subgid")
 
 
 def find_namespace_remedy() -> str:
-    """What lets ordinary users make namespaces, after the kernel has refused them."""
+    """Return the command or advice that enables user namespaces, after the kernel has refused them."""
     for name, refusal, permission in NAMESPACE_SETTINGS:
         with contextlib.suppress(OSError):
             if Path("/proc/sys", *name.split(".")).read_text().strip() == refusal:
@@ -62,14 +62,14 @@ def find_namespace_remedy() -> str:
 
 
 def _is_root_outside() -> bool:
-    """Whether root here is root of the machine, too, and not another user, as in a rootless container."""
+    """Return whether root here is also root of the machine. In a rootless container, it is another user."""
     if sys.platform != "linux":
         return True
     return any(inside == outside == 0 for inside, outside, _ in _read_id_map("/proc/self/uid_map"))
 
 
 def _find_incomplete_map(users: range) -> str:
-    """The file with the map of ids that lacks some of the users, or an empty string."""
+    """Return the file whose id map lacks some of the users, or an empty string."""
     for file in ("/proc/self/uid_map", "/proc/self/gid_map"):
         mapped = [range(inside, inside + count) for inside, _, count in _read_id_map(file)]
         if not any(users[0] in ids and users[-1] in ids for ids in mapped):
@@ -78,12 +78,12 @@ def _find_incomplete_map(users: range) -> str:
 
 
 def _read_id_map(file: str) -> list[tuple[int, int, int]]:
-    """Each range of ids: the first one in this user namespace, the first one outside, and their number."""
+    """Read the ranges of ids: the first id in this user namespace, the first id outside, and their number."""
     with open(file) as lines:
         return [(int(inside), int(outside), int(count)) for inside, outside, count in map(str.split, lines)]
 
 
-def _capabilities() -> int:
+def _read_capabilities() -> int:
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         for line in file:
             if line.startswith("CapEff:"):

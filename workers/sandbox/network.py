@@ -1,12 +1,12 @@
-"""The network of a sandbox: a namespace with nothing but loopback, and a way out in which each connection is judged.
+"""The network of a sandbox: a namespace with only a loopback device, and a keeper that checks outgoing connections.
 
-In the namespace every public IPv4 address is local, and the others are prohibited. So a connection to 93.184.216.34:443
-reaches a listener in the namespace, which the keeper holds open from outside. The listener's end of the connection
-names the address that was meant. The keeper judges it and connects to it. Listeners exist for the ports that the
-sandbox may reach, and for names at port 53 of 127.0.0.1. There is no other way out: no device, no route, no forwarding.
-Tools need no settings for this, unlike with a proxy.
+In the namespace every public IPv4 address is local, and all other addresses are prohibited. A connection to
+93.184.216.34:443 therefore reaches a listener in the namespace, which the keeper holds open from outside. The local
+address of the accepted connection is the address that the command wanted. The keeper checks it and connects to it.
+Listeners exist for the ports that the sandbox may reach, and for DNS at 127.0.0.1:53. There is no other way out: no
+device, no route, no forwarding. Unlike a proxy, this needs no settings in tools.
 
-In the other direction, a relay in the namespace takes connections from a Unix socket outside and connects them to
+In the other direction, a relay in the namespace accepts connections from a Unix socket outside and connects them to
 127.0.0.1 inside.
 """
 
@@ -28,25 +28,24 @@ from gateway.outbound.public import NOT_PUBLIC, is_own_service, is_public
 
 NEW_USERS, NEW_NETWORK = 0x1000_0000, 0x4000_0000
 PARENT_DIED, DUMPABLE, SUBREAPER = 1, 4, 36  # prctl
-# Of rtnetlink(7) and netdevice(7): `ip` may not be installed.
-SET_FLAGS, UP = 0x8914, 0x1  # an interface's
+# Constants of rtnetlink(7) and netdevice(7), because `ip` may not be installed.
+SET_FLAGS, UP = 0x8914, 0x1  # of an interface
 NEW_ROUTE, REQUEST_CREATE_ACKNOWLEDGE = 24, 0x1 | 0x400 | 0x4
-LOCAL, PROHIBIT = 2, 8  # types of routes
+LOCAL, PROHIBIT = 2, 8  # route types
 LOCAL_TABLE, BOOT, HOST = 255, 3, 254  # table, protocol and scope of a route
 DESTINATION, DEVICE = 1, 4  # attributes of a route
-CONNECTIONS, LOOKUPS = 512, 32  # of one sandbox at a time
+CONNECTIONS, LOOKUPS = 512, 32  # at a time, per sandbox
 CONNECT_SECONDS = 30.0
-CHUNK = 65_536
+CHUNK_BYTES = 65_536
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 NO_SUCH_NAME, SERVER_FAILURE = 3, 2
-TIME_TO_LIVE = 30  # seconds
-
+TTL_SECONDS = 30
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    """Of Linux alone."""
+    """Call prctl(2). Does nothing on systems other than Linux. Raises OSError."""
     if (
         sys.platform == "linux"
         and _libc.prctl(ctypes.c_int(option), *[ctypes.c_ulong(number) for number in (value, 0, 0, 0)]) != 0
@@ -55,14 +54,15 @@ def prctl(option: int, value: int) -> None:
 
 
 def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.socket]:
-    """Moves this process into a user and a network namespace of its own. Returns the listeners of the way out.
+    """Move this process into a new user namespace and a new network namespace.
 
-    `hosts`: addresses that may be reached although they are not public. Raises OSError.
+    `hosts`: addresses that may be reached although they are not public. Returns the listeners for outgoing connections.
+    Raises OSError.
     """
     uid, gid = os.getuid(), os.getgid()
-    prctl(DUMPABLE, 1)  # or /proc/self belongs to root after a change of user
+    prctl(DUMPABLE, 1)  # otherwise /proc/self belongs to root after a change of user
     if _libc.unshare(NEW_USERS | NEW_NETWORK) != 0:
-        raise OSError(ctypes.get_errno(), "the kernel gives this user no namespaces")
+        raise OSError(ctypes.get_errno(), "the kernel refuses to create namespaces for this user")
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -75,7 +75,7 @@ def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.s
 
 
 def _route(hosts: Sequence[str]) -> None:
-    """Makes all IPv4 addresses local, except those that are not public. Raises OSError."""
+    """Make all public IPv4 addresses local, and prohibit the others. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sH14x", b"lo", UP))
     closed = [block for block in NOT_PUBLIC if block.version == 4 and not block.is_loopback]
@@ -84,7 +84,7 @@ def _route(hosts: Sequence[str]) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(10)
         for kind, block in [*routes, *((LOCAL, block) for block in opened)]:
-            # All are in the table that the kernel asks first, where the longest prefix wins.
+            # All routes are in the table that the kernel reads first. There, the longest prefix wins.
             route = struct.pack("8BI", socket.AF_INET, block.prefixlen, 0, 0, LOCAL_TABLE, BOOT, HOST, kind, 0)
             route += struct.pack("2H4s", 8, DESTINATION, block.network_address.packed)
             if kind == LOCAL:
@@ -98,7 +98,7 @@ Tasks = set[asyncio.Task[Any]]
 
 
 def keep_task(running: Tasks) -> None:
-    """Refers to the current task until it has ended. Nothing else may: a server does not refer to its connections'."""
+    """Keep a reference to the current task until it ends. A server keeps none to the tasks of its connections."""
     task = asyncio.current_task()
     assert task
     running.add(task)
@@ -106,7 +106,7 @@ def keep_task(running: Tasks) -> None:
 
 
 class Egress:
-    """The way out of one sandbox. The keeper runs it in its own namespace."""
+    """Makes the outgoing connections of one sandbox. The keeper runs it in its own namespace."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = {ipaddress.ip_address(host) for host in hosts}
@@ -135,7 +135,7 @@ class Egress:
 
 
 async def relay(listener: socket.socket, port: int) -> None:
-    """Connects the Unix socket to a port of this namespace. Runs until it is killed."""
+    """Connect the Unix socket to a port of this namespace. Runs until killed."""
     connections: Tasks = set()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,10 +153,10 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def splice(one: Connection, other: Connection) -> None:
-    """Carries bytes in both directions until both have ended. When one side breaks off, so does the other."""
+    """Copy bytes in both directions until both have ended. If one side aborts its connection, abort the other."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(CHUNK):
+        while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
             await writer.drain()
         writer.write_eof()
@@ -164,7 +164,7 @@ async def splice(one: Connection, other: Connection) -> None:
     directions = [asyncio.create_task(carry(one[0], other[1])), asyncio.create_task(carry(other[0], one[1]))]
     try:
         await asyncio.gather(*directions)
-    except (OSError, RuntimeError):  # the second: the other direction has just closed it
+    except (OSError, RuntimeError):  # RuntimeError: the other direction has just closed the connection
         abort(one[1])
         abort(other[1])
     finally:
@@ -181,7 +181,7 @@ def abort(writer: asyncio.StreamWriter) -> None:
 
 
 class Resolver(asyncio.DatagramProtocol):
-    """Answers look-ups of IPv4 addresses, and only with public ones. Names have no other records here."""
+    """A DNS server that returns public IPv4 addresses only, and no records of other types."""
 
     def __init__(self) -> None:
         self._pending: set[asyncio.Task[None]] = set()
@@ -190,7 +190,7 @@ class Resolver(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, query: bytes, sender: tuple[str, int]) -> None:
-        if len(self._pending) < LOOKUPS:  # otherwise its resolver asks again
+        if len(self._pending) < LOOKUPS:  # a client whose query is dropped sends it again
             task = asyncio.create_task(self._answer(query, sender))
             self._pending.add(task)
             task.add_done_callback(self._pending.discard)
@@ -204,13 +204,13 @@ class Resolver(asyncio.DatagramProtocol):
         if query[end - 4 : end] == b"\0\1\0\1":  # A, IN
             code, found = await _look_up(name)
         head = query[:2] + struct.pack(">5H", 0x8180 | code, 1, len(found), 0, 0)
-        record = struct.pack(">3HIH", 0xC00C, 1, 1, TIME_TO_LIVE, 4)  # its name: the one at offset 12
+        record = struct.pack(">3HIH", 0xC00C, 1, 1, TTL_SECONDS, 4)  # 0xC00C refers to the name at offset 12
         answers = b"".join(record + socket.inet_aton(address) for address in found)
         self._transport.sendto(head + query[12:end] + answers, sender)  # type: ignore[attr-defined]
 
 
 def read_question(query: bytes) -> tuple[str, int]:
-    """The name, and where the question ends. Raises IndexError or UnicodeError."""
+    """Return the name, and the offset of the question's end. Raises IndexError or UnicodeError."""
     labels, at = list[str](), 12
     while length := query[at]:
         labels.append(query[at + 1 : at + 1 + length].decode("ascii"))
@@ -219,7 +219,7 @@ def read_question(query: bytes) -> tuple[str, int]:
 
 
 async def _look_up(name: str) -> tuple[int, list[str]]:
-    """The code of the answer, and the addresses."""
+    """Return the response code and the addresses of the name."""
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(
             f"{name}.", None, family=socket.AF_INET, type=socket.SOCK_STREAM

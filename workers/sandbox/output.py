@@ -1,11 +1,11 @@
 """The output of commands: its lines, without secrets.
 
-The first 256 KiB of a build's output go to the worker. What is searched for secrets, and passed on, is bounded here, in
-the build's own keeper: a build may print without end.
+The first 256 KiB of a build's output go to the worker. The build's own keeper applies this bound and searches for
+secrets, because a build may print without end.
 
-Of a start command's output, the newest MiB is kept on disk, in two files (`gateway/deploys/runtime_log.py` reads them).
-When the current one is full, it replaces the former one. They belong to the owner of the data folder, so that the
-gateway may read them; no other app may.
+The newest MiB of a start command's output stays on disk, in two files that `gateway/deploys/runtime_log.py` reads. When
+the current file is full, it replaces the former one. Both belong to the owner of the data folder, so the gateway can
+read them, and other apps cannot.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from typing import Self
 
 from gateway.deploys.runtime_log import FORMER
 
-LINE = 4_096  # characters; longer lines are cut
+LINE_CHARACTERS = 4_096  # longer lines are split
 FILE_BYTES = 524_288  # of each of the two files
-# A flood of output costs no more than this.
-BYTES_PER_SECOND = 65_536
-PASSED_BYTES = 262_144  # of a build's output, as long as the log of its deploy
-FLUSH_SECONDS = 2.0  # that the worker has to take the last of it
-LINE_BYTES = 64  # that a line counts at least
-CONCEALED_LENGTH = 8  # characters; to hide shorter values, such as "1", would hide half of a log
+BYTES_PER_SECOND = 65_536  # of a start command's output; the rest is dropped
+PASSED_BYTES = 262_144  # of a build's output; equals the bound of a deploy's log
+FLUSH_SECONDS = 2.0  # that the worker has to read the end of the output
+MIN_LINE_BYTES = 64  # that each line counts at least
+CONCEALED_CHARACTERS = 8  # the shortest value that is hidden; hiding values such as "1" would hide half of a log
 CONCEALED = "***"
-SECRETS = 500  # of an app, the longest: each line is searched for each
+MAX_SECRETS = 500  # of an app, the longest ones: each line is searched for every secret
 
 
 class LineSplitter:
-    """Cuts what a command writes into lines of at most LINE characters."""
+    """Splits the output of a command into lines of at most LINE_CHARACTERS characters."""
 
     def __init__(self) -> None:
         self._decoder, self._rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
 
     def split(self, data: bytes) -> list[str]:
-        """The lines that the data completes. No data means the end, and gives what is left."""
+        """Return the lines that the data completes. Empty data means the end and returns the rest."""
         *lines, rest = (self._rest + self._decoder.decode(data, final=not data)).split("\n")
         found = [piece for line in lines for piece in _cut(line.removesuffix("\r"))]
-        whole = len(rest) - len(rest) % LINE if data else len(rest)
+        whole = len(rest) - len(rest) % LINE_CHARACTERS if data else len(rest)
         self._rest = rest[whole:]
         return [*found, *_cut(rest[:whole])] if whole else found
 
 
 def _cut(line: str) -> list[str]:
-    return [line[at : at + LINE] for at in range(0, len(line) or 1, LINE)]
+    return [line[at : at + LINE_CHARACTERS] for at in range(0, len(line) or 1, LINE_CHARACTERS)]
 
 
 class Output:
+    """The output of a start command, on its way to the two files."""
+
     def __init__(self, path: Path, conceal: Callable[[str], str] = str) -> None:
         """`conceal` hides secrets in a line."""
         self._path, self._conceal = path, conceal
@@ -78,7 +79,7 @@ class Output:
 
     @property
     def full(self) -> bool:
-        """Whether all that comes in this second is left out."""
+        """Whether the rest of this second's output is dropped."""
         return self._left <= 0 and time.monotonic() - self._second < 1
 
     def drop(self, lines: int) -> None:
@@ -93,11 +94,11 @@ class Output:
             self._second, self._left = now, BYTES_PER_SECOND
             if self._dropped:
                 dropped, self._dropped = self._dropped, 0
-                self._write(f"… {dropped} lines were left out: too much output in a second")
+                self._write(f"… {dropped} lines were dropped: too much output in one second")
         if self._left <= 0:
             self._dropped += 1
             return
-        self._left -= max(len(line), LINE_BYTES)
+        self._left -= max(len(line), MIN_LINE_BYTES)
         self._write(self._conceal(line))
 
     def _write(self, line: str) -> None:
@@ -108,7 +109,7 @@ class Output:
                 self._file.close()
                 self._open()
             self._size += self._file.write(text) or 0
-        except (OSError, ValueError):  # the disk is full, or was when the file was exchanged: the app itself goes on
+        except (OSError, ValueError):  # the disk is full, or was when the files were exchanged; the app keeps running
             self._dropped += 1
 
 
@@ -128,18 +129,18 @@ class BuildOutput:
         self._left -= len(text)
         self._waiting += text
         if self._left <= 0:
-            self._waiting += f"… output beyond {PASSED_BYTES // 1_024} KiB was left out\n".encode()
+            self._waiting += f"… output beyond {PASSED_BYTES // 1_024} KiB was dropped\n".encode()
 
     @property
     def full(self) -> bool:
-        """Whether all that comes is left out."""
+        """Whether further output is dropped."""
         return self._left <= 0
 
     def drop(self, lines: int) -> None:
-        pass  # the last line says so
+        pass  # the last line reports it
 
     def flush(self, seconds: float = 0) -> None:
-        """Writes what the worker takes; waits for it until then, at most."""
+        """Write the waiting output. Waits at most `seconds` for the worker to read it."""
         ends, writable = time.monotonic() + seconds, select.poll()
         writable.register(self._fd, select.POLLOUT)
         while self._waiting:
@@ -157,17 +158,17 @@ def _former(path: Path) -> Path:
     return path.with_name(path.name + FORMER)
 
 
-def concealer(variables: Mapping[str, str]) -> Callable[[str], str]:
-    """Returns a function that hides the values in a line of output, the longest first.
+def make_concealer(variables: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that hides the values in a line of output, the longest first.
 
-    One search for each secret takes time in proportion to the line, whatever both hold; an alternation in one regular
-    expression may compare every secret at every place.
+    One search per secret takes time proportional to the line, whatever their contents. An alternation in one regular
+    expression may compare every secret at every position.
     """
     lines = {line for value in variables.values() for line in value.splitlines()}
-    secrets = sorted((line for line in lines if len(line) >= CONCEALED_LENGTH), key=len, reverse=True)[:SECRETS]
+    secrets = sorted((line for line in lines if len(line) >= CONCEALED_CHARACTERS), key=len, reverse=True)[:MAX_SECRETS]
 
     def conceal(line: str) -> str:
-        for secret in secrets if len(line) >= CONCEALED_LENGTH else ():
+        for secret in secrets if len(line) >= CONCEALED_CHARACTERS else ():
             if secret in line:
                 line = line.replace(secret, CONCEALED)
         return line

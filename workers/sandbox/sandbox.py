@@ -1,13 +1,13 @@
 """Runs customers' code: builds, their tools, and apps. That code reaches no file, process or address of this service.
 
-- bubblewrap puts it into namespaces of its own and a filter refuses dangerous system calls (`bwrap.py`).
-- Its network is empty; a keeper outside judges each connection (`network.py`). An app is reached over a Unix socket.
-- Control groups bound memory, processes and CPU (`cgroups.py`); the keeper bounds time and disk (`keeper.py`).
-- When the worker is root, each build and app has a user of its own besides.
+- bubblewrap puts the code into its own namespaces, and a filter refuses dangerous system calls (`bwrap.py`).
+- Its network is empty. A keeper outside checks each connection (`network.py`). Apps get requests over a Unix socket.
+- Control groups bound memory, processes and CPU (`cgroups.py`). The keeper bounds time and disk (`keeper.py`).
+- If the worker is root, each build and each app also has its own user.
 
-Failure policy: closed. A machine without the means for this runs nothing. Only in development
-(`allow_private_addresses`) are control groups optional; the keeper then measures, which is less exact. Nothing runs as
-the root user of the machine. `trusted` commands run without a sandbox: `capsule dev --trust-builds`.
+Failure policy: closed. A machine that cannot provide this isolation runs nothing. Control groups are optional only in
+development (`allow_private_addresses`): the keeper then measures, which is less exact. Nothing runs as the root user of
+the machine. `trusted` commands run without a sandbox (`capsule dev --trust-builds`).
 """
 
 from __future__ import annotations
@@ -39,57 +39,58 @@ from workers.sandbox.output import LineSplitter
 
 logger = structlog.get_logger()
 
-# Free ranges: systemd assigns the ids above, people and packages have the ids below, and a container may map only the
-# first 65,536 ids.
+# These ranges are free: systemd assigns the ids above them, and people and packages use the ids below them. A container
+# may map only the first 65,536 ids.
 BUILD_USERS, APP_USERS = range(60_578, 60_594), range(60_594, 61_184)
-# One file per user, locked while a worker on this machine uses it.
+# One file per user. A worker on this machine locks the file while it uses the user.
 USERS = Path("/run/capsule/users")
 EFFECTIVE = os.access in os.supports_effective_ids
 COPIES = "tools"  # in the data folder
 MIB = 1 << 20
-CHUNK, LINES, PAUSE = 16_384, 256, 0.01  # bytes per read, lines per turn, seconds between turns: others get theirs
-KILL_SECONDS = 5.0  # within which a keeper kills what is left
-PIPE_SECONDS = 2.0  # for output that is still in the pipe after its keeper has ended
+CHUNK_BYTES = 16_384  # per read of output
+LINES_PER_PAUSE, PAUSE_SECONDS = 256, 0.01  # a pause after so many lines, so that other tasks run
+KILL_SECONDS = 5.0  # in which a keeper must kill the remaining processes
+PIPE_SECONDS = 2.0  # to read the output that is still in the pipe after its keeper has ended
 START_SECONDS = 30.0
 
 Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "stopped"]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class SandboxLimits(msgspec.Struct, frozen=True):
     seconds: float = 0  # 0: no limit
     memory: int = 2_048 * MIB
-    disk: int = 0  # bytes in the writable folders; 0: no limit, nor one of the next two
-    inodes: int = 500_000  # files and folders there
-    free: int = 0  # bytes that others must still find on the disk
+    disk: int = 0  # bytes in the writable folders; 0: no limit, and the next two do not apply either
+    inodes: int = 500_000  # files and folders in the writable folders
+    free: int = 0  # bytes that must stay free on the disk
     processes: int = 1_024
     cpus: float = 2.0
     files: int = 4_096  # open at once
     nice: int = 10
-    grace: float = 0  # seconds between SIGTERM and SIGKILL when it is asked to stop
+    grace: float = 0  # seconds between SIGTERM and SIGKILL
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    code: int  # negative: the signal
+    code: int  # the exit status; negative: the signal
     why: Why = ""
-    error: str = ""  # of the sandbox; for operators
+    error: str = ""  # a failure of the sandbox itself, for operators
 
     @property
     def ok(self) -> bool:
         return self.code == 0 and not self.why
 
-    def describe(self, subject: str, limits: Limits) -> str:
-        """For account holders."""
+    def describe(self, subject: str, limits: SandboxLimits) -> str:
+        """Describe the outcome to account holders."""
         match self.why:
             case "time":
                 return f"{subject} took longer than {limits.seconds:.0f} seconds"
             case "memory":
-                return f"{subject} ran out of memory; it may use {limits.memory // MIB} MiB"
+                return f"{subject} ran out of memory; its limit is {limits.memory // MIB} MiB"
             case "disk":
                 return f"{subject} wrote more than {limits.disk // MIB} MiB"
             case "inodes":
-                return f"{subject} made more than {limits.inodes:,} files"
+                return f"{subject} created more than {limits.inodes:,} files"
             case "full":
-                return f"{subject} was stopped, because the machine's disk is almost full; try again later"
+                return f"{subject} was stopped because the machine's disk is almost full; try again later"
             case "processes":
                 return f"{subject} started more than {limits.processes} processes"
             case "stopped":
@@ -106,23 +107,23 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     write: Sequence[Path] = ()
     connect: Sequence[int] = ()  # TCP ports of public addresses
     hosts: Sequence[str] = ()  # IPv4 addresses that may be reached although they are not public
-    limits: Limits = Limits()
+    limits: SandboxLimits = SandboxLimits()
     secrets: Mapping[str, str] = {}  # variables whose values the output must not show
 
 
 class Detached(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command that outlives the worker needs."""
+    """The additional parameters of a command that outlives the worker."""
 
-    link: Path  # ends when it is removed
-    socket: Path  # is connected to the port
-    port: int  # of 127.0.0.1 in the sandbox
+    link: Path  # its removal ends the command
+    socket: Path  # connections to it reach the port
+    port: int  # at 127.0.0.1 in the sandbox
     output: Path
-    report: Path  # gets the Outcome
+    report: Path  # the keeper writes the Outcome to it
 
 
 class Sandbox:
     def __init__(self, *, development: bool, users: range, trusted: bool = False) -> None:
-        """`trusted`: commands run without a sandbox. Only for a developer's own code on the developer's machine."""
+        """`trusted`: commands run without a sandbox. Use it only for developers' own code on their own machines."""
         self._development, self._trusted = development, trusted
         self._root = can_change_users(users)
         self._users = users
@@ -132,19 +133,19 @@ class Sandbox:
         self._checked, self._checking = False, threading.Lock()
         folders = [Path(folder) for folder in os.get_exec_path() if os.path.isabs(folder)]
         folders = [folder for folder in folders if os.access(folder, os.X_OK, effective_ids=EFFECTIVE)]
-        if self._root:  # without tools that only root can start
+        if self._root:  # leave out tools that only root can start
             folders = [folder for folder in folders if not closed_folders(folder.resolve())]
         self.path = os.pathsep.join(map(str, folders))
         self._python = _find_python(any_user=self._root)
 
     def check(self, folder: Path) -> None:
-        """Raises Unsafe when customers' code can't be kept away from the data folder and the rest of the machine."""
-        with self._checking:  # builds begin in threads
+        """Raise Unsafe if customers' code can't be isolated from the data folder and the rest of the machine."""
+        with self._checking:  # builds start in threads
             if self._checked:
                 return
             folder = folder.resolve()
             if not self._trusted and sys.platform != "linux":
-                raise Unsafe("apps are built on Linux only", "use it, or GATEWAY_DEPLOY_ENGINE=external")
+                raise Unsafe("apps are built on Linux only", "use Linux, or set GATEWAY_DEPLOY_ENGINE=external")
             self._check_user(folder)
             if not self._trusted:
                 self._check_tools(folder)
@@ -165,13 +166,13 @@ class Sandbox:
     def _check_tools(self, folder: Path) -> None:
         if not self._python:
             raise Unsafe("builds can't start Python", f"install it in /usr, or run chmod o+x on {sys.base_prefix}")
-        if opened := [path for path in ("/usr", *self._tools()) if folder.is_relative_to(path)]:
+        if opened := [path for path in ("/usr", *self._list_tool_folders()) if folder.is_relative_to(path)]:
             raise Unsafe(f"builds may read {opened[0]}", "move GATEWAY_DATA_DIR out of it")
         try:
             self._filter = bwrap.read_filter().hex()
         except OSError:
             machine = platform.machine()
-            raise Unsafe(f"there is no filter of system calls for {machine}", "use x86_64 or aarch64") from None
+            raise Unsafe(f"there is no system call filter for {machine}", "use x86_64 or aarch64") from None
         self._bwrap = tools.find_bwrap(folder / COPIES, any_user=self._root) or ""
         if not self._bwrap:
             raise Unsafe("bubblewrap is missing", "install its package, for example with apt install bubblewrap")
@@ -182,15 +183,15 @@ class Sandbox:
             action = "delegate a control group with memory, pids and cpu to the worker, or run it as root"
             if not self._development:
                 raise Unsafe("memory and processes can't be bounded", action)
-            logger.warning("sandbox.no_cgroup", action=f"{action}; until then limits are only measured")
+            logger.warning("sandbox.no_cgroup", action=f"{action}; until then the keeper only measures usage")
 
     def _try_out(self) -> None:
-        """Raises Unsafe when the kernel, or a container around the worker, does not allow namespaces."""
+        """Raise Unsafe if the kernel, or a container around the worker, does not allow namespaces."""
         command = Command(arguments=["true"], folder=Path("/"), environment=self.environment)
         with self.reserve_user() as uid, contextlib.ExitStack() as files:
             report, report_to = _pipe(files, files)
             output, output_to = _pipe(files, files)
-            keeper, fds = self._keeper(command, uid, report_to.fileno(), files)
+            keeper, fds = self._build_keeper(command, uid, report_to.fileno(), files)
             try:
                 subprocess.run(keeper, stdout=output_to, stderr=output_to, pass_fds=fds, timeout=START_SECONDS, cwd="/")  # noqa: S603
             except subprocess.TimeoutExpired:
@@ -204,22 +205,22 @@ class Sandbox:
 
     @contextlib.contextmanager
     def reserve_user(self) -> Iterator[int | None]:
-        """A user id for the commands of one build, or None when the worker can't change users.
+        """Yield a user id for the commands of one build, or None if the worker can't change users.
 
         Raises OSError when all users are taken.
         """
         if not self._root:
             yield None
             return
-        uid, lock = self._take_user()
+        uid, lock = self._lock_user()
         self._user_locks[uid] = lock
         try:
             yield uid
         finally:
             del self._user_locks[uid]
-            os.close(lock)  # without unlocking: a keeper that is still killing holds the file open too
+            os.close(lock)  # without unlocking it: a keeper that is still killing processes holds the file open too
 
-    def _take_user(self) -> tuple[int, int]:
+    def _lock_user(self) -> tuple[int, int]:
         USERS.mkdir(mode=0o700, parents=True, exist_ok=True)
         for uid in self._users:
             lock = os.open(USERS / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -247,9 +248,9 @@ class Sandbox:
         *,
         stdin: IO[bytes] | None = None,
     ) -> Outcome:
-        """Runs the command to its end and passes each line of output to `on_line`.
+        """Run the command to its end, and pass each line of output to `on_line`.
 
-        When this is canceled, it kills everything that the command started before it returns.
+        When canceled, this kills all processes of the command before it returns.
         """
         async with self.start(command, uid, on_line, stdin=stdin) as ending:
             return await asyncio.shield(ending)
@@ -263,11 +264,11 @@ class Sandbox:
         *,
         stdin: IO[bytes] | None = None,
     ) -> AsyncIterator[asyncio.Task[Outcome]]:
-        """Runs the command until it ends or the context is left."""
+        """Run the command until it ends or the context is left."""
         with contextlib.ExitStack() as ours:
             with contextlib.ExitStack() as theirs:
                 (output, output_to), (report, report_to) = _pipe(ours, theirs), _pipe(ours, theirs)
-                words, fds = self._keeper(command, uid, report_to.fileno(), theirs)
+                words, fds = self._build_keeper(command, uid, report_to.fileno(), theirs)
                 keeper = await asyncio.create_subprocess_exec(
                     *words,
                     stdin=stdin or asyncio.subprocess.DEVNULL,
@@ -278,18 +279,18 @@ class Sandbox:
                     pass_fds=fds,
                     start_new_session=True,
                 )
-            ending = asyncio.create_task(_follow(keeper, output, report, on_line))
+            ending = asyncio.create_task(_follow_keeper(keeper, output, report, on_line))
             try:
                 yield ending
             finally:
-                await finish_despite_cancellation(_end(keeper, ending, command.limits.grace + KILL_SECONDS))
+                await finish_despite_cancellation(_stop_keeper(keeper, ending, command.limits.grace + KILL_SECONDS))
 
     def detach(self, command: Command, uid: int | None, detached: Detached) -> int:
-        """Starts a command that outlives the worker. Returns the process id of its keeper. Raises OSError."""
+        """Start a command that outlives the worker. Returns the process id of its keeper. Raises OSError."""
         with contextlib.ExitStack() as files:
             detached.report.unlink(missing_ok=True)
             report = files.enter_context(open(os.open(detached.report, os.O_WRONLY | os.O_CREAT, 0o600), "wb"))
-            words, fds = self._keeper(command, uid, report.fileno(), files, detached)
+            words, fds = self._build_keeper(command, uid, report.fileno(), files, detached)
             started = subprocess.run(  # noqa: S603
                 words,
                 stdin=subprocess.DEVNULL,
@@ -305,7 +306,7 @@ class Sandbox:
             raise OSError("the keeper of a command did not start")
         return int(started.stdout)
 
-    def _keeper(
+    def _build_keeper(
         self,
         command: Command,
         uid: int | None,
@@ -313,7 +314,10 @@ class Sandbox:
         files: contextlib.ExitStack,
         detached: Detached | None = None,
     ) -> tuple[list[str], list[int]]:
-        """The keeper's command line, and the descriptors that it inherits. What it is to do is secret."""
+        """Return the keeper's command line, and the descriptors that it inherits.
+
+        The specification is in an unnamed file, because it contains secrets and every process can read command lines.
+        """
         locks = [] if uid is None else [self._user_locks[uid]]
         read, arguments = [*map(os.fspath, command.read)], command.arguments
         if command.unpack is not None:
@@ -328,7 +332,7 @@ class Sandbox:
             "limits": command.limits,
             "read": read,
             "write": [os.fspath(path) for path in command.write],
-            "tools": self._tools(),
+            "tools": self._list_tool_folders(),
             "connect": command.connect,
             "hosts": command.hosts,
             "uid": uid,
@@ -345,8 +349,11 @@ class Sandbox:
         file.seek(0)
         return [sys.executable, "-IS", "-c", _KEEPER, str(file.fileno())], [file.fileno(), report, *locks]
 
-    def _tools(self) -> list[str]:
-        """Folders on the operator's PATH, and what tools in them need, but no `share`: it may be a person's own."""
+    def _list_tool_folders(self) -> list[str]:
+        """List the folders on the operator's PATH and the folders that tools there need.
+
+        `share` is left out, because it may contain personal data.
+        """
         folders = [folder for folder in self.path.split(os.pathsep) if folder and not folder.startswith("/usr/")]
         beside = [f"{os.path.dirname(folder)}/{name}" for folder in folders for name in ("include", "lib", "libexec")]
         return [*folders, *(path for path in beside if path.count("/") > 1), "/nix/store"]
@@ -356,8 +363,7 @@ def open_sandbox(settings: Settings, users: range) -> Sandbox:
     return Sandbox(development=settings.allow_private_addresses, trusted=settings.trust_builds, users=users)
 
 
-# The keeper's Python ignores the environment and the working folder (-I), and its command line holds the path of its
-# module.
+# The keeper's Python ignores the environment and the working folder (-I), so its command line contains the module path.
 _KEEPER = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
     " from workers.sandbox.keeper import main; main()"
@@ -368,7 +374,10 @@ _UNPACK = Path(unpack.__file__).read_text()
 
 
 def _find_python(*, any_user: bool) -> list[str]:
-    """An interpreter that every user can start, and before it the folder that it needs. Empty if there is none."""
+    """Return the folder that an interpreter needs, and the interpreter. Returns an empty list if there is none.
+
+    With `any_user`, every user can start the interpreter.
+    """
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for prefix, binary in ((sys.base_prefix, f"{sys.base_prefix}/bin/{name}"), ("/usr", "/usr/bin/python3")):
         if os.access(binary, os.X_OK) and not (any_user and closed_folders(Path(prefix).resolve())):
@@ -388,24 +397,24 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[IO[
 
 
 def read_outcome(report: bytes) -> Outcome:
-    """What a keeper has reported; nothing if it was killed."""
+    """Decode the report of a keeper. The report of a killed keeper is empty."""
     outcome = msgspec.json.decode(report, type=Outcome) if report else Outcome(-9, "stopped")
     if outcome.error:
         logger.error("sandbox.failed", error=outcome.error)
     return outcome
 
 
-async def _follow(
+async def _follow_keeper(
     keeper: asyncio.subprocess.Process, output: IO[bytes], report: IO[bytes], on_line: Callable[[str], None]
 ) -> Outcome:
-    reader = asyncio.StreamReader(limit=CHUNK)
+    reader = asyncio.StreamReader(limit=CHUNK_BYTES)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), output
     )
     reading, exited = asyncio.create_task(_read_lines(reader, on_line)), asyncio.create_task(keeper.wait())
     try:
         await asyncio.wait([reading, exited], return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():  # a process that the keeper could not reach may hold the pipe open for ever
+        if not reading.done():  # a process that the keeper could not kill may hold the pipe open forever
             await asyncio.wait([reading], timeout=PIPE_SECONDS)
         if reading.done():
             reading.result()
@@ -420,17 +429,17 @@ async def _follow(
 
 async def _read_lines(reader: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
     splitter = LineSplitter()
-    while chunk := await reader.read(CHUNK):
+    while chunk := await reader.read(CHUNK_BYTES):
         for number, line in enumerate(splitter.split(chunk)):
             on_line(line)
-            if number % LINES == LINES - 1:
-                await asyncio.sleep(PAUSE)
-        await asyncio.sleep(PAUSE)
+            if number % LINES_PER_PAUSE == LINES_PER_PAUSE - 1:
+                await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(PAUSE_SECONDS)
     for line in splitter.split(b""):
         on_line(line)
 
 
-async def _end(keeper: asyncio.subprocess.Process, ending: asyncio.Task[Outcome], seconds: float) -> None:
+async def _stop_keeper(keeper: asyncio.subprocess.Process, ending: asyncio.Task[Outcome], seconds: float) -> None:
     if keeper.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             keeper.terminate()

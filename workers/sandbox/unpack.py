@@ -1,8 +1,8 @@
-"""Unpacks a customer's tar.gz. This runs inside the sandbox, so that a bug here costs one build and no more.
+"""Unpacks a customer's tar.gz. This runs inside the sandbox, so a bug here affects only one build.
 
-The whole archive is refused if it contains absolute names, names or links that leave the folder, files written
-through a link, devices, or more than the limits allow. The target of a link may contain `..` only at its start, where
-it goes up from real folders. After a name, it would go up from wherever the link of that name points.
+The whole archive is refused if it contains absolute names, names or links that leave the folder, files written through
+a link, devices, or more than the limits allow. The target of a link may contain `..` only at its start, where it goes
+up from real folders. After a name, `..` would go up from the target of the link with that name.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Refused(Exception):
 
 
 def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int) -> None:
-    """Raises Refused."""
+    """Unpack the archive into the folder. Raises Refused."""
     try:
         with gzip.open(archive) as plain:
             _extract(plain, folder, max_files, max_bytes)
-            while plain.read(65_536):  # up to the checksum at the end, which `tarfile` ignores
+            while plain.read(65_536):  # read up to the checksum at the end, which `tarfile` ignores
                 pass
     except Refused:
         raise
@@ -48,7 +48,7 @@ def _extract(plain: gzip.GzipFile, folder: str, max_files: int, max_bytes: int) 
             path = _check_member(member, links, files_seen)
             member.name = str(path)
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-            member.mtime = now  # the archive's may be outside of the calendar
+            member.mtime = now  # the archive's time may be outside the calendar
             tar.extract(member, folder, set_attrs=not member.issym())
 
 
@@ -62,14 +62,14 @@ def _check_member(member: tarfile.TarInfo, links: set[PurePosixPath], files_seen
         if not _stays_inside(path, PurePosixPath(member.linkname)):
             raise Refused(f"the archive contains the link {member.name!r}, which leaves its folder")
         links.add(path)
-        files_seen.discard(path)  # a hard link to it would be the same link in another folder
+        files_seen.discard(path)  # a hard link to this link would be the same link in another folder
     elif member.islnk():
         if PurePosixPath(member.linkname) not in files_seen:
             raise Refused(f"the archive contains the link {member.name!r}, which points to no earlier file")
     elif member.isfile():
         files_seen.add(path)
     elif not member.isdir():
-        raise Refused(f"the archive contains {member.name!r}, which is neither a file, a folder nor a link")
+        raise Refused(f"the archive contains {member.name!r}, which is not a file, a folder or a link")
     return path
 
 

@@ -1,13 +1,14 @@
 """Sends events to their accounts' receivers.
 
-`lanes` decides whose event is next. A full lane gives up its newest event. When the worker's memory is full, the
-longest lane that has stalled gives up the newer half of its events; while every lane moves, the worker waits. An event
-that is given up is logged as dropped, never lost silently.
+`lanes` chooses the next event. A full lane drops its newest event. When the worker's memory is full, the longest
+stalled lane drops the newer half of its events. While no lane is stalled, the worker waits. Each dropped event is
+logged as dropped.
 
-One delivery, from top to bottom: confirm ownership, read the receiver, drop what is too old, sign, POST within 5 s,
-then log and acknowledge in one step. A delivery that was answered is never repeated: its outcome is kept until Redis
-has accepted it. Only a worker that dies between the POST and the log causes a second attempt, with the same event id,
-so that receivers can recognize it. A delivery that fails by a fault of ours is repeated twice, then logged as failed.
+The steps of a delivery are: confirm the ownership of the entry, read the receiver, drop the event if it is too old,
+sign it, POST it within 5 s, then log the outcome and acknowledge the entry in one step. A delivery that was answered is
+never repeated, because its outcome stays in memory until Redis has accepted it. Only a worker that dies between the
+POST and the log causes a second attempt. It has the same event id, so that receivers can recognize it. A delivery that
+fails because of a bug is repeated twice, then logged as failed.
 """
 
 from __future__ import annotations
@@ -26,28 +27,27 @@ import structlog
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
-from gateway.events.deliveries import READ_BODY, describe_answer
-from gateway.events.records import Delivery, Ownership, QueuedEvent
+from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
+from gateway.events.records import DeliveryResult, Ownership, QueuedEvent
 from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
-from gateway.redis.client import ATTEMPT, Store, until_redis_answers
-from gateway.redis.errors import backbone
+from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.redis.faults import code_of
 from gateway.settings import Settings
 from gateway.telemetry import tracing
-from gateway.telemetry.spans import Kind, Trace, Value
+from gateway.telemetry.spans import NULL_TRACE, Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
-from workers.webhooks.lanes import STALLED, Lane, Lanes
+from workers.webhooks.lanes import STALLED_SECONDS, Lane, Lanes
 
 logger = structlog.get_logger()
 
-BUDGET = 5.0  # seconds, from the look-up of the name to the response's headers
+BUDGET_SECONDS = 5.0  # from the look-up of the name to the response's headers
 ANSWER_BYTES = 65_536  # read of a response, within the budget
-DELIVERIES = 2_048  # at a time, per worker
-EVENTS = 20_000  # in memory, per worker
-TOO_OLD = 86_400.0  # seconds
-FILES = 16_384  # sockets: of the deliveries under way, and of idle connections
+MAX_DELIVERIES = 2_048  # concurrent, per worker
+MAX_EVENTS = 20_000  # in memory, per worker
+MAX_AGE_SECONDS = 86_400.0  # older events are dropped
+OPEN_FILES = 16_384  # sockets of deliveries under way and of idle connections
 
 Outcome = Literal["delivered", "failed", "dropped"]
 
@@ -56,13 +56,13 @@ class Result(NamedTuple):
     outcome: Outcome
     status: int | None = None
     reason: str = ""
-    url: str = ""  # where it was sent to
+    url: str = ""  # the receiver's address
     headers: str = ""  # of the answer
-    body: str = ""  # its beginning
+    body: str = ""  # the beginning of the answer
 
 
 def _read_event(entry: Entry) -> QueuedEvent:
-    """The event of an entry, without its data. Raises KeyError or ValueError."""
+    """Return the event of an entry, without its data. Raises KeyError or ValueError if the entry is not an event."""
     fields = entry.fields
     event = QueuedEvent(
         id=fields["id"],
@@ -85,12 +85,12 @@ class Sender:
         self._http = Client(
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file or None,
-            connections=DELIVERIES,
+            connections=MAX_DELIVERIES,
             connections_per_origin=0,  # accounts may share a host; `lanes` bounds each account
         )
-        # Seconds after confirming the ownership in which a delivery may start: it must end before another worker may
-        # claim the event.
-        self._ownership_lasts = settings.webhook_claim_idle - BUDGET - 1
+        # A delivery may start within these seconds after its ownership was confirmed, because it must end before
+        # another worker may claim the event.
+        self._ownership_lasts = settings.webhook_claim_idle - BUDGET_SECONDS - 1
         self._tracer = tracing.tracer()
         self._lanes = Lanes()
         self._running: set[asyncio.Task[None]] = set()
@@ -101,43 +101,42 @@ class Sender:
         )
 
     async def run(self) -> None:
-        """Runs until it is canceled. Then deliveries under way end within their budget; the rest is given back."""
+        """Run until canceled. Deliveries under way then end within their budget, and the other events are released."""
         try:
             await self._consumer.run()
         finally:
             self._lanes.clear()
             await self._finish_running()
             try:
-                with backbone():
-                    async with asyncio.timeout(ATTEMPT):
-                        await self._consumer.release()
-            except BackboneUnavailable as error:
-                logger.warning("webhooks.not_released", error=code_of(error.__cause__))
+                async with asyncio.timeout(COMMAND_SECONDS):
+                    await self._consumer.release_entries()
+            except (BackboneUnavailable, TimeoutError) as error:
+                logger.warning("webhooks.not_released", error=code_of(error.__cause__ or error))
             await self._http.close()
             await self._store.close()
 
     async def _finish_running(self) -> None:
         running = self._running | self._dropping
         if running:
-            await asyncio.wait(running, timeout=BUDGET + 2 * ATTEMPT)
-        for task in running:  # Redis is away: another worker repeats the deliveries that could not be logged
+            await asyncio.wait(running, timeout=BUDGET_SECONDS + 2 * COMMAND_SECONDS)
+        for task in running:  # Redis is unavailable: another worker repeats the deliveries that could not be logged
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     # -- many deliveries -------------------------------------------------------------------------------------
 
     async def _wait_for_space(self) -> None:
-        while self._consumer.holding >= EVENTS:
+        while self._consumer.held_count >= MAX_EVENTS:
             if not self._dropping:
-                for entry in self._lanes.give_up_stalled():
+                for entry in self._lanes.drop_stalled():
                     self._drop(entry)
             self._space_freed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STALLED):
+                async with asyncio.timeout(STALLED_SECONDS):
                     await self._space_freed.wait()
 
     def _accept(self, entry: Entry) -> None:
-        """Raises KeyError or ValueError for an entry that no event has."""
+        """Accept an entry from the stream. Raises KeyError or ValueError if it is not an event."""
         _read_event(entry)
         if self._lanes.add(entry):
             self._start_deliveries()
@@ -145,74 +144,69 @@ class Sender:
             self._drop(entry)
 
     def _start_deliveries(self) -> None:
-        while len(self._running) < DELIVERIES and (taken := self._lanes.take()):
+        while len(self._running) < MAX_DELIVERIES and (taken := self._lanes.take_entry()):
             self._start(self._running, self._run_delivery(*taken))
 
     def _drop(self, entry: Entry) -> None:
-        self._start(self._dropping, self._log_dropped(entry))
+        self._start(self._dropping, self._record_dropped(entry))
 
     def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def _forget(self, entry: Entry) -> None:
-        self._consumer.done(entry)
+    def _forget_entry(self, entry: Entry) -> None:
+        self._consumer.forget_entry(entry)
         self._space_freed.set()
 
     # -- one delivery ----------------------------------------------------------------------------------------
 
     async def _run_delivery(self, lane: Lane, entry: Entry) -> None:
-        trace = None if self._tracer is None else self._tracer.begin("deliver", Kind.CONSUMER)
+        trace = NULL_TRACE if self._tracer is None else self._tracer.begin("deliver", Kind.CONSUMER)
         try:
             await self._deliver(entry, lane, trace)
         except Exception as error:
-            if trace is not None:
-                trace.fail(type(error).__name__)
-            # A fault of ours: the event stays pending, and is claimed again after the idle time.
+            trace.fail(type(error).__name__)
+            # A bug: the event stays pending, and a worker claims it again after the idle time.
             logger.error("delivery.postponed", delivery=entry.fields["id"], exc_info=error)
             with contextlib.suppress(BackboneUnavailable):
-                await self._consumer.fail(entry, error, _read_event(entry))
+                await self._consumer.fail_entry(entry, error, _read_event(entry))
         finally:
-            if trace is not None:
-                trace.root.attributes |= _describe(entry)
-                trace.finish()
-            self._forget(entry)
-            self._lanes.finish(lane)
+            trace.describe(_describe_event(entry))
+            trace.finish()
+            self._forget_entry(entry)
+            self._lanes.end_delivery(lane)
             self._start_deliveries()
 
-    async def _deliver(self, entry: Entry, lane: Lane, trace: Trace | None) -> None:
-        if trace is not None:
-            trace.enter("confirm")
+    async def _deliver(self, entry: Entry, lane: Lane, trace: Trace) -> None:
+        trace.enter("confirm")
         ownership = await self._confirm_ownership(entry)
         if not ownership.owned:
             return
-        data = ownership.data or entry.fields.get("data")  # an event that an earlier version queued has its data itself
-        began = time.time()
-        if not data or began - int(entry.fields["at"]) / 1000 > TOO_OLD:
+        data, began = ownership.data, time.time()
+        if not data or began - int(entry.fields["at"]) / 1000 > MAX_AGE_SECONDS:
             result = Result("dropped", reason="expired")
         elif not ownership.receiver:
             result = Result("dropped", reason="no-receiver")
         else:
             receiver = msgspec.json.decode(ownership.receiver, type=Receiver)
-            if trace is not None:
-                trace.enter("POST", Kind.CLIENT).attributes["capsule.attempt"] = ownership.attempt
+            trace.enter("POST", Kind.CLIENT, {"capsule.attempt": ownership.attempt})
             result = await self._send(entry, data, receiver, ownership.previous_secret, began)
-            self._lanes.learn(lane, timed_out=result.reason == "timeout")
-        if trace is not None:
+            self._lanes.adapt_lane(lane, timed_out=result.reason == "timeout")
+        if trace.recorded:
             _describe_result(trace, result)
-            trace.enter("record")
-        await self._log(entry, result, began)
+        trace.enter("record")
+        await self._record_delivery(entry, result, began)
 
     async def _confirm_ownership(self, entry: Entry) -> Ownership:
-        """Asks again when the answer, or this process, was so slow that another worker may have claimed the entry."""
+        """Claim the delivery. Repeats this if it took so long that another worker may have claimed the entry since."""
         while True:
-            asked = time.monotonic()
-            ownership = await until_redis_answers(lambda: self._begin(entry), waiting="delivery.waiting")
-            if not ownership.owned or time.monotonic() - asked <= self._ownership_lasts:
+            began = time.monotonic()
+            ownership = await until_redis_answers(lambda: self._claim_delivery(entry), waiting="delivery.waiting")
+            if not ownership.owned or time.monotonic() - began <= self._ownership_lasts:
                 return ownership
 
-    async def _begin(self, entry: Entry) -> Ownership:
+    async def _claim_delivery(self, entry: Entry) -> Ownership:
         await self._consumer.confirm_name()
         account, event, consumer = entry.fields["account"], entry.fields["id"], self._consumer.name
         return await scripts.claim_delivery(
@@ -234,39 +228,39 @@ class Sender:
                 tenant=fields["account"],
                 headers=signed.headers,
                 content=signed.body,
-                budget=BUDGET,
-                drain=ANSWER_BYTES,
-                keep=READ_BODY,
+                budget=BUDGET_SECONDS,
+                drain_bytes=ANSWER_BYTES,
+                keep_bytes=READ_BODY_BYTES,
             )
         except CallFailed as error:
             return Result("failed", reason=error.reason, url=url)
-        except Exception as error:  # must become an outcome: without one the event would be sent again
+        except Exception as error:  # this must become an outcome, because an event without one is sent again
             logger.error("delivery.crashed", delivery=fields["id"], exc_info=error)
             return Result("failed", reason="internal", url=url)
-        kept = describe_answer(answer.headers.items(), answer.body, [*secrets, *signed.signatures])
+        kept = summarize_answer(answer.headers.items(), answer.body, [*secrets, *signed.signatures])
         if 200 <= answer.status < 300:
             return Result("delivered", answer.status, "", url, *kept)
         return Result("failed", answer.status, "status", url, *kept)
 
     def _open_previous(self, sealed: str) -> list[str]:
-        """Nothing if it cannot be read: the current secret alone signs then."""
+        """Return the previous secret. Returns nothing if it cannot be decrypted; then only the current secret signs."""
         try:
             return [self._vault.open(sealed)] if sealed else []
         except NoEncryptionKey as error:
             logger.warning("delivery.previous_secret_sealed", error=str(error))
             return []
 
-    async def _log_dropped(self, entry: Entry) -> None:
+    async def _record_dropped(self, entry: Entry) -> None:
         try:
-            await self._log(entry, Result("dropped", reason="overflow"), time.time())
+            await self._record_delivery(entry, Result("dropped", reason="overflow"), time.time())
         finally:
-            self._forget(entry)
+            self._forget_entry(entry)
 
-    async def _log(self, entry: Entry, result: Result, began: float) -> None:
+    async def _record_delivery(self, entry: Entry, result: Result, began: float) -> None:
         fields, tag = entry.fields, entry.tag
         event = _read_event(entry)
         duration = int((time.time() - began) * 1000)
-        delivery = Delivery(
+        delivery = DeliveryResult(
             outcome=result.outcome,
             at=int(began * 1000),
             duration=duration,
@@ -291,7 +285,7 @@ class Sender:
             )
 
 
-def _describe(entry: Entry) -> dict[str, Value]:
+def _describe_event(entry: Entry) -> dict[str, Value]:
     fields = entry.fields
     return {
         "capsule.delivery": fields["id"],
@@ -302,7 +296,7 @@ def _describe(entry: Entry) -> dict[str, Value]:
 
 
 def _describe_result(trace: Trace, result: Result) -> None:
-    """Of the receiver's address only the host, and nothing of its answer but the status."""
+    """Add the result to the trace: only the host of the receiver's address, and only the status of its answer."""
     trace.root.attributes["capsule.outcome"] = result.outcome
     if result.url:
         attempt = trace.stages[-1].attributes
@@ -318,7 +312,7 @@ def _describe_result(trace: Trace, result: Result) -> None:
 
 async def run(settings: Settings) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft < wanted:  # the usual limit is a thousand, and a delivery that gets no socket fails
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft < wanted:  # the usual limit is about a thousand, and a delivery without a socket fails
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     await Sender(settings).run()

@@ -1,7 +1,7 @@
-"""Asks apps' backends about tokens, for apps whose `auth` is of the kind `backend`.
+"""Calls apps' backends to verify tokens, for apps whose `auth` has the kind `backend`.
 
-An app has few calls at a time and few requests that wait for one. A backend that could not be reached several times in
-a row is left alone for a moment: its app's requests are refused at once, and cost nothing.
+Each app may make few calls at a time, and few of its requests may wait for one. After several failed calls in a row, a
+backend gets no calls for a moment: its app's requests are refused immediately and cost nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import structlog
 
 from gateway.accounts.records import BackendAuth
 from gateway.errors import AppBackendUnreachable
-from gateway.inference.auth.verification_budget import CALL, Work
+from gateway.inference.auth.verification_budget import BACKEND_CALL_SECONDS, Verification
 from gateway.outbound import addresses
 from gateway.outbound import client as outbound
-from gateway.outbound.backoff import FIRST_PAUSE, Backoff
+from gateway.outbound.backoff import FIRST_PAUSE_SECONDS, Backoff
 
 logger = structlog.get_logger()
 
-CALLS = 8  # at a time, per app
-WAITING = 64  # requests of an app that may wait for a call
-CALL_BUDGET = 5.0  # seconds; the wait before it may take as long
+MAX_CALLS = 8  # at a time, per app
+MAX_WAITING = 64  # requests of an app that wait for a call
+CALL_SECONDS = 5.0  # for a call; the wait before it may take as long
 ANSWER_BYTES = 262_144
-FAILURES = 3  # in a row, after which the backend is left alone
+FAILURES = 3  # in a row, after which the backend gets no calls for a moment
 
 
 class AppBackend:
@@ -33,29 +33,29 @@ class AppBackend:
 
     def __init__(self, http: outbound.Client, auth: BackendAuth, account: str) -> None:
         self._http, self._auth, self._account = http, auth, account
-        self._calls = asyncio.Semaphore(CALLS)
+        self._calls = asyncio.Semaphore(MAX_CALLS)
         self._waiting = 0
-        # A backend that fails for one token may still work for others, so one failure does not count.
+        # One failure alone does not count: the backend may still work for other tokens.
         self._backoff = Backoff(FAILURES)
 
-    async def ask(self, token: str, work: Work) -> outbound.Answer:
-        """The backend's answer to a token. Raises AppBackendUnreachable or AppRateLimited."""
+    async def send_token(self, token: str, verification: Verification) -> outbound.Response:
+        """Returns the backend's answer to a token. Raises AppBackendUnreachable or TokensLimited."""
         self._check_backoff()
-        if self._calls.locked() and self._waiting >= WAITING:
-            raise AppBackendUnreachable(retry_after=FIRST_PAUSE)
+        if self._calls.locked() and self._waiting >= MAX_WAITING:
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
         self._waiting += 1
         try:
-            async with asyncio.timeout(CALL_BUDGET):
+            async with asyncio.timeout(CALL_SECONDS):
                 await self._calls.acquire()
         except TimeoutError:
-            raise AppBackendUnreachable(retry_after=FIRST_PAUSE) from None
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS) from None
         finally:
             self._waiting -= 1
         try:
-            await work.acquire()  # what came before may have used up the app's time
+            await verification.acquire()  # earlier tokens may have used up the app's time
             self._check_backoff()
-            work.add(CALL)
-            work.pause()
+            verification.charge(BACKEND_CALL_SECONDS)
+            verification.pause()
             return await self._call(token)
         finally:
             self._calls.release()
@@ -64,7 +64,7 @@ class AppBackend:
         if self._backoff.remaining:
             raise AppBackendUnreachable(retry_after=self._backoff.remaining)
 
-    async def _call(self, token: str) -> outbound.Answer:
+    async def _call(self, token: str) -> outbound.Response:
         began = time.monotonic()
         try:
             answer = await self._http.fetch(
@@ -72,12 +72,12 @@ class AppBackend:
                 self._auth.url,
                 tenant=self._account,
                 headers={"authorization": f"Bearer {token}", "accept": "application/json"},
-                budget=CALL_BUDGET,
+                budget=CALL_SECONDS,
                 max_bytes=ANSWER_BYTES,
             )
         except addresses.CallFailed as error:
             self._backoff.note_failure(time.monotonic() - began)
             logger.warning("backend.failed", host=httpx.URL(self._auth.url).host, error=type(error).__name__)
-            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE)) from None
+            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE_SECONDS)) from None
         self._backoff.note_success()
         return answer

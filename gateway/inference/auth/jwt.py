@@ -1,8 +1,8 @@
-"""Parses and verifies JWTs as PyJWT does, in less time.
+"""Parses and verifies JWTs like PyJWT, but faster.
 
-PyJWT checks each character of a token in Python, and merges options in each call: its own steps take two thirds as long
-as the ES256 signature. Its algorithms are used here, and the tests compare all else with it. A header with critical
-extensions (`crit`) is refused.
+PyJWT checks each character of a token in Python and merges options in each call; its own steps take two thirds as long
+as the ES256 signature. This module uses PyJWT's algorithms, and the tests compare everything else with PyJWT. A header
+with critical extensions (`crit`) is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jwt.api_jws import PyJWS
 from gateway.errors import TokenInvalid
 from gateway.inference.auth.key_sets import CURVES, EDWARDS, RSA
 
-LEEWAY = 10  # seconds that clocks may differ
+LEEWAY_SECONDS = 10  # by which clocks may differ
 
 HMAC = ("HS256", "HS384", "HS512")
 
@@ -36,7 +36,7 @@ _STANDARD = bytes.maketrans(b"-_", b"+/")  # to base64 from base64url
 
 
 class UnverifiedToken(NamedTuple):
-    """A token that was parsed. Its payload is not decoded."""
+    """A parsed token. Its payload is not decoded."""
 
     alg: str
     kid: str | None
@@ -62,9 +62,9 @@ def parse(token: bytes) -> UnverifiedToken:
 
 
 def verify_signature(token: UnverifiedToken, key: Any) -> bool:
-    """Whether the key made the token's signature.
+    """Returns whether the token's signature was made with this key.
 
-    The caller has to know that the key is one for the token's `alg`: a public key must not serve as a secret for HMAC.
+    The caller must have checked that the key fits the token's `alg`: a public key must not serve as a secret for HMAC.
     """
     try:
         algorithm = _ALGORITHMS[token.alg]
@@ -82,12 +82,12 @@ def decode_claims(token: UnverifiedToken) -> dict[str, Any]:
 
 
 def validate_claims(claims: dict[str, Any], issuer: str | None, audience: str | list[str] | None) -> None:
-    """Raises TokenInvalid, unless they are in force, from that issuer and for that audience (None: any)."""
+    """Raises TokenInvalid, unless the claims are valid now, from that issuer and for that audience (None: any)."""
     try:
         now = time.time()
         if expires_at(claims) <= now:
             raise TokenInvalid
-        if any(name in claims and int(claims[name]) > now + LEEWAY for name in ("iat", "nbf")):
+        if any(name in claims and int(claims[name]) > now + LEEWAY_SECONDS for name in ("iat", "nbf")):
             raise TokenInvalid
         if issuer is not None and claims["iss"] != issuer:
             raise TokenInvalid
@@ -100,15 +100,15 @@ def validate_claims(claims: dict[str, Any], issuer: str | None, audience: str | 
 
 
 def expires_at(claims: dict[str, Any]) -> float:
-    """The Unix time from which on the token is refused. Raises TokenInvalid."""
+    """Returns the Unix time from which the token is refused. Raises TokenInvalid."""
     try:
-        return float(int(claims["exp"])) + LEEWAY
+        return float(int(claims["exp"])) + LEEWAY_SECONDS
     except _ERRORS:
         raise TokenInvalid from None
 
 
 def _is_for(claimed: Any, audience: str | list[str]) -> bool:
-    """Whether one of the audiences is among those of the claim."""
+    """Returns whether the claim contains one of the audiences."""
     claimed = [claimed] if claimed and isinstance(claimed, str) else claimed
     if not isinstance(claimed, list) or not all(isinstance(each, str) for each in claimed):
         return False
@@ -120,12 +120,12 @@ def is_id(value: Any) -> bool:
 
 
 def _decode_object(text: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ValueError or RecursionError."""
+    """Decodes a JSON object. Raises ValueError or RecursionError."""
     with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
         return _decoder.decode(text)
-    value = json.loads(text)  # takes more than JSON: NaN, lone surrogates, a byte order mark, UTF-16
+    value = json.loads(text)  # accepts more than JSON: NaN, lone surrogates, a byte order mark, UTF-16
     if not isinstance(value, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return value
 
 
@@ -136,4 +136,4 @@ def _decode_base64url(segment: bytes) -> bytes:
         decoded = binascii.a2b_base64(standard)
         if binascii.b2a_base64(decoded, newline=False) == standard:
             return decoded
-    return PyJWS._decode_base64url_segment(segment, "token")  # refuses it, or takes its padding
+    return PyJWS._decode_base64url_segment(segment, "token")  # refuses it, or accepts its padding

@@ -1,13 +1,12 @@
-"""The public keys with which apps' backends sign tokens.
+"""Fetches and parses the public keys that verify the tokens of apps' users.
 
-Of a key (a JWK) only the public members are read, so whatever else a document holds costs nothing. Sizes are bounded,
-because the time that a signature takes to check grows with them. A key with any fault is left out; the others stay
-usable.
+Only the public members of a key (a JWK) are read, so other contents of a document cost nothing. Sizes are limited,
+because the time to check a signature grows with them. A key with any fault is left out; the others stay usable.
 
-A key set is refreshed in the background after five minutes and stays usable for an hour while the backend is down;
-after that, the app's requests are refused. Fetches are limited to one at a time per app, and in rate. A process looks
-for another one's copy in Redis before it asks the backend (`shared_key_sets.py`). The age of keys counts from when the
-backend gave them, whichever process asked.
+A key set is refreshed in the background after five minutes. While the backend is down it stays usable for an hour;
+after that, the app's requests are refused. Fetches are limited in rate, and to one at a time per app. Before a process
+fetches keys from the backend, it checks Redis for another process's copy (`shared_key_sets.py`). The age of keys counts
+from when the backend sent them, to whichever process.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from gateway.errors import AppBackendUnreachable
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.outbound import addresses
 from gateway.outbound import client as outbound
-from gateway.outbound.backoff import FIRST_PAUSE, Backoff
+from gateway.outbound.backoff import FIRST_PAUSE_SECONDS, Backoff
 
 logger = structlog.get_logger()
 
-REFRESH_AFTER = 300.0  # seconds after which keys are fetched again in the background
-KEYS_LIFE = 3_600.0  # seconds that keys stay usable while their backend is down
-FETCH_INTERVAL = 10.0  # seconds between fetches while there are usable keys
-FETCH_BUDGET = 5.0  # seconds
+REFRESH_SECONDS = 300.0  # after which keys are fetched again in the background
+KEYS_SECONDS = 3_600.0  # that keys stay usable while their backend is down
+FETCH_INTERVAL_SECONDS = 10.0  # between fetches while there are usable keys
+FETCH_SECONDS = 5.0  # that a fetch may take
 FETCH_BYTES = 262_144
-WAITING = 500  # requests of an app that may wait for a fetch
+MAX_WAITING = 500  # requests of an app that wait for a fetch
 
-KEYS = 100  # per key set; each takes about 2.5 KB of memory
+MAX_KEYS = 100  # per key set; each takes about 2.5 KB of memory
 KID_CHARACTERS = 200
-SLICE = 10  # keys that are read at a time
-TRIED = 4  # keys per token
+SLICE = 10  # keys that are read before other work of the event loop runs
+MAX_TRIED = 4  # keys per token
 RSA_BITS = range(2_048, 8_193)
 RSA_CHARACTERS = 1_400  # of a modulus; 8,192 bits take 1,366 in base64
 EXPONENT_CHARACTERS = 8
@@ -53,7 +52,7 @@ LARGEST_EXPONENT = 2**32
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}  # that make up a public key
-EDWARDS = ("Ed25519", "Ed448")  # curves, and RFC 9864's names of their algorithms, which were both called EdDSA
+EDWARDS = ("Ed25519", "Ed448")  # curves, and also the names of their algorithms in RFC 9864; before, both were EdDSA
 
 
 class _Document(msgspec.Struct):
@@ -61,7 +60,7 @@ class _Document(msgspec.Struct):
 
 
 class _Jwk(msgspec.Struct):
-    """The public members. All others are skipped, those of private keys too."""
+    """The public members of a key. All others are skipped, including private ones."""
 
     kty: str
     n: str = ""
@@ -77,17 +76,17 @@ class _Jwk(msgspec.Struct):
 
 class Key(msgspec.Struct, frozen=True):
     kid: str | None
-    algorithms: tuple[str, ...]  # that the key may verify: the key's type decides, never the token
+    algorithms: tuple[str, ...]  # that the key may verify; they depend on the key's type, never on the token
     key: Any
 
 
 def split_document(body: bytes) -> list[msgspec.Raw]:
-    """The keys of a JWKS document, unread. Raises ValueError if it is not one."""
-    return msgspec.json.decode(body, type=_Document).keys[:KEYS]
+    """Returns the undecoded keys of a JWKS document. Raises ValueError if it is not one."""
+    return msgspec.json.decode(body, type=_Document).keys[:MAX_KEYS]
 
 
 def public_part(text: msgspec.Raw) -> bytes:
-    """The public members of a key that may verify tokens; empty if it may not."""
+    """Returns the public members of a key as JSON, or nothing if the key may not verify tokens."""
     try:
         jwk = msgspec.json.decode(text, type=_Jwk)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -99,7 +98,7 @@ def public_part(text: msgspec.Raw) -> bytes:
 
 
 def read_key(text: msgspec.Raw) -> Key | None:
-    """A key that may verify tokens, or None if it is unusable."""
+    """Parses a key. Returns None if it may not verify tokens, or is faulty."""
     try:
         jwk = msgspec.json.decode(text, type=_Jwk)
         if jwk.kid is not None and len(jwk.kid) > KID_CHARACTERS:
@@ -123,7 +122,7 @@ def _algorithms(jwk: _Jwk) -> tuple[str, ...]:
     if jwk.use != "sig" or (jwk.key_ops is not msgspec.UNSET and "verify" not in jwk.key_ops):
         return ()
     if jwk.kty == "OKP" and jwk.alg in allowed:
-        return allowed  # two names of one algorithm: the key set may give one, and the token the other
+        return allowed  # two names of one algorithm: the key set may use one, and the token the other
     return allowed if jwk.alg is None else tuple(each for each in allowed if each == jwk.alg)
 
 
@@ -133,7 +132,7 @@ def _public_key(jwk: _Jwk) -> Any:
         if len(jwk.n) > RSA_CHARACTERS or len(jwk.e) > EXPONENT_CHARACTERS:
             raise ValueError("too large")
         n, e = _number(jwk.n), _number(jwk.e)
-        # OpenSSL takes a slower way if a modulus is even.
+        # OpenSSL is slower with an even modulus.
         if n.bit_length() not in RSA_BITS or n % 2 == 0 or not 3 <= e < LARGEST_EXPONENT:
             raise ValueError("out of bounds")
         return RSAAlgorithm.from_jwk({"kty": "RSA", "n": jwk.n, "e": jwk.e})
@@ -154,53 +153,56 @@ class KeySet:
     def __init__(self, http: outbound.Client, url: str, account: str, shared: SharedKeys | None = None) -> None:
         self._http, self._url, self.account, self._shared = http, url, account, shared
         self._keys: list[Key] = []
-        self.digest = b""  # SHA-256 of the document that has the keys
+        self.digest = b""  # SHA-256 of the keys' document
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
-        self._copied = False  # another process fetched the keys
+        self._copied = False  # whether another process fetched the keys
         self._backoff = Backoff()
         self._fetch_task: asyncio.Task[None] | None = None
-        self._sharing: asyncio.Task[None] | None = None  # kept, so that it is not collected while it runs
+        self._sharing: asyncio.Task[None] | None = None  # a reference, so that it is not collected while it runs
         self._waiting = 0
 
     @property
     def size(self) -> int:
-        """Keys."""
+        """The number of keys."""
         return len(self._keys)
 
     @property
     def fresh_until(self) -> float:
-        """Monotonic seconds; then the keys are fetched again when they are needed."""
-        return self._fetched_at + REFRESH_AFTER
+        """The monotonic time from which the next use fetches the keys again."""
+        return self._fetched_at + REFRESH_SECONDS
 
     def find(self, kid: str | None, alg: str) -> list[Key] | None:
-        """The keys that may have signed a token, at most `TRIED`. None: `fetch` them first.
+        """Returns at most `MAX_TRIED` keys that may have signed a token, or None if the caller has to `fetch` first.
 
-        An unknown `kid` needs a fetch, unless the last one was just now. Of the keys that may have signed a token,
-        those with its `kid` come first, then the document's order counts. Raises AppBackendUnreachable.
+        An unknown `kid` needs a fetch, unless the last fetch was just now. Keys with the token's `kid` come first;
+        otherwise the document's order counts. Raises AppBackendUnreachable.
         """
         age = time.monotonic() - self._fetched_at
-        if age > REFRESH_AFTER:
-            fetching = self._start_fetch(FETCH_INTERVAL if age <= KEYS_LIFE else 0)
-            if age > KEYS_LIFE:
+        if age > REFRESH_SECONDS:
+            fetching = self._start_fetch(FETCH_INTERVAL_SECONDS if age <= KEYS_SECONDS else 0)
+            if age > KEYS_SECONDS:
                 if fetching:
                     return None
                 raise AppBackendUnreachable(retry_after=self._backoff.remaining)
         keys = self._match(kid, alg)
-        if not keys and kid is not None and self._start_fetch(FETCH_INTERVAL):
+        if not keys and kid is not None and self._start_fetch(FETCH_INTERVAL_SECONDS):
             return None
         return keys
 
     async def fetch(self, kid: str | None, alg: str) -> list[Key]:
-        """Waits for the fetch under way; returns what `find` finds then. Raises AppBackendUnreachable."""
-        if self._waiting >= WAITING:
-            raise AppBackendUnreachable(retry_after=FIRST_PAUSE)
+        """Waits for the running fetch, and returns the keys that may have signed the token.
+
+        Raises AppBackendUnreachable.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
         await self._wait_for_fetch()
-        if time.monotonic() - self._fetched_at > KEYS_LIFE:
-            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE))
+        if time.monotonic() - self._fetched_at > KEYS_SECONDS:
+            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE_SECONDS))
         keys = self._match(kid, alg)
-        if not keys and kid is not None and self._copied and self._start_fetch(FETCH_INTERVAL):
-            # The copy may be from before the backend had this key.
+        if not keys and kid is not None and self._copied and self._start_fetch(FETCH_INTERVAL_SECONDS):
+            # The copy may be older than this key.
             await self._wait_for_fetch()
             keys = self._match(kid, alg)
         return keys
@@ -217,11 +219,13 @@ class KeySet:
         keys = [k for k in self._keys if alg in k.algorithms and (kid is None or k.kid is None or k.kid == kid)]
         if len(keys) > 1:
             keys.sort(key=lambda k: k.kid != kid)
-        return keys[:TRIED]
+        return keys[:MAX_TRIED]
 
     def _start_fetch(self, interval: float) -> bool:
-        """Whether a fetch is under way. Starts one unless the last began less than `interval` seconds ago, or failed
-        just now."""
+        """Starts a fetch, unless the last one began less than `interval` seconds ago or has just failed.
+
+        Returns whether a fetch is running.
+        """
         if self._fetch_task is None:
             if time.monotonic() - self._tried_at < interval or self._backoff.remaining:
                 return False
@@ -232,7 +236,7 @@ class KeySet:
     async def _fetch(self) -> None:
         try:
             if not await self._take_copy():
-                await self._ask_backend()
+                await self._fetch_from_backend()
             self._backoff.note_success()
         except (addresses.CallFailed, ValueError, RecursionError) as error:
             self._backoff.note_failure(time.monotonic() - self._tried_at)
@@ -243,12 +247,12 @@ class KeySet:
             self._fetch_task = None
 
     async def _take_copy(self) -> bool:
-        """Uses another process's keys if they are newer than these, and as new as is needed. Raises ValueError."""
+        """Uses another process's keys if they are newer than these, and new enough. Raises ValueError."""
         if self._shared is None:
             return False
-        # Fresh keys are fetched again only for one that they lack: it may be newer than any copy of before.
+        # Fresh keys are fetched again only if a key is missing, which may be newer than an older copy.
         fresh = time.monotonic() < self.fresh_until
-        copy = await self._shared.find(FETCH_INTERVAL if fresh else REFRESH_AFTER)
+        copy = await self._shared.find(FETCH_INTERVAL_SECONDS if fresh else REFRESH_SECONDS)
         if copy is None or copy.fetched_at <= self._fetched_at:
             return False
         await self._use(copy.document, copy.digest)
@@ -256,7 +260,7 @@ class KeySet:
         self._copied = True
         return True
 
-    async def _ask_backend(self) -> None:
+    async def _fetch_from_backend(self) -> None:
         """Raises CallFailed or ValueError."""
         began = time.monotonic()
         answer = await self._http.fetch(
@@ -264,7 +268,7 @@ class KeySet:
             self._url,
             tenant=self.account,
             headers={"accept": "application/json"},
-            budget=FETCH_BUDGET,
+            budget=FETCH_SECONDS,
             max_bytes=FETCH_BYTES,
         )
         if answer.status != 200:
@@ -276,7 +280,7 @@ class KeySet:
             self._share(_share_public(self._shared, answer.body, digest, began))
 
     def _share(self, sharing: Coroutine[None, None, None]) -> None:
-        """Beside what waits for the keys: Redis may be slow."""
+        """Shares keys in the background: requests that wait for the keys do not wait for Redis."""
         self._sharing = asyncio.create_task(sharing)
 
     async def _use(self, document: bytes, digest: bytes) -> None:
@@ -285,17 +289,17 @@ class KeySet:
 
 
 async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, fetched_at: float) -> None:
-    """Shares the public members of a document's keys and nothing else of it; others may run in between."""
+    """Shares only the public members of a document's keys. Other work may run in between."""
     parts: list[bytes] = []
     texts = split_document(body)
     for start in range(0, len(texts), SLICE):
         parts += filter(None, map(public_part, texts[start : start + SLICE]))
         await asyncio.sleep(0)
-    await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, fetched_at, REFRESH_AFTER)
+    await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, fetched_at, REFRESH_SECONDS)
 
 
 async def _read_keys(body: bytes) -> list[Key]:
-    """The usable keys of a document; others may run in between. Raises ValueError."""
+    """Returns the usable keys of a document. Other work may run in between. Raises ValueError."""
     keys: list[Key] = []
     texts = split_document(body)
     for start in range(0, len(texts), SLICE):

@@ -1,4 +1,4 @@
-"""The scripts that share key sets of apps between processes."""
+"""Functions for the scripts that share apps' key sets among processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class FoundKeySet(msgspec.Struct, frozen=True):
 
 
 async def find_key_set(store: Store, account: str, app: str, identity: str, *, oldest: int, claim: int) -> FoundKeySet:
-    """The shared copy of an app's keys, at most `oldest` ms old, or who fetches them, under a claim of `claim` ms."""
+    """Finds a shared copy of an app's keys that is at most `oldest` ms old, or decides which process fetches them.
+
+    That process has a claim for `claim` ms.
+    """
     script_keys = key_set_keys(account, app)
     return FoundKeySet(*await store.run_script(_FIND_KEY_SET, script_keys, identity, oldest, claim))
 
@@ -29,6 +32,6 @@ async def find_key_set(store: Store, account: str, app: str, identity: str, *, o
 async def share_key_set(
     store: Store, account: str, app: str, identity: str, *, age: int, life: int, digest: str, document: str
 ) -> None:
-    """Shares a document of keys that is `age` ms old, for `life` ms since then; '' only gives the claim back."""
+    """Shares a document of keys that is `age` ms old, for `life` ms after the fetch; '' only releases the claim."""
     script_keys = key_set_keys(account, app)
     await store.run_script(_SHARE_KEY_SET, script_keys, identity, age, life, digest, document)

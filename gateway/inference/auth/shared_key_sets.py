@@ -1,10 +1,10 @@
-"""The copy of an app's public keys in Redis, so that the app's backend is asked by one process and not by each.
+"""Shares an app's public keys among processes through a copy in Redis, so that only one process fetches them.
 
-The copy holds nothing but public members of keys, and when they were fetched. It is bound to the app, its account, its
-way to verify tokens and the address of its keys, and no process uses it for longer than if it had fetched the keys
-itself. One process at a time fetches them, under a claim; the others wait for it for a moment.
+The copy holds only public members of keys, and the time of the fetch. It is bound to the app, its account, its `auth`
+and the address of its keys. No process uses it for longer than keys that it fetched itself. One process at a time
+fetches the keys, under a claim, while the others wait for a moment.
 
-Failure policy: without Redis, or where the other process takes long, each process fetches for itself.
+Failure policy: without Redis, or if the other process takes long, each process fetches the keys itself.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from gateway.errors import BackboneUnavailable
 from gateway.inference.auth import scripts
 from gateway.redis.client import Store
 
-CLAIM = 6.0  # seconds; a fetch may take five
-WAIT = 2.0  # seconds for another process's fetch
-LOOK = 0.1  # seconds between two looks meanwhile
-PATIENCE = 1.0  # seconds that Redis may take
-BYTES = 8_192  # of a document; a larger one is not shared
+CLAIM_SECONDS = 6.0  # a fetch may take five
+WAIT_SECONDS = 2.0  # for another process's fetch
+POLL_SECONDS = 0.1  # between two checks while waiting for it
+REDIS_SECONDS = 1.0  # that a call of Redis may take
+MAX_BYTES = 8_192  # of a document; a larger one is not shared
 
 
 class Copy(msgspec.Struct, frozen=True):
-    fetched_at: float  # monotonic seconds; never later than the backend gave the keys
+    fetched_at: float  # monotonic seconds; never later than the backend sent the keys
     digest: bytes  # of the backend's document
     document: bytes
 
 
 class SharedKeys:
-    """Of one app."""
+    """The shared keys of one app."""
 
     def __init__(self, store: Store, account: str, app: str, identity: str) -> None:
         self._store, self._account, self._app, self._identity = store, account, app, identity
 
     async def find(self, oldest: float) -> Copy | None:
-        """A copy of at most so many seconds. None: the caller shall fetch the keys."""
-        end = time.monotonic() + WAIT
+        """Returns a copy that is at most `oldest` seconds old, or None if the caller has to fetch the keys."""
+        end = time.monotonic() + WAIT_SECONDS
         with contextlib.suppress(BackboneUnavailable, TimeoutError):
             while True:
                 sent = time.monotonic()
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(REDIS_SECONDS):
                     found = await scripts.find_key_set(
                         self._store,
                         self._account,
                         self._app,
                         self._identity,
                         oldest=int(oldest * 1000),
-                        claim=int(CLAIM * 1000),
+                        claim=int(CLAIM_SECONDS * 1000),
                     )
                 if found.verdict == "copy":
                     # Redis counts whole milliseconds.
                     return Copy(sent - (found.age + 1) / 1000, bytes.fromhex(found.digest), found.document.encode())
                 if found.verdict == "fetch" or sent > end:
                     return None
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_SECONDS)
         return None
 
     async def share(self, document: bytes, digest: bytes, fetched_at: float, life: float) -> None:
-        """Shares what was fetched, for `life` seconds since then, unless it is too long; gives the claim back."""
+        """Shares fetched keys for `life` seconds after the fetch, unless they are too large. Releases the claim."""
         with contextlib.suppress(BackboneUnavailable, TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(REDIS_SECONDS):
                 await scripts.share_key_set(
                     self._store,
                     self._account,
@@ -73,9 +73,9 @@ class SharedKeys:
                     age=int((time.monotonic() - fetched_at) * 1000) + 1,
                     life=int(life * 1000),
                     digest=digest.hex(),
-                    document=document.decode() if len(document) <= BYTES else "",
+                    document=document.decode() if len(document) <= MAX_BYTES else "",
                 )
 
     async def give_up(self) -> None:
-        """The fetch has failed: another process may try."""
+        """Releases the claim after a failed fetch, so that another process may try."""
         await self.share(b"", b"", time.monotonic(), 0)

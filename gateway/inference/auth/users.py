@@ -1,12 +1,12 @@
-"""Verifies a user's JWT against the backend of the app that was called.
+"""Verifies a user's JWT against the backend of the called app.
 
 A verified token is cached for 60 seconds, or for as long as the key set with its key is fresh, but never past its
-`exp`. It is cached under a hash of the token and of the app's identity: its account, its creation and how tokens are
-verified. A token of one app therefore never passes at another, and none outlives the app it was verified for. When a
-key set has changed, its tokens are verified again, so that a key that was withdrawn takes its tokens along.
+`exp`. It is cached under a hash of the token and of the app's identity: its account, its creation and its `auth`. A
+token of one app therefore never passes at another app, and no token outlives the app it was verified for. When a key
+set has changed, its tokens are verified again, so revoking a key invalidates its tokens.
 
-How much work tokens may cause is limited (`verification_limits`). Failure policy: closed. If a token cannot be checked,
-the request is refused.
+The work that tokens may cause is limited (`verification_budget.py`). Failure policy: closed. If a token cannot be
+checked, the request is refused.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import AppBackend
 from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
-from gateway.inference.auth.verification_budget import VerificationLimits, Work
+from gateway.inference.auth.verification_budget import Verification, VerificationLimits
 from gateway.outbound import client as outbound
-from gateway.outbound.backoff import FIRST_PAUSE
+from gateway.outbound.backoff import FIRST_PAUSE_SECONDS
 from gateway.redis.client import Store
 from gateway.settings import Settings
 
 logger = structlog.get_logger()
 
-TOKEN_LIFE = 60.0  # seconds that a verified token stays cached, at least
-TOKENS = 50_000  # in the cache
+TOKEN_SECONDS = 60.0  # that a verified token stays cached, at least
+MAX_TOKENS = 50_000  # in the cache
 TOKEN_BYTES = 8_192
 USER_BYTES = 512
-ORIGINS = 10_000  # key sets and backends that are remembered, of each; one of an app
-KEYS = 40_000  # of all key sets; about 100 MB
-ACCOUNT_KEYS = 2_000  # of the key sets of an account's apps
+MAX_ORIGINS = 10_000  # cached key sets, and cached backends; each app has one of either
+MAX_KEYS = 40_000  # of all key sets; about 100 MB
+MAX_ACCOUNT_KEYS = 2_000  # of the key sets of an account's apps
 
 Origin = TypeVar("Origin", KeySet, AppBackend)
 
@@ -49,7 +49,7 @@ class VerifiedToken(NamedTuple):
     user: str
     expires_at: float  # Unix seconds
     cached_until: float  # monotonic seconds; a fresh key set extends it
-    key_set_digest: bytes  # of the key set that verified the token; empty where none did
+    key_set_digest: bytes  # of the key set that verified the token; empty if none did
 
     def is_valid(self, key_set: KeySet | None) -> bool:
         """`key_set`: the app's current one."""
@@ -63,16 +63,16 @@ class VerifiedToken(NamedTuple):
 
 class Users:
     def __init__(self, settings: Settings, vault: Vault, http: outbound.Client, store: Store | None = None) -> None:
-        """`store`: where key sets are shared with other processes, if at all."""
+        """`store`: for sharing key sets with other processes; None shares none."""
         self._domain, self._vault, self._http, self._store = settings.apps_domain, vault, http, store
         self._limits = VerificationLimits(settings.rate_limits.app)
         self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
-        # By the id of the app, with the digest for which they count.
+        # By the id of the app, with the `auth_digest` of the app that they belong to.
         self._key_sets: OrderedDict[str, tuple[bytes, KeySet]] = OrderedDict()
         self._backends: OrderedDict[str, tuple[bytes, AppBackend]] = OrderedDict()
 
     async def verify(self, app: App, token: bytes) -> str:
-        """The user's id. Raises TokenInvalid, AppBackendUnreachable or AppRateLimited."""
+        """Returns the user's id. Raises TokenInvalid, AppBackendUnreachable or TokensLimited."""
         if len(token) > TOKEN_BYTES:
             raise TokenInvalid
         digest = hashlib.sha256(app.auth_digest + token).digest()
@@ -80,38 +80,38 @@ class Users:
             if verified.is_valid(_recall(self._key_sets, app)):
                 return verified.user
             del self._verified[digest]
-        verified = await self._verify_anew(app, token)
-        while len(self._verified) >= TOKENS:
+        verified = await self._verify(app, token)
+        while len(self._verified) >= MAX_TOKENS:
             self._verified.popitem(last=False)
         self._verified[digest] = verified
         return verified.user
 
-    async def _verify_anew(self, app: App, token: bytes) -> VerifiedToken:
-        work = await self._limits.begin(app)
+    async def _verify(self, app: App, token: bytes) -> VerifiedToken:
+        verification = await self._limits.begin(app)
         valid = False
         key_set_digest = b""
         try:
             match app.auth:
                 case JwksAuth() as auth:
-                    claims, key_set_digest = await self._verify_with_key_set(app, auth, token, work)
+                    claims, key_set_digest = await self._verify_with_key_set(app, auth, token, verification)
                     user = _user_of(claims, auth.userClaim)
                 case SecretAuth() as auth:
                     claims = self._verify_with_secret(auth, token)
                     user = _user_of(claims, auth.userClaim)
                 case BackendAuth() as auth:
-                    claims, user = await self._verify_with_backend(app, auth, token, work)
+                    claims, user = await self._verify_with_backend(app, auth, token, verification)
             valid = True
         except NoEncryptionKey as error:
             logger.error("auth.sealed", app=app.id, error=str(error))
             raise AppBackendUnreachable from None
         finally:
-            work.finish(valid=valid)
-        return VerifiedToken(user, jwt.expires_at(claims), time.monotonic() + TOKEN_LIFE, key_set_digest)
+            verification.finish(valid=valid)
+        return VerifiedToken(user, jwt.expires_at(claims), time.monotonic() + TOKEN_SECONDS, key_set_digest)
 
     async def _verify_with_key_set(
-        self, app: App, auth: JwksAuth, token: bytes, work: Work
+        self, app: App, auth: JwksAuth, token: bytes, verification: Verification
     ) -> tuple[dict[str, Any], bytes]:
-        """The claims, and the digest of the key set by which the token is valid."""
+        """Returns the claims, and the digest of the key set that verified the token."""
         parsed = jwt.parse(token)
         key_set = _recall(self._key_sets, app)
         if key_set is None:
@@ -119,14 +119,14 @@ class Users:
             key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account, self._shared_keys(app, url)))
         keys, digest = key_set.find(parsed.kid, parsed.alg), key_set.digest
         if keys is None:
-            work.pause()
+            verification.pause()
             keys = await key_set.fetch(parsed.kid, parsed.alg)
             self._forget_keys(key_set.account)
             digest = key_set.digest
-            await work.acquire()
+            await verification.acquire()
         for number, key in enumerate(keys):
             if number:
-                await work.take_another_turn()
+                await verification.acquire_next()
             if jwt.verify_signature(parsed, key.key):
                 return _claims_of(parsed, auth), digest
         raise TokenInvalid
@@ -138,10 +138,10 @@ class Users:
         return SharedKeys(self._store, app.account, app.id, identity)
 
     def _forget_keys(self, account: str) -> None:
-        """Forgets the oldest key sets of the account, then of all, that together have too many keys."""
+        """Forgets the oldest key sets, of the account and then of all, until their keys are within the limits."""
         sizes = {app: key_set.size for app, (_, key_set) in self._key_sets.items()}
         own = [app for app, (_, key_set) in self._key_sets.items() if key_set.account == account]
-        for apps, most in ((own, ACCOUNT_KEYS), (list(sizes), KEYS)):
+        for apps, most in ((own, MAX_ACCOUNT_KEYS), (list(sizes), MAX_KEYS)):
             surplus = sum(sizes.get(app, 0) for app in apps) - most
             for app in apps:
                 if surplus <= 0:
@@ -157,21 +157,21 @@ class Users:
         return _claims_of(parsed, auth)
 
     async def _verify_with_backend(
-        self, app: App, auth: BackendAuth, token: bytes, work: Work
+        self, app: App, auth: BackendAuth, token: bytes, verification: Verification
     ) -> tuple[dict[str, Any], str]:
-        # The backend checks the signature. Tokens that have expired, or never expire, are refused without asking it.
+        # The backend checks the signature. Tokens that have expired, or never expire, are refused without a call.
         claims = jwt.decode_claims(jwt.parse(token))
         if time.time() >= jwt.expires_at(claims):
             raise TokenInvalid
         backend = _recall(self._backends, app)
         if backend is None:
             backend = _remember(self._backends, app, AppBackend(self._http, auth, app.account))
-        work.pause()
-        answer = await backend.ask(token.decode("ascii"), work)
+        verification.pause()
+        answer = await backend.send_token(token.decode("ascii"), verification)
         if answer.status in (400, 401, 403, 404, 422):
             raise TokenInvalid
         if not 200 <= answer.status < 300:
-            raise AppBackendUnreachable(retry_after=FIRST_PAUSE)
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
         try:
             body = msgspec.json.decode(answer.body or b"null")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -186,7 +186,7 @@ class Users:
 
 
 def _claims_of(parsed: jwt.UnverifiedToken, auth: JwksAuth | SecretAuth) -> dict[str, Any]:
-    """The claims of a token whose signature is valid. Raises TokenInvalid."""
+    """Returns the claims of a token with a valid signature. Raises TokenInvalid."""
     claims = jwt.decode_claims(parsed)
     jwt.validate_claims(claims, auth.issuer, auth.audience)
     return claims
@@ -198,9 +198,9 @@ def _recall(origins: OrderedDict[str, tuple[bytes, Origin]], app: App) -> Origin
 
 
 def _remember(origins: OrderedDict[str, tuple[bytes, Origin]], app: App, origin: Origin) -> Origin:
-    """In place of what the app had before its way to verify tokens changed."""
+    """Stores the app's origin in place of an outdated one."""
     origins.pop(app.id, None)
-    while len(origins) >= ORIGINS:
+    while len(origins) >= MAX_ORIGINS:
         origins.popitem(last=False)
     origins[app.id] = app.auth_digest, origin
     return origin
@@ -214,7 +214,7 @@ def _user_of(claims: dict[str, Any], claim: str | None) -> str:
 
 
 def _user_at(value: Any, path: str) -> str | None:
-    """The user id at a dotted path, if there is one: a string or an integer."""
+    """Returns the user id at a dotted path, a string or an integer, or None if there is none."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if not jwt.is_id(value):
@@ -222,5 +222,5 @@ def _user_at(value: Any, path: str) -> str | None:
     try:
         user = str(value)
         return user if 0 < len(user.encode()) <= USER_BYTES else None
-    except ValueError:  # half a surrogate pair cannot be encoded, and Python writes no number of thousands of digits
+    except ValueError:  # half a surrogate pair cannot be encoded, and a number of thousands of digits is refused
         return None

@@ -1,13 +1,13 @@
-"""One process's side of its lease of permits: what it holds, and its calls of `lua/inference/lease.lua`.
+"""One process's side of its lease of permits: the permits it holds, and its calls of `lua/inference/lease.lua`.
 
-Grants and returns are counted by two numbers that only grow, so that what the process believes to hold,
-`granted - returned`, is never more than what Redis has recorded for it, whichever calls, answers and messages are lost,
-late or repeated. The grants since the process last called come with every answer, and by messages; each is taken once,
-by its number.
+Two numbers that only grow count grants and returns. The process therefore never believes to hold more permits
+(`granted - returned`) than Redis has recorded for it, even if calls, answers or messages are lost, late or repeated.
+Every answer, and messages too, contain the grants since the process last called. Each grant has a number, by which the
+process takes it once.
 
-The lease ends for the process a little before it ends for Redis, because the process counts from the moment before it
-called. Without a lease the process takes no permit, not even one that it holds. Its next call then begins a new epoch,
-which holds the permits in use and nothing else; what arrives from an older epoch is ignored.
+The lease ends for the process a little before it ends for Redis, because the process counts from the moment before its
+call. Without a lease the process takes no permit, not even one that it holds. Its next call then begins a new epoch,
+which holds only the permits in use. Answers and messages of an older epoch are ignored.
 
 Pure: no I/O, and the time is a parameter (monotonic seconds).
 """
@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 from gateway.inference.concurrency.lease_replies import LeaseCall
 
-SPARE = "-"  # a grant that is for no account
+SPARE = "-"  # the label of a grant that is for no account
 
 
 class Lease:
-    __slots__ = ("ends", "epoch", "fresh", "granted", "length", "number", "returned", "spare", "used")
+    __slots__ = ("ends", "epoch", "granted", "is_new", "length", "number", "returned", "spare", "used")
 
     def __init__(self, length: float) -> None:
         """`length`: seconds."""
@@ -32,31 +32,31 @@ class Lease:
         self.number = 0  # of the last call
         self.granted = self.returned = 0
         self.used = 0
-        self.spare = 0  # granted - returned - used; without a lease nothing
-        self.fresh = True  # Redis does not know this epoch yet
+        self.spare = 0  # granted - returned - used; 0 without a lease
+        self.is_new = True  # Redis does not know this epoch yet
 
-    def valid(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         return now < self.ends
 
     def take(self, now: float) -> bool:
-        """A spare permit for a request; False when there is none."""
+        """Takes a spare permit for a request. Returns False if there is none."""
         if self.spare <= 0 or now >= self.ends:
             return False
         self.spare -= 1
         self.used += 1
         return True
 
-    def free(self) -> None:
-        """A request has ended: its permit is spare."""
+    def release(self) -> None:
+        """Makes the permit of a request that has ended spare."""
         self.used -= 1
         self.spare += 1
 
     def call(self, now: float, give_back: int = 0, waiting: int = 0) -> LeaseCall:
-        """Returns `give_back` of the spare permits."""
+        """Makes the next call, which gives back up to `give_back` of the spare permits."""
         if now >= self.ends:
             self.epoch += 1
             self.granted, self.returned, self.spare = self.used, 0, 0
-            self.fresh = True
+            self.is_new = True
         give_back = min(give_back, self.spare)
         self.spare -= give_back
         self.returned += give_back
@@ -64,16 +64,16 @@ class Lease:
         return LeaseCall(self.epoch, self.number, self.granted, self.returned, self.used, waiting, now)
 
     def renew(self, call: LeaseCall, now: float) -> bool:
-        """The call was answered; False when the answer came too late to count on it."""
+        """Renews the lease after an answer. Returns False if the answer came too late."""
         ends = call.sent + self.length
         if call.epoch != self.epoch or now >= ends:
             return False
         self.ends = max(self.ends, ends)
-        self.fresh = False
+        self.is_new = False
         return True
 
     def accept(self, epoch: int, before: int, labels: Sequence[str], now: float) -> list[str] | None:
-        """The labels of the grants that are new; None when some before them are missing."""
+        """Takes new grants and returns their labels. Returns None if grants before them are missing."""
         if epoch != self.epoch or now >= self.ends:
             return []
         if before > self.granted:

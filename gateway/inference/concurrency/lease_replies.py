@@ -1,4 +1,4 @@
-"""What a process says of its lease of permits, what `lease.lua` answers, and what it has written down."""
+"""The calls and answers of `lease.lua`, and a summary of its records for operators."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gateway.redis.client import Store
 
 
 class LeaseCall(msgspec.Struct, frozen=True):
-    """What a process says of its lease of permits."""
+    """A process's report of its lease of permits."""
 
     epoch: int
     number: int
-    granted: int  # grants it knows of
+    granted: int  # grants that the process knows of
     returned: int
     used: int
     waiting: int
@@ -24,10 +24,10 @@ class LeaseCall(msgspec.Struct, frozen=True):
 
 
 class QuotaCall(msgspec.Struct, frozen=True):
-    """What a process says of its part of a quota: of requests, or of tokens."""
+    """A process's report of its part of one quota: of requests, or of tokens."""
 
-    quota: int  # of a window, of all processes; 0: none
-    granted: int  # as far as it knows
+    quota: int  # of a window, for all processes; 0: none
+    granted: int  # as far as the process knows
     returned: int
     spent: int
     want: int  # spare ones
@@ -35,7 +35,7 @@ class QuotaCall(msgspec.Struct, frozen=True):
 
 class BudgetCall(msgspec.Struct, frozen=True):
     window: int  # ms
-    recent: bool  # it has started a request within one window
+    recent: bool  # the process has started a request within one window
     requests: QuotaCall
     tokens: QuotaCall
 
@@ -43,9 +43,10 @@ class BudgetCall(msgspec.Struct, frozen=True):
     def wants(self) -> bool:
         return self.requests.want > 0 or self.tokens.want > 0
 
-    def flat(self) -> list[int]:
-        said = [(each.granted, each.returned, each.spent, each.want) for each in (self.requests, self.tokens)]
-        return [self.requests.quota, self.tokens.quota, self.window, int(self.recent), *said[0], *said[1]]
+    def flatten(self) -> list[int]:
+        """Returns the arguments of the script, in its order."""
+        amounts = [(each.granted, each.returned, each.spent, each.want) for each in (self.requests, self.tokens)]
+        return [self.requests.quota, self.tokens.quota, self.window, int(self.recent), *amounts[0], *amounts[1]]
 
 
 class BudgetAnswer(msgspec.Struct, frozen=True):
@@ -54,33 +55,33 @@ class BudgetAnswer(msgspec.Struct, frozen=True):
     free_requests: int  # of all processes; -1: no quota
     free_tokens: int
     free_permits: int
-    outlook: list[tuple[float, int, int]]  # seconds until so many come free, while its requests wait
+    outlook: list[tuple[float, int, int]]  # seconds until so many requests and tokens are free, while any wait here
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True):
     known: bool  # False: Redis has forgotten which requests wait in this process
-    tight: bool  # requests wait somewhere, or more permits are held than the bound allows
-    in_force: int  # the bound
+    scarce: bool  # requests wait somewhere, or processes hold more permits than the limit allows
+    in_force: int  # the limit
     waiting: int  # requests, of all processes
     accounts: int  # that wait, of all processes
-    frees: float  # seconds until a permit may become free by itself; 0: never
+    frees_in: float  # seconds until a permit may become free by itself; 0: never
     before: int  # grants before the following
     labels: list[str]  # for each grant its account, or '-' for a spare one
     excess: dict[str, int]  # account → waiting requests beyond its limit, which this process refuses
-    budget: BudgetAnswer | None = None  # with a quota
+    budget: BudgetAnswer | None = None  # only with a quota
 
 
 def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
     if reply[0] == "late":
         return None
-    known, tight, in_force, waiting, accounts, frees, before, labels, excess, *budget = reply[1:]
+    known, scarce, in_force, waiting, accounts, frees_in, before, labels, excess, *budget = reply[1:]
     return LeaseAnswer(
         known=known == 1,
-        tight=tight == 1,
+        scarce=scarce == 1,
         in_force=int(in_force),
         waiting=int(waiting),
         accounts=int(accounts),
-        frees=int(frees) / 1000,
+        frees_in=int(frees_in) / 1000,
         before=int(before),
         labels=list(labels),
         excess={account: int(count) for account, count in zip(excess[::2], excess[1::2], strict=True)},
@@ -89,13 +90,13 @@ def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
 
 
 def _read_budget(reply: Sequence[Any]) -> BudgetAnswer:
-    requests, tokens, free_requests, free_tokens, free_permits, ago, spent = reply
-    outlook = [((ms - int(ago)) / 1000, r, t) for ms, r, t in (map(int, entry.split()) for entry in spent)]
+    requests, tokens, free_requests, free_tokens, free_permits, window_start, spent = reply
+    outlook = [((ms - int(window_start)) / 1000, r, t) for ms, r, t in (map(int, entry.split()) for entry in spent)]
     return BudgetAnswer(requests, tokens, free_requests, free_tokens, free_permits, outlook)
 
 
 class Share(msgspec.Struct, frozen=True):
-    """How the permits are used at this moment, by all processes."""
+    """The current use of the permits by all processes."""
 
     held: int  # permits
     used: int  # of them
@@ -103,7 +104,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 async def read_share(store: Store) -> Share:
-    """For the operators' page. Raises BackboneUnavailable."""
+    """Reads the share for the operators' page. Raises BackboneUnavailable."""
     permits: dict[str, str] = await store.client.hgetall(permits_key())
     waiting: dict[str, str] = await store.client.hgetall(waiting_key())
     counts = [[int(field) for field in text.split()[:7]] for text in permits.values()]

@@ -1,30 +1,30 @@
-"""Permits: the right to one request at the provider, of which all processes together have so many at once.
+"""Permits: a permit is the right to one request at the provider. All processes together share a fixed number of them.
 
 A process leases permits from Redis in batches (`lease.py`, `lua/inference/lease.lua`) and keeps a few spare ones, so
-that a request takes one and gives it back without a round trip. A background task renews the lease, tops up the spare
-permits and returns what is not used. One call of the script is under way at a time; the next one gathers what happened
+that a request takes and releases one without a round trip. A background task renews the lease, tops up the spare
+permits and returns unused ones. It makes one call of the script at a time; the next call collects all that has happened
 since.
 
-Once permits are scarce, no process keeps spare ones: each freed permit goes back in the next call, and the script
-grants it to the account whose turn it is in all processes, within its share. A grant for another process reaches it by
-a message, or if that is lost by the answer to its next call.
+While permits are scarce, no process keeps spare ones. Each freed permit goes back with the next call, and the script
+grants it to the next account in the queue of all processes, within that account's share. Another process learns of its
+grant by a message or, if that is lost, by the answer to its next call.
 
-Where the provider has a quota of requests and tokens in any minute, each process leases a budget of them beside its
-permits, in the same calls (`quota.py`, `lua/inference/quota.lua`). A request starts with a permit and its budget, and
-waits for both in the same queue. Only answers bring budget, so a message then only says that a call brings something.
+If the provider has a quota of requests and tokens in any minute, each process leases a budget of them with its permits,
+in the same calls (`quota.py`, `lua/inference/quota.lua`). A request needs a permit and its budget to start, and waits
+for both in the same queue. Budget arrives only with answers, so a message then only triggers a call.
 
-Failure policy: without Redis, or while it is slow, a process goes on with the permits it holds, and freed ones go to
-its own waiting requests in the order of `fair_queue.py`. It gets no new ones. When its lease ends, no request takes a
-permit until Redis answers again. A bound of 0 leaves out everything, Redis included.
+Failure policy: while Redis is away or slow, a process keeps using the permits it holds, and freed ones go to its own
+waiting requests in the order of `fair_queue.py`. It gets no new ones. Once its lease has ended, no request takes a
+permit until Redis answers again. A limit of 0 turns all of this off: Redis is not called.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import structlog
 
@@ -32,40 +32,48 @@ from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, ProviderRefused, ServiceError
 from gateway.ids import request_id
 from gateway.inference.concurrency import scripts
-from gateway.inference.concurrency.fair_queue import ACCOUNT_LIMIT, LIMIT, FairQueue, QueueFull
+from gateway.inference.concurrency.fair_queue import ACCOUNT_LIMIT, QUEUE_LIMIT, FairQueue, QueueFull
 from gateway.inference.concurrency.lease import SPARE, Lease
 from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall
-from gateway.inference.concurrency.quota import WINDOW, Budget
+from gateway.inference.concurrency.quota import WINDOW_SECONDS, Budget
 from gateway.inference.keys import PERMITS_CHANNEL, permits_channel
 from gateway.redis.client import Store
-from gateway.redis.errors import backbone
 from gateway.redis.faults import code_of
+from gateway.redis.listener import Listener
 from gateway.settings import ProviderRate
 
 logger = structlog.get_logger()
 
-LEASE = 28.0  # seconds: a dead process's permits are free again within 30
-RENEWAL = 2.0  # seconds between two calls of a process in which nobody waits
-WAITING_RENEWAL = 0.25  # seconds, while requests wait; the script forgets the waiting requests of a silent process
-SLOW = 0.03  # seconds without an answer after which freed permits go to the process's own waiting requests
-PAUSE = 0.25  # seconds after a call that failed
-ASK = 0.25  # seconds that a request may take to ask for a permit where nobody waits
-CLOSE = 1.0  # seconds that the last call of a process may take
-KEEP = 4  # spare permits of a process that serves nothing
-TOP_UP_PAUSE = 0.05  # seconds between two calls for more spare permits
-DURATION = 2.0  # seconds that a request is taken to last before one has ended
-MEMORY = 1 / 32  # weight of the latest request in the mean duration
-UNBOUNDED = 1_000_000  # permits, where only the quota bounds the requests
+LEASE_SECONDS = 28.0  # a dead process's permits are free again within 30 seconds
+RENEWAL_SECONDS = 2.0  # between two calls while no request waits here
+WAITING_RENEWAL_SECONDS = 0.25  # while requests wait; the script forgets the waiting requests of a silent process
+SLOW_CALL_SECONDS = 0.03  # without an answer, after which freed permits go to the process's own waiting requests
+RETRY_SECONDS = 0.25  # after a call that failed
+MIN_WAIT_SECONDS = 0.25  # for one call of the script, if requests are not allowed to wait
+CLOSE_SECONDS = 1.0  # for the last call of a process
+MIN_SPARE = 4  # spare permits of a process that serves nothing
+TOP_UP_SECONDS = 0.05  # between two calls for more spare permits
+INITIAL_DURATION_SECONDS = 2.0  # the assumed duration of a request, until one has ended
+EWMA_WEIGHT = 1 / 32  # of the latest request in the mean duration
+UNLIMITED = 1_000_000  # permits, if only the quota limits the requests
 TOO_MANY_TOKENS = (
-    "The request may use {} tokens, more than the model takes of all requests in a minute; "
+    "The request may use {} tokens, more than the model accepts from all requests in a minute; "
     "shorten it, or ask for fewer tokens."
 )
 
-monotonic = time.monotonic
+
+class RedisState(enum.Enum):
+    UNKNOWN = "no call has been answered yet"
+    ANSWERS = "the last call was answered"
+    SLOW = "the current call has had no answer for SLOW_CALL_SECONDS"
+    AWAY = "the last call failed"
+
+
+UNKNOWN, ANSWERS, SLOW, AWAY = RedisState
 
 
 class Permit:
-    """One request's; `Permits.release` takes it back."""
+    """The permit of one request, until `Permits.release` takes it back."""
 
     __slots__ = ("account", "epoch", "held", "sent", "since", "tokens")
 
@@ -77,8 +85,8 @@ class Permit:
         self.held, self.sent = True, False
 
 
-class Turn:
-    """One waiting request. `await turn.permit()`, or `leave`."""
+class Waiter:
+    """One waiting request. It ends with `wait` or with `leave`."""
 
     __slots__ = ("_future", "_permits", "account", "app", "since", "timer", "tokens", "weight")
 
@@ -88,29 +96,31 @@ class Turn:
         self._future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         self.timer: asyncio.TimerHandle | None = None
 
-    async def permit(self, every: float | None = None, beat: Callable[[], Awaitable[None]] | None = None) -> Permit:
-        """Raises ProviderQuotaExhausted when the turn did not come in time, or what `leave` was called with.
+    async def wait(
+        self, interval: float | None = None, keep_alive: Callable[[], Awaitable[None]] | None = None
+    ) -> Permit:
+        """Waits for the permit, and calls `keep_alive` whenever `interval` seconds have passed.
 
-        Calls `beat` whenever so many seconds have passed.
+        Raises ProviderQuotaExhausted if the request has waited for too long, or the error that `leave` was called with.
         """
         try:
-            while beat is not None and not (await asyncio.wait([self._future], timeout=every))[0]:
-                await beat()
+            while keep_alive is not None and not (await asyncio.wait([self._future], timeout=interval))[0]:
+                await keep_alive()
             return await self._future
         except asyncio.CancelledError:
-            # The permit may have come in the same moment.
+            # The permit may have arrived at the same moment.
             if self._future.done() and not self._future.cancelled() and self._future.exception() is None:
                 self._permits.release(self._future.result(), served=False)
             raise
         finally:
-            self._permits.forget(self)
+            self._permits.remove(self)
 
     def leave(self, error: Exception) -> None:
-        """Gives the turn back at once; `permit` raises the error. Without effect once the permit is there."""
-        self._permits.forget(self)
+        """Leaves the queue, and lets `wait` raise the error. Has no effect once the permit is granted."""
+        self._permits.remove(self)
         if not self._future.done():
             self._future.set_exception(error)
-            self._future.exception()  # it may be that nobody awaits it any more
+            self._future.exception()  # marks it as retrieved: perhaps nothing awaits it
 
     def grant(self, permit: Permit) -> bool:
         if self._future.done():
@@ -124,32 +134,44 @@ class Permits:
         self,
         store: Store,
         *,
-        bound: int,
-        patience: float,
+        limit: int,
+        max_wait: float,
         rate: ProviderRate | None = None,
         observe_wait: Callable[[float], None] = lambda seconds: None,
-        lease: float = LEASE,
-        renewal: float = RENEWAL,
-        window: float = WINDOW,
+        lease: float = LEASE_SECONDS,
+        renewal: float = RENEWAL_SECONDS,
+        window: float = WINDOW_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bound`: 0 for none. `patience`: seconds that a request may wait; `lease`, `renewal`, `window`: seconds."""
-        self._store, self._observe_wait = store, observe_wait
+        """`limit`: permits of all processes, 0 for no limit. `max_wait`: seconds that a request may wait.
+
+        `lease`, `renewal` and `window` are in seconds. `clock` returns monotonic seconds.
+        """
+        self._store, self._observe_wait, self._clock = store, observe_wait, clock
         self._budget = None if rate is None else Budget(rate, window)
-        self._bound = bound or (0 if rate is None else UNBOUNDED)
-        self._patience, self._renewal = patience or ASK, renewal
+        self._limit = limit or (0 if rate is None else UNLIMITED)
+        self._max_wait, self._renewal = max_wait or MIN_WAIT_SECONDS, renewal
         self.name = request_id()  # of this process, for as long as it lives
-        self.in_force = bound
+        self.in_force = limit
         self._lease = Lease(lease)
-        self._queue: FairQueue[Turn] = FairQueue()
+        self._queue: FairQueue[Waiter] = FairQueue()
         self._used: dict[str, int] = {}  # account -> its permits in use here
-        self._changed: set[str] = set()  # accounts of which Redis does not know yet what waits, or is in use
+        self._changed: set[str] = set()  # accounts whose waiting requests or permits in use Redis does not know yet
         self._wanted = asyncio.Event()  # a call of the script
         self._due = 0.0  # monotonic seconds: when it is called at the latest
-        self._tight = False  # as the last answer or message says
-        self._heard_tight = False  # by a message, since the last call began
-        self._alone = False  # Redis does not answer, or not in time
-        self._answered = False  # the last call; while none ever was, `redis.unavailable` says why
+        self._scarce = False  # according to the last answer or message
+        self._heard_scarce = False  # from a message, since the last call began
+        self.redis_state = UNKNOWN
         self._listening = False
+        self._listener = Listener(
+            store,
+            PERMITS_CHANNEL,
+            permits_channel(self.name),
+            on_subscribe=self._start_listening,
+            on_message=self._take_message,
+            on_loss=self._stop_listening,
+            loss_event="permits.unsubscribed",
+        )
         self._cut = False
         self._low = 0  # spare permits below which more are wanted
         self._asked = False  # for spare permits, in the last call
@@ -157,74 +179,76 @@ class Permits:
         self._renewal_due = 0.0
         self._top_up_due = 0.0
         self._waiting_elsewhere = 0
-        self._duration = DURATION
-        self._began = 0.0  # the sum of when the permits in use were taken
-        self._moved = 0.0  # monotonic seconds: when a permit was last taken or given back here
-        self._quota: BudgetAnswer | None = None  # the last answer's
+        self._duration = INITIAL_DURATION_SECONDS
+        self._began = 0.0  # the sum of the times at which the permits in use were taken
+        self._moved = 0.0  # monotonic seconds: when a permit was last taken or released here
+        self._quota: BudgetAnswer | None = None  # of the last answer
         self._quota_at = 0.0  # monotonic seconds
 
     # -- requests --------------------------------------------------------------------------------------------
 
     def take_now(self, account: str, tokens: int = 0) -> Permit | None:
-        """A spare permit, without any round trip; None when the request has to `join` the queue.
+        """Takes a spare permit without a round trip. Returns None if the request has to `join` the queue.
 
-        `tokens`: the most that the request may use.
+        `tokens` is the most that the request may use.
         """
-        now, lease, budget = monotonic(), self._lease, self._budget
-        if not self._bound:
+        now, lease, budget = self._clock(), self._lease, self._budget
+        if not self._limit:
             lease.used += 1
             return Permit(account, now)
-        if self._tight or self._queue or (budget is not None and not budget.fits(tokens)) or not lease.take(now):
+        if self._scarce or self._queue or (budget is not None and not budget.fits(tokens)) or not lease.take(now):
             return None
         if lease.spare < self._least_spare:
             self._least_spare = lease.spare
-        permit = self._use(account, tokens, now)
+        permit = self._start_use(account, tokens, now)
         if now >= self._top_up_due and self._is_low():
-            self._top_up_due = now + TOP_UP_PAUSE
+            self._top_up_due = now + TOP_UP_SECONDS
             self._wanted.set()
         return permit
 
-    def _use(self, account: str, tokens: int, now: float) -> Permit:
-        """A permit that has been taken is in use."""
+    def _start_use(self, account: str, tokens: int, now: float) -> Permit:
+        """Records that a permit taken from the lease is in use."""
         self._used[account] = self._used.get(account, 0) + 1
         self._began += now
         self._moved = now
-        if self._tight:
+        if self._scarce:
             self._changed.add(account)
         if self._budget is None:
             return Permit(account, now)
         self._budget.take(tokens, now)
         return Permit(account, now, tokens, self._budget.epoch)
 
-    def join(self, account: str, app: str, weight: float, tokens: int = 0) -> Turn:
-        """Raises ProviderQuotaExhausted when the account, or everybody, has too many waiting requests.
+    def join(self, account: str, app: str, weight: float, tokens: int = 0) -> Waiter:
+        """Adds a request to the queue.
 
-        Raises ProviderRefused for one whose turn could never come.
+        Raises ProviderQuotaExhausted if the account or the queue has too many waiting requests, and ProviderRefused if
+        the request could never start.
         """
-        if self._budget is not None and not self._budget.possible(tokens):
+        if self._budget is not None and not self._budget.is_possible(tokens):
             raise ProviderRefused(TOO_MANY_TOKENS.format(tokens))
-        turn = Turn(self, account, app, weight, monotonic(), tokens)
+        waiter = Waiter(self, account, app, weight, self._clock(), tokens)
+        limited = self._scarce or self.redis_state in (UNKNOWN, AWAY)
         try:
-            if len(self._queue) + self._waiting_elsewhere >= LIMIT:
+            if len(self._queue) + self._waiting_elsewhere >= QUEUE_LIMIT:
                 raise QueueFull
-            # While permits may be free, only the script knows whose requests have to wait.
-            self._queue.push(turn, account, app, weight, limited=self._tight or not self._answered)
+            # While permits may be free, only the script knows which requests have to wait.
+            self._queue.push(waiter, account, app, weight, limited=limited)
         except QueueFull:
             raise self._exhausted(account, weight, tokens) from None
-        turn.timer = asyncio.get_running_loop().call_later(self._patience, self._expire, turn)
+        waiter.timer = asyncio.get_running_loop().call_later(self._max_wait, self._expire, waiter)
         self._changed.add(account)
         self._serve()
         self._wanted.set()
-        return turn
+        return waiter
 
-    async def wait(self, account: str, app: str, weight: float, tokens: int = 0) -> Permit:
-        """`join`, for a caller that leaves by cancellation alone. Raises ProviderQuotaExhausted."""
-        return await self.join(account, app, weight, tokens).permit()
+    async def wait_for_permit(self, account: str, app: str, weight: float, tokens: int = 0) -> Permit:
+        """Joins the queue and waits. For callers that leave only by cancellation."""
+        return await self.join(account, app, weight, tokens).wait()
 
     def release(self, permit: Permit, *, served: bool = True, tokens: int | None = None) -> None:
-        """Takes the permit back, once. `served`: the provider was asked, so that its duration counts.
+        """Takes the permit back, once. If `served`, the request reached the provider, and its duration counts.
 
-        `tokens`: those that the request has used; None for all that it might have used.
+        `tokens` is the number that the request has used; None means the most that it might have used.
         """
         if not permit.held:
             return
@@ -232,22 +256,22 @@ class Permits:
         if self._budget is not None:
             self._settle(permit, served, tokens)
         if served:
-            self._duration += (monotonic() - permit.since - self._duration) * MEMORY
-        if not self._bound:
+            self._duration += (self._clock() - permit.since - self._duration) * EWMA_WEIGHT
+        if not self._limit:
             self._lease.used -= 1
             return
-        self._free(permit)
-        if self._tight or self._queue:
+        self._end_use(permit)
+        if self._scarce or self._queue:
             self._serve()
 
     def mark_sent(self, permit: Permit) -> None:
-        """The request is at the provider: from now on it counts for a minute."""
+        """Records that the request was sent. It counts for a minute from now on."""
         if self._budget is not None and not permit.sent:
             permit.sent = True
             self._budget.spend_request(permit.epoch)
 
     def _settle(self, permit: Permit, served: bool, tokens: int | None) -> None:
-        """What the request has not used of its budget is spare."""
+        """Makes the part of the budget that the request has not used spare again."""
         assert self._budget is not None
         if served:
             self.mark_sent(permit)
@@ -256,28 +280,28 @@ class Permits:
             tokens = 0
         self._budget.spend_tokens(permit.epoch, permit.tokens, permit.tokens if tokens is None else tokens)
 
-    def _free(self, permit: Permit) -> None:
-        """The permit is spare again."""
+    def _end_use(self, permit: Permit) -> None:
+        """Makes the permit spare again."""
         if left := self._used[permit.account] - 1:
             self._used[permit.account] = left
         else:
             del self._used[permit.account]
         self._began -= permit.since
-        self._moved = monotonic()
-        if self._tight:
+        self._moved = self._clock()
+        if self._scarce:
             self._changed.add(permit.account)
-        self._lease.free()
+        self._lease.release()
 
-    def halve_bound(self) -> None:
-        """The provider answered 429 without naming a quota: the bound in force is halved."""
+    def halve_limit(self) -> None:
+        """Halves the limit in force, because the provider answered 429 without naming a quota."""
         self._cut = True
         self._wanted.set()
 
     def fail_waiting(self, error: ServiceError, app: str | None = None) -> None:
-        """Ends the waiting of all requests, or of one app's."""
-        for turn, _, of in self._queue.items():
+        """Lets all waiting requests, or those of one app, fail with `error`."""
+        for waiter, _, of in self._queue.items():
             if app is None or of == app:
-                turn.leave(error)
+                waiter.leave(error)
 
     def waiting_apps(self) -> set[str]:
         return {app for _, _, app in self._queue.items()}
@@ -287,98 +311,111 @@ class Permits:
         return self._lease.used
 
     @property
+    def spare(self) -> int:
+        return self._lease.spare
+
+    @property
     def waiting(self) -> int:
         return len(self._queue)
 
-    def forget(self, turn: Turn) -> None:
-        if turn.timer is not None:
-            turn.timer.cancel()
-        if self._queue.remove(turn):
-            self._changed.add(turn.account)
+    def remove(self, waiter: Waiter) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        if self._queue.remove(waiter):
+            self._changed.add(waiter.account)
             self._wanted.set()
 
-    def _expire(self, turn: Turn) -> None:
-        self.forget(turn)
-        turn.leave(self._exhausted(turn.account, turn.weight, turn.tokens))
+    def _expire(self, waiter: Waiter) -> None:
+        self.remove(waiter)
+        waiter.leave(self._exhausted(waiter.account, waiter.weight, waiter.tokens))
 
     def _exhausted(self, account: str, weight: float, tokens: int = 0) -> ProviderQuotaExhausted:
+        """Returns the refusal of one more request, with the estimated time until it could start."""
         own = len(self._queue)
-        ahead = self._queue.ahead(account, weight)
-        # The others' queues are taken to be like this one.
+        ahead = self._queue.count_ahead(account, weight)
+        # The queues of the other processes are assumed to be like this one.
         ahead = ahead * (1 + self._waiting_elsewhere / own) if own else self._waiting_elsewhere
         by_quota, before = 0.0, ahead  # requests that must end first
         if self._budget is not None and self._quota is not None:
-            by_quota = self._budget.time_until_free(self._quota, ahead, tokens) - (monotonic() - self._quota_at)
+            by_quota = self._budget.time_until_free(self._quota, ahead, tokens) - (self._clock() - self._quota_at)
             before -= max(0, self._quota.free_permits)
         return ProviderQuotaExhausted(retry_after=max(by_quota, self._time_until_ended(before + 1)))
 
     def _time_until_ended(self, requests: float) -> float:
-        """Seconds until so many of the provider's requests have ended, as may be expected."""
+        """Estimates the seconds until so many of the provider's requests have ended."""
         if requests <= 0:
             return 0.0
         duration, still = self._duration, 0.0
         if used := sum(self._used.values()):
-            # Those under way last at least as long as they have; if none ended for a while, none may for another.
-            now = monotonic()
+            # Running requests last at least as long as they have so far. If none has ended for some time, the next one
+            # may take as long again.
+            now = self._clock()
             duration, still = max(duration, now - self._began / used), now - self._moved
         return max(still, requests * duration / max(1, self.in_force))
 
     # -- permits ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Spare permits go to this process's waiting requests, or if others wait too, back to Redis."""
-        if self._tight and not self._alone:
+        """Grants spare permits to this process's waiting requests or, if they are scarce, returns them to Redis."""
+        if self._scarce and not self._is_alone():
             if self._lease.spare or (self._budget is not None and self._budget.spare):
                 self._wanted.set()
             return
-        now = monotonic()
-        while (turn := self._queue.first()) is not None and self._fits(turn) and self._lease.take(now):
+        now = self._clock()
+        while (waiter := self._queue.first()) is not None and self._fits(waiter) and self._lease.take(now):
             self._queue.pop()
-            self._grant(turn, now)
+            self._grant(waiter, now)
 
-    def _fits(self, turn: Turn) -> bool:
-        return self._budget is None or self._budget.fits(turn.tokens)
+    def _is_alone(self) -> bool:
+        """Whether the process serves its own waiting requests because Redis does not answer in time."""
+        return self.redis_state is SLOW or self.redis_state is AWAY
 
-    def _grant(self, turn: Turn, now: float) -> None:
-        """To a request that has left the queue; the permit is in use."""
-        self._changed.add(turn.account)
-        permit = self._use(turn.account, turn.tokens, now)
-        if turn.grant(permit):
-            self._observe_wait(now - turn.since)
+    def _fits(self, waiter: Waiter) -> bool:
+        return self._budget is None or self._budget.fits(waiter.tokens)
+
+    def _grant(self, waiter: Waiter, now: float) -> None:
+        """Gives a permit that was taken from the lease to a request that has left the queue."""
+        self._changed.add(waiter.account)
+        permit = self._start_use(waiter.account, waiter.tokens, now)
+        if waiter.grant(permit):
+            self._observe_wait(now - waiter.since)
         else:  # it has just been canceled
             permit.held = False
             if self._budget is not None:
                 self._settle(permit, False, 0)
-            self._free(permit)
+            self._end_use(permit)
 
     def _accept(self, epoch: int, before: int, labels: list[str], now: float) -> None:
-        """Each new grant goes to the account it was made for; if none of its requests waits here any more, back."""
+        """Passes each new grant to its account. If none of the account's requests waits here, the permit goes back."""
         new = self._lease.accept(epoch, before, labels, now)
         if new is None:
-            self._wanted.set()  # the answer holds what is missing
+            self._wanted.set()  # the next answer contains the missing grants
             return
         for account in new:
-            turn = None if account == SPARE else self._queue.first_of(account)
-            if turn is None:
+            waiter = None if account == SPARE else self._queue.first_of(account)
+            if waiter is None:
                 continue
-            if not self._fits(turn):  # Redis took its turn for one with fewer tokens
+            if not self._fits(waiter):  # Redis granted budget for a request with fewer tokens
                 self._changed.add(account)
             elif self._lease.take(now):
                 self._queue.pop_of(account)
-                self._grant(turn, now)
+                self._grant(waiter, now)
         self._serve()
 
     def _spare_target(self) -> int:
-        return KEEP + self._lease.used // 4
+        return MIN_SPARE + self._lease.used // 4
 
     def _is_low(self) -> bool:
         return self._lease.spare < self._low or (self._budget is not None and self._budget.is_low)
 
     def _surplus(self, now: float) -> int:
-        """Spare permits to return: all once they are scarce, otherwise what was idle since the last renewal."""
-        if self._alone:
-            return 0  # a call that is lost would lose them
-        if self._tight:
+        """Returns the number of spare permits to give back: all while they are scarce, otherwise the idle ones.
+
+        Idle are those that were spare all the time since the last regular renewal.
+        """
+        if self._is_alone():
+            return 0  # if the call were lost, the permits would be lost with it
+        if self._scarce:
             return self._lease.spare
         if now < self._renewal_due:
             return 0
@@ -392,66 +429,66 @@ class Permits:
             return None
         budget.begin(self._lease.epoch)
         return budget.call(
-            monotonic(),
-            scarce=leave or self._tight,
+            self._clock(),
+            scarce=leave or self._scarce,
             regular=regular,
             wanted=not (self._queue or leave),
-            returnable=leave or not self._alone,
+            returnable=leave or not self._is_alone(),
         )
 
     # -- calls -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Runs as long as the process."""
-        if not self._bound:
+        """Renews the lease and listens to messages, for the life of the process."""
+        if not self._limit:
             await asyncio.Event().wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_calling())
-            group.create_task(self._keep_listening())
+            group.create_task(self._listener.run())
 
     async def close(self) -> None:
-        """At a clean stop, after `run` has ended: all permits are returned."""
-        if self._bound:
-            with contextlib.suppress(BackboneUnavailable), backbone():
-                async with asyncio.timeout(CLOSE):
+        """Returns all permits at a clean stop, after `run` has ended."""
+        if self._limit:
+            with contextlib.suppress(BackboneUnavailable, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
                     await self._call(leave=True)
 
     async def _keep_calling(self) -> None:
         while True:
             end_if_canceled()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, self._due - monotonic())):
+                async with asyncio.timeout(max(0.0, self._due - self._clock())):
                     await self._wanted.wait()
             self._wanted.clear()
-            slow = asyncio.get_running_loop().call_later(SLOW, self._go_alone)
+            slow = asyncio.get_running_loop().call_later(SLOW_CALL_SECONDS, self._serve_alone)
             try:
                 answer = await self._call()
             except BackboneUnavailable as error:
                 slow.cancel()
-                if self._answered:
+                if self.redis_state not in (UNKNOWN, AWAY):  # while Redis never answered, `redis.unavailable` says why
                     logger.warning("permits.unanswered", error=code_of(error.__cause__), held=self.used)
-                self._answered = False
-                self._go_alone()
+                self.redis_state = AWAY
+                self._serve()
                 for account in self._queue.accounts():
                     self._refuse_newest(account, self._queue.demand(account)[1] - ACCOUNT_LIMIT)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
             slow.cancel()
-            self._alone, self._answered = False, True
+            self.redis_state = ANSWERS
             self._schedule(answer)
             self._serve()
 
     async def _call(self, *, leave: bool = False) -> LeaseAnswer | None:
-        """One call of the script. Raises BackboneUnavailable."""
-        now, lease = monotonic(), self._lease
+        """Calls the script once. Raises BackboneUnavailable."""
+        now, lease = self._clock(), self._lease
         regular = now >= self._renewal_due
         call = lease.call(now, self._surplus(now), len(self._queue))
         budget = self._call_budget(regular=regular, leave=leave)
-        if lease.fresh:
-            self._tell_all()
+        if lease.is_new:
+            self._report_all()
         changed, self._changed = self._changed, set()
         cut, self._cut = self._cut, False
-        self._heard_tight = False
+        self._heard_scarce = False
         demand = {account: self._demand(account) for account in changed}
         want = 0 if self._queue or leave else max(0, self._spare_target() - lease.spare)
         self._asked = want > 0 or (budget is not None and budget.wants)
@@ -464,14 +501,14 @@ class Permits:
                 want=want,
                 cut=cut,
                 leave=leave,
-                bound=self._bound,
+                limit=self._limit,
                 length=int(self._lease.length * 1000),
                 budget=budget,
             )
         except BaseException:
-            # The answer that was lost may have said that Redis forgot who waits here.
+            # The lost answer may have said that Redis has forgotten the waiting requests.
             self._changed |= changed
-            self._tell_all()
+            self._report_all()
             self._cut = self._cut or cut
             raise
         if answer is not None and not leave:
@@ -479,21 +516,21 @@ class Permits:
         return answer
 
     def _demand(self, account: str) -> tuple[float, int, int, int]:
-        """The account's weight, waiting requests, permits in use, and the tokens that the next request needs."""
-        turn = None if self._budget is None else self._queue.first_of(account)
-        return (*self._queue.demand(account), self._used.get(account, 0), 0 if turn is None else turn.tokens)
+        """Returns the account's weight, waiting requests, permits in use, and the tokens of its next request."""
+        waiter = None if self._budget is None else self._queue.first_of(account)
+        return (*self._queue.demand(account), self._used.get(account, 0), 0 if waiter is None else waiter.tokens)
 
     def _apply(self, call: LeaseCall, answer: LeaseAnswer) -> None:
-        now, first = monotonic(), self._lease.fresh
+        now, first = self._clock(), self._lease.is_new
         if not self._lease.renew(call, now):
             return
         # A message may overtake the answer that was written before it.
-        self._set_tight(answer.tight or self._heard_tight)
-        self.in_force = answer.in_force if self._bound < UNBOUNDED else 0
+        self._set_scarce(answer.scarce or self._heard_scarce)
+        self.in_force = answer.in_force if self._limit < UNLIMITED else 0
         self._waiting_elsewhere = max(0, answer.waiting - call.waiting)
         self._low = self._spare_target() // 2
         if not answer.known and not first:
-            self._tell_all()
+            self._report_all()
             self._wanted.set()
         for account, excess in answer.excess.items():
             self._refuse_newest(account, excess)
@@ -502,81 +539,58 @@ class Permits:
             self._quota, self._quota_at = answer.budget, now
         self._accept(call.epoch, answer.before, answer.labels, now)
 
-    def _set_tight(self, tight: bool) -> None:
-        if tight and not self._tight:
-            self._tight = True
-            self._tell_all()
+    def _set_scarce(self, scarce: bool) -> None:
+        if scarce and not self._scarce:
+            self._scarce = True
+            self._report_all()
             self._wanted.set()
-        self._tight = tight
+        self._scarce = scarce
 
-    def _tell_all(self) -> None:
-        """The next call says all that Redis knows of this process's accounts."""
-        self._changed.update(self._queue.accounts(), self._used if self._tight else ())
+    def _report_all(self) -> None:
+        """Lets the next call report every account of this process that Redis keeps a record of."""
+        self._changed.update(self._queue.accounts(), self._used if self._scarce else ())
 
     def _refuse_newest(self, account: str, count: int) -> None:
-        """The account has its limit of waiting requests over all processes."""
-        turns = sorted((turn for turn, of, _ in self._queue.items() if of == account), key=lambda turn: turn.since)
-        for turn in turns[-count:] if count > 0 else ():
-            turn.leave(self._exhausted(account, turn.weight, turn.tokens))
+        """Refuses the account's newest waiting requests, because over all processes it has too many."""
+        own = (waiter for waiter, of, _ in self._queue.items() if of == account)
+        waiters = sorted(own, key=lambda waiter: waiter.since)
+        for waiter in waiters[-count:] if count > 0 else ():
+            waiter.leave(self._exhausted(account, waiter.weight, waiter.tokens))
 
     def _schedule(self, answer: LeaseAnswer | None) -> None:
-        """The next call, unless one is wanted before."""
+        """Sets the time of the next call, which may be wanted earlier."""
         delay = self._renewal
         if self._queue:
-            delay = min(delay, WAITING_RENEWAL if self._listening else SLOW)
-            if answer is not None and answer.frees:
-                delay = min(delay, answer.frees)
-        elif not self._tight and not self._asked and self._is_low():
-            delay = TOP_UP_PAUSE
-        self._due = monotonic() + delay
+            delay = min(delay, WAITING_RENEWAL_SECONDS if self._listening else SLOW_CALL_SECONDS)
+            if answer is not None and answer.frees_in:
+                delay = min(delay, answer.frees_in)
+        elif not self._scarce and not self._asked and self._is_low():
+            delay = TOP_UP_SECONDS
+        self._due = self._clock() + delay
 
-    def _go_alone(self) -> None:
-        self._alone = True
+    def _serve_alone(self) -> None:
+        """Serves this process's own requests while the call has no answer."""
+        self.redis_state = SLOW if self.redis_state is ANSWERS else AWAY
         self._serve()
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    async def _keep_listening(self) -> None:
-        while True:
-            end_if_canceled()
-            try:
-                async with self._store.subscription(PERMITS_CHANNEL, permits_channel(self.name)) as subscription:
-                    await self._listen(subscription)
-            except BackboneUnavailable as error:
-                if self._listening:
-                    logger.warning("permits.unsubscribed", error=code_of(error.__cause__))
-            finally:
-                self._listening = False
-            await asyncio.sleep(PAUSE)
+    def _start_listening(self) -> None:
+        self._listening = True
+        self._wanted.set()  # messages about earlier grants are lost: the next answer names these grants
 
-    async def _listen(self, subscription: Any) -> None:
-        """Raises when the connection is lost or does not answer."""
-        unanswered = 0
-        while True:
-            end_if_canceled()
-            message = await subscription.get_message(timeout=1.0)
-            if message is None:
-                if unanswered == 2:
-                    raise TimeoutError("the subscription does not answer")
-                unanswered += 1
-                await subscription.ping()
-                continue
-            unanswered = 0
-            if message["type"] == "subscribe":
-                self._listening = True
-                self._wanted.set()  # what was granted before is not heard
-            elif message["type"] == "message":
-                self._hear(message["channel"], message["data"])
+    def _stop_listening(self) -> None:
+        self._listening = False
 
-    def _hear(self, channel: str, text: str) -> None:
+    def _take_message(self, channel: str, text: str) -> None:
         if channel == PERMITS_CHANNEL:
             if text != self.name:
-                self._heard_tight = True
-                self._set_tight(True)
+                self._heard_scarce = True
+                self._set_scarce(True)
                 self._serve()
             return
         if self._budget is not None:
             self._wanted.set()
             return
         epoch, before, *labels = text.split(" ")
-        self._accept(int(epoch), int(before), labels, monotonic())
+        self._accept(int(epoch), int(before), labels, self._clock())

@@ -1,4 +1,4 @@
-"""The script that shares the provider's permits between processes."""
+"""The function for the script that shares the provider's permits among processes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ async def lease(
     want: int,
     cut: bool,
     leave: bool,
-    bound: int,
+    limit: int,
     length: int,
     budget: BudgetCall | None = None,
 ) -> LeaseAnswer | None:
     """Renews a process's lease for `length` ms, returns permits, and takes grants; None if a later call overtook it.
 
-    `demand` maps each account of which one has changed to its weight, its waiting requests, its permits in use and the
-    tokens that the next of its requests needs; `want` is the number of spare permits to take. Only a provider with a
-    quota needs `budget`.
+    `demand` maps each account with a change to its weight, waiting requests, permits in use and the tokens of its next
+    request. `want` is the number of spare permits to take. `budget` is needed only if the provider has a quota.
     """
     counts = (call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want)
-    flags = (int(cut), int(leave), bound, length, PERMITS_CHANNEL)
+    flags = (int(cut), int(leave), limit, length, PERMITS_CHANNEL)
     flat_demand: list[str | int] = []
     for account, (weight, waiting, used, tokens) in demand.items():
         flat_demand += (account, f"{weight:g}", waiting, used)
         if budget is not None:
             flat_demand.append(tokens)
-    script_keys, rate = lease_keys(rated=budget is not None), () if budget is None else budget.flat()
+    script_keys, rate = lease_keys(rated=budget is not None), () if budget is None else budget.flatten()
     reply = await store.run_script(_LEASE, script_keys, process, *counts, *flags, *rate, *flat_demand)
     return read_lease_answer(reply)

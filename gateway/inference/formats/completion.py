@@ -1,4 +1,4 @@
-"""Types that both formats share: native.py and openai.py read a body into a `CompletionRequest` and write its answer."""
+"""Types for both formats: native.py and openai.py decode a body into a `CompletionRequest`, and encode its answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class FullAnswer(msgspec.Struct, frozen=True):
-    """What an answer said that is not streamed."""
+    """An answer that is not streamed."""
 
     text: str
     reasoning: str
@@ -30,25 +30,25 @@ class CompletionRequest(msgspec.Struct):
 
     model: str
     max_tokens: int
-    text_bytes: int  # what is priced: UTF-8 bytes, and the allowance for further messages
+    text_bytes: int  # priced: UTF-8 bytes, and the allowance for further messages
     stream: bool
-    payload: bytes  # the provider's request body; empty once it was sent
+    payload: bytes  # the provider's request body; empty after it was sent
     with_usage: bool = True
 
 
 class Format(Protocol):
-    """Writes one answer."""
+    """Encodes one answer."""
 
     @property
     def keep_alive(self) -> bytes: ...
 
     def name_model(self, model: str) -> None:
-        """Names the model that answers, once it is known. Until then, it is the one that was asked for."""
+        """Sets the model that answers, once it is known. Until then it is the requested one."""
 
     def chunks(self, deltas: list[Delta]) -> bytes: ...
 
     def texts(self, texts: list[bytes]) -> bytes:
-        """The chunks of texts that are JSON already."""
+        """Returns the chunks for texts that are already encoded as JSON."""
 
     def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
 
@@ -65,7 +65,7 @@ def check_model(model: str) -> str:
 
 
 def finish_reason(finish: str | None, *others: str) -> str:
-    """The provider's reason, if the format knows it. Each knows these three, and a format may know `others`."""
+    """Returns the provider's reason if the format knows it, else "stop". `others` are known only to one format."""
     return finish if finish in ("length", "content_filter", *others) else "stop"
 
 
@@ -74,13 +74,13 @@ def invalid_json() -> RequestMalformed:
 
 
 def malformed(error: Exception) -> RequestMalformed:
-    """The error for a body that msgspec refused. It names the field and the expected type, never the value."""
+    """Returns the error for a body that msgspec refused. It names the field and the expected type, never the value."""
     if not isinstance(error, msgspec.ValidationError):
         return invalid_json()
     fault = str(error)
-    # Of msgspec's messages, these two repeat the request.
+    # These two messages of msgspec would repeat a part of the request.
     if fault.startswith("Object contains unknown field"):
-        return RequestMalformed("The body holds a field that is not known here.")
+        return RequestMalformed("The body contains an unknown field.")
     located = _LOCATION.fullmatch(fault)
     words, field = located.groups() if located else (fault, "")
     words = "is not one of the allowed values" if fault.startswith("Invalid") else explain(words)

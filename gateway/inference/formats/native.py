@@ -1,4 +1,4 @@
-"""The service's own format: one prompt in; a text, or a stream of `token` events, out."""
+"""The service's own format: a prompt in; a text, or a stream of `token` events, out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MEDIA = re.compile(r"(input_?)?(images?|audios?|videos?|files?|attachments?|med
 
 
 def read_completion_request(body: bytes, wants_stream: bool) -> CompletionRequest:
-    """Raises the body's fault. `wants_stream` decides if the body does not."""
+    """Decodes the body, or raises its fault. `wants_stream` decides about streaming if the body does not."""
     try:
         prompt = _decode(body)
     except INVALID_BODY as error:
@@ -58,7 +58,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
 
 
 def _fault(body: bytes, error: Exception) -> ServiceError:
-    """Decodes a refused body a second time to see whether it is multimodal or malformed."""
+    """Decodes a refused body again to determine whether it is multimodal or malformed."""
     try:
         fields = msgspec.json.decode(body)
     except INVALID_BODY:
@@ -71,7 +71,7 @@ def _fault(body: bytes, error: Exception) -> ServiceError:
         ):
             return MultimodalUnsupported()
         if fields.keys() - set(Prompt.__struct_fields__):
-            return RequestMalformed(f"The body holds a field that is not known here; known are {KNOWN_FIELDS}.")
+            return RequestMalformed(f"The body contains an unknown field. The known fields are {KNOWN_FIELDS}.")
     return malformed(error)
 
 
@@ -79,7 +79,7 @@ class Native:
     keep_alive = b": keep-alive\n\n"
 
     def name_model(self, model: str) -> None:
-        """The model is named at the end."""
+        """Does nothing: this format names the model at the end."""
 
     def chunks(self, deltas: list[Delta]) -> bytes:
         return b"".join([b'data: {"token":%b}\n\n' % encode(delta.content) for delta in deltas if delta.content])

@@ -1,4 +1,4 @@
-"""The OpenAI chat-completions format, for unmodified SDKs of that kind."""
+"""OpenAI's chat-completions format, for unmodified OpenAI SDKs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ TEXT_PARTS = ("text", "input_text")
 
 
 def read_completion_request(body: bytes, wants_stream: bool) -> CompletionRequest:
-    """Raises the body's fault. Here the body alone decides about streaming, as in OpenAI's API."""
+    """Decodes the body, or raises its fault. Only the body decides about streaming, as in OpenAI's API."""
     try:
         completion = _decode(body)
     except INVALID_BODY as error:
@@ -84,7 +84,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     messages = [_message_to_send(number, message) for number, message in enumerate(completion.messages)]
     text_bytes = sum(map(_bytes_of_message, messages))
     if not text_bytes:
-        raise RequestMalformed("The messages hold no text.")
+        raise RequestMalformed("The messages contain no text.")
     model = check_model(completion.model or DEFAULT_MODEL)
     limits = [m for m in (completion.max_tokens, completion.max_completion_tokens) if m is not None]
     max_tokens = min([*limits, MAX_OUTPUT_TOKENS])
@@ -97,7 +97,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     }
     forwarded = FORWARDED_WITH_TOOLS if completion.tools else FORWARDED
     settings = {name: value for name in forwarded if (value := getattr(completion, name)) is not None}
-    # The provider may put any of these into the prompt, as it does with a schema, and bills it then.
+    # The provider may put any of these into the prompt, as it does with a schema, and then bills it.
     settings_bytes = sum(len(encode(value)) for value in settings.values() if type(value) not in (int, float))
     options = completion.stream_options
     return CompletionRequest(
@@ -121,7 +121,7 @@ def _refuse_unsupported(completion: Completion) -> None:
     if completion.tool_choice is not None and not completion.tools:
         raise RequestMalformed("`tool_choice` needs `tools`; add them, or leave it out.")
     if completion.n is not None and completion.n > 1:
-        raise RequestMalformed("`n` above 1 is not supported here; ask several times.")
+        raise RequestMalformed("`n` above 1 is not supported here; send several requests.")
 
 
 def _message_to_send(number: int, message: Message) -> dict[str, Any]:
@@ -136,12 +136,12 @@ def _message_to_send(number: int, message: Message) -> dict[str, Any]:
         if message.tool_call_id is None:
             raise RequestMalformed(f"messages[{number}]: the field tool_call_id is missing.")
         return {"role": role, "content": text, "tool_call_id": message.tool_call_id}
-    # Some deployments do not know the newer name of the same role.
+    # Some deployments do not know the newer name "developer" of the role "system".
     return {"role": "system" if role == "developer" else role, "content": text}
 
 
 def _bytes_of_message(sent: dict[str, Any]) -> int:
-    """What is priced: the text, and the JSON of calls and of their ids."""
+    """Returns the priced bytes: the text, and the JSON of tool calls and their ids."""
     calls = sum(len(encode(sent[name])) for name in ("tool_calls", "tool_call_id") if name in sent)
     return len((sent["content"] or "").encode()) + calls
 
@@ -155,7 +155,7 @@ def _text(content: str | list[Part]) -> str:
 
 
 def _fault(body: bytes, error: Exception) -> ServiceError:
-    """Decodes a refused body a second time to see whether it is multimodal or malformed."""
+    """Decodes a refused body again to determine whether it is multimodal or malformed."""
     try:
         fields = msgspec.json.decode(body)
     except INVALID_BODY:
@@ -170,7 +170,7 @@ def _fault(body: bytes, error: Exception) -> ServiceError:
 
 
 class OpenAI:
-    """Writes one answer: its id and the model stand in every chunk."""
+    """Encodes one answer, with its id and the model in every chunk."""
 
     def __init__(self, request_id: str, model: str, with_usage: bool) -> None:
         self._id, self._created = f"chatcmpl-{request_id}", int(time.time())
@@ -249,7 +249,7 @@ def _usage_fields(usage: Usage | None) -> dict[str, int] | None:
 
 
 def _models() -> dict[str, bytes]:
-    """The answers by their paths: the list, and each model."""
+    """Returns the answers by path: the list of models, and each model."""
     created = calendar.timegm(time.strptime(PRICED_ON, "%Y-%m-%d"))
     models = {m: {"id": m, "object": "model", "created": created, "owned_by": "capsule"} for m in PRICES}
     listing = encode({"object": "list", "data": list(models.values())})

@@ -1,4 +1,4 @@
-"""The parameters of a request in the OpenAI format that are sent on to the provider as they are."""
+"""The parameters of a request in the OpenAI format that are forwarded to the provider unchanged."""
 
 from __future__ import annotations
 

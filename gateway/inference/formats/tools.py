@@ -1,4 +1,4 @@
-"""Tools in the OpenAI format: the functions that a request offers, and the calls that an answer makes."""
+"""Tools in the OpenAI format: the functions that a request offers, and the calls in an answer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ToolCall(msgspec.Struct):
 
 
 def join_calls(parts: list[CallPart]) -> list[ToolCall]:
-    """The calls of a whole answer. A part without an index begins a call if it has an id, or continues the last one."""
+    """Joins the calls of a whole answer. A part without an index begins a call if it has an id, else continues one."""
     calls: dict[int, ToolCall] = {}
     arguments: dict[int, list[str]] = {}
     index = -1

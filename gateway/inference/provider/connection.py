@@ -1,9 +1,10 @@
 """HTTP/1.1 to the provider: a `Connection` is the asyncio protocol, a `Stream` is one exchange on it.
 
-llhttp parses the answer's framing and sse.py its events. Bytes stay undecoded until the relay reads them, so that
-what arrives together leaves together. Above HIGH_WATER bytes that the relay has not read, the connection stops reading.
+llhttp parses the answer's framing, and sse.py its events. Bytes stay undecoded until the relay reads them, so that data
+that arrives together leaves together. While the relay has more than HIGH_WATER_BYTES to read, the connection stops
+reading.
 
-A request is sent once. Nothing retries it after a byte may have reached the provider.
+A request is sent once. It is not retried after a byte may have reached the provider.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.sse import AnswerReader, Delta, deltas_of
 from gateway.settings import ProviderTimeouts
 
-HIGH_WATER = 65_536  # unread bytes of one stream
-HEAD_LIMIT = 65_536  # bytes of an answer before its body
-RETRY_AFTER_LIMIT = 3600.0  # seconds
-IDLE_SECONDS = 15.0  # that a connection is kept without a request
-DRAIN_SECONDS = 1.0  # that the HTTP message may go on after its answer is complete
+HIGH_WATER_BYTES = 65_536  # unread bytes of one stream
+HEAD_BYTES = 65_536  # of an answer before its body
+MAX_RETRY_AFTER_SECONDS = 3600.0
+IDLE_SECONDS = 15.0  # for which a connection is kept without a request
+DRAIN_SECONDS = 1.0  # for which the HTTP message may continue after its answer is complete
 
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
@@ -39,7 +40,7 @@ class Interrupted(BackboneUnavailable):
 
 
 class Stream:
-    """One request and its answer. Call `read` until it returns None or raises."""
+    """One request and its answer. Call `read` until it returns None or raises an error."""
 
     __slots__ = (
         "_answering",
@@ -65,10 +66,10 @@ class Stream:
         self.answer = AnswerReader(connection.received)
         self.status = 0  # 0 until the headers have arrived
         self._retry_after: float | None = None
-        # The short cut: sends what arrives while the relay waits in `read`, in `format`. False: it has to wait.
+        # A shortcut: sends data, encoded by `format`, while the relay waits in `read`. Returns False if it cannot send.
         self.forward: Callable[[bytes], bool] | None = None
         self.format: Format
-        self._pending: list[Delta] | None = None  # for the relay: what `forward` did not take, or came with the end
+        self._pending: list[Delta] | None = None  # for the relay: not sent by `forward`, or arrived with the end
         self._answering = False  # a byte of the answer has arrived
         self._nudged = False
         self.age = 0.0  # seconds
@@ -78,7 +79,7 @@ class Stream:
     # -- for the relay ---------------------------------------------------------------------------------------
 
     async def read(self) -> list[Delta] | None:
-        """What arrived since the last call, as one list; [] after a `nudge`; None after the end."""
+        """Returns the deltas that arrived since the last call; [] after a `nudge`, None after the end."""
         answer = self.answer
         while True:
             if self._pending is not None:
@@ -112,12 +113,12 @@ class Stream:
         self._wake()
 
     def nudge(self) -> None:
-        """Lets `read` return though nothing has arrived: a keep-alive is due, or a client that stalled reads again."""
+        """Lets `read` return without data, because a keep-alive is due or a stalled client reads again."""
         self._nudged = True
         self._wake()
 
     def close(self) -> None:
-        """Ends the exchange. This cancels the request at the provider if the answer is not complete."""
+        """Ends the exchange. Cancels the request at the provider if the answer is not complete."""
         if (connection := self._connection) is not None:
             self._connection = None
             connection.release(answer_complete=self.answer.complete)
@@ -127,8 +128,8 @@ class Stream:
     def start(self, status: int, retry_after: float | None) -> None:
         self.status, self._retry_after = status, retry_after
 
-    def heard(self) -> None:
-        """Bytes have arrived: sends what they hold, or wakes the relay."""
+    def process_received(self) -> None:
+        """Forwards the data that has just arrived, or wakes the relay."""
         self._answering = True
         self._silence = 0.0
         answer = self.answer
@@ -144,12 +145,12 @@ class Stream:
                     self._pending = deltas or deltas_of(texts or [])
             if not (self._pending or answer.complete or answer.eof or answer.failure is not None):
                 return
-        elif answer.unread > HIGH_WATER:
-            self._hold_back()
+        elif answer.unread > HIGH_WATER_BYTES:
+            self._pause()
         self._wake()
 
-    def lost(self) -> None:
-        """The connection closed."""
+    def process_close(self) -> None:
+        """Ends the stream after its connection has closed."""
         self._connection = None
         if not self._answering:
             self.fail(ProviderUnreachable(), ProviderSignal.FAILED)
@@ -160,13 +161,13 @@ class Stream:
         self._wake()
 
     def _finish(self) -> list[Delta]:
-        """Ends the answer at the end of its bytes, and returns the deltas of an event that lacked its blank line."""
+        """Ends the answer at the end of its bytes. Returns the deltas of a last event without its blank line."""
         if self.status == 200:
             return self.answer.read()
         self.answer.refuse(self.status, self._retry_after)
         return []
 
-    def _hold_back(self) -> None:
+    def _pause(self) -> None:
         if self.status != 200:
             self._finish()
         elif self._connection is not None:
@@ -179,11 +180,12 @@ class Stream:
     # -- for the sweep ---------------------------------------------------------------------------------------
 
     def tick(self, seconds: float, limits: ProviderTimeouts, keep_alive: float, late: float = 0.0) -> None:
-        """Counts the time that passed; fails at a limit, and wakes the relay when a keep-alive is due.
+        """Counts the time that has passed, fails at a limit, and wakes the relay when a keep-alive is due.
 
-        Only silence is the provider's failure: an answer may be old because it is long, or because its reader is slow.
-        The `late` ones of the seconds are no silence either: this process stood still, and what arrived is unread. So
-        the total is judged at the next sweep: an answer that is whole by then was paid for, and is not given away.
+        Only silence is the provider's failure. An answer may be old because it is long, or because its reader is slow.
+        The `late` ones of the seconds do not count as silence either: this process stood still, and arrived data is
+        unread. The total is therefore checked at the next sweep: an answer that is complete by then was paid for, and
+        must not be lost.
         """
         self.age += seconds
         self.unsent += seconds
@@ -202,15 +204,15 @@ class Stream:
 class ConnectionState(enum.Enum):
     IDLE = "waits for a request"
     ACTIVE = "carries a stream"
-    DRAINING = "waits for the end of an HTTP message whose answer is complete"
-    CLOSED = "is closed, or about to be"
+    DRAINING = "waits for the end of an HTTP message after its answer is complete"
+    CLOSED = "is closed, or about to close"
 
 
 IDLE, ACTIVE, DRAINING, CLOSED = ConnectionState
 
 
 class Pool(Protocol):
-    """The owner of the connections."""
+    """The owner of connections."""
 
     def keep(self, connection: Connection) -> None:
         """Called when the connection is idle again."""
@@ -245,21 +247,21 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self.loop = asyncio.get_running_loop()
         self.state = IDLE
-        self._waited = 0.0  # seconds in the present state, if that is IDLE or DRAINING
+        self._waited = 0.0  # seconds in the current state, if that is IDLE or DRAINING
         self._stream: Stream | None = None
-        self.received: list[bytes] = []  # of the present answer's body, until its stream reads it
-        self.on_body = self.received.append  # each part of a body without a call of Python's
+        self.received: list[bytes] = []  # the current answer's body, until its stream reads it
+        self.on_body = self.received.append  # takes each part of a body without a call of Python code
         self._parser = httptools.HttpResponseParser(self)
         self.paused = False
-        # Of the present answer:
+        # For the current answer:
         self._head_bytes = 0
         self._retry_after: float | None = None
-        self._framed = False  # it says where it ends, so that an earlier close is a cut
-        self._ended = False  # its HTTP message has ended; whatever follows belongs to no request
+        self._framed = False  # it declares its end, so an earlier close is a truncation
+        self._ended = False  # its HTTP message has ended; later data belongs to no request
         self._reusable = False
 
     def post(self, head: bytes, payload: bytes) -> Stream:
-        """Sends the request, once. `head` ends with "content-length: "."""
+        """Sends the request. `head` ends with "content-length: "."""
         self.state = ACTIVE
         self.received.clear()
         self._stream = stream = Stream(self)
@@ -270,7 +272,7 @@ class Connection(asyncio.Protocol):
         return stream
 
     def release(self, *, answer_complete: bool) -> None:
-        """The stream is over. Keeps or drains the connection if the answer was read to its end; else closes it."""
+        """Ends the stream. Keeps or drains the connection if the answer was read to its end; otherwise closes it."""
         self._stream = None
         if self._ended:
             self._return_to_pool()
@@ -284,7 +286,7 @@ class Connection(asyncio.Protocol):
         return self.state is IDLE and not self.transport.is_closing()
 
     def tick(self, seconds: float) -> None:
-        """Counts the time that passed, and closes a connection that waited too long."""
+        """Counts the time that has passed, and closes a connection that has waited too long."""
         if self.state is IDLE or self.state is DRAINING:
             self._waited += seconds
             if self._waited >= (IDLE_SECONDS if self.state is IDLE else DRAIN_SECONDS):
@@ -330,7 +332,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         stream = self._stream
         if stream is None:
-            # Without a request or an answer to drain, whose data this is cannot be known.
+            # Without a request or an answer to drain, the data belongs to nothing.
             return self._drain(data) if self.state is DRAINING else self.abort()
         try:
             self._parser.feed_data(data)
@@ -339,11 +341,11 @@ class Connection(asyncio.Protocol):
             return stream.fail(ProviderFailed())
         if not stream.status:
             self._head_bytes += len(data)
-            if self._head_bytes > HEAD_LIMIT:
+            if self._head_bytes > HEAD_BYTES:
                 return stream.fail(ProviderFailed())
         if self._ended:
             self.received.clear()
-        stream.heard()
+        stream.process_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state = CLOSED
@@ -352,13 +354,13 @@ class Connection(asyncio.Protocol):
             self._stream = None
             if stream.status == 200 and not self._framed:
                 stream.answer.receive_eof()
-            stream.lost()
+            stream.process_close()
 
     # -- llhttp's callbacks ----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if self._ended:
-            self._reusable = False  # a second answer, which no request asked for
+            self._reusable = False  # a second answer, without a request
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._ended:
@@ -367,7 +369,7 @@ class Connection(asyncio.Protocol):
         if lower in (b"content-length", b"transfer-encoding"):
             self._framed = True
         elif lower == b"retry-after" and value.isdigit():
-            self._retry_after = min(float(value), RETRY_AFTER_LIMIT)
+            self._retry_after = min(float(value), MAX_RETRY_AFTER_SECONDS)
         elif lower == b"content-encoding" and value.lower() != b"identity" and self._stream is not None:
             self._stream.fail(ProviderFailed())
 
@@ -383,7 +385,7 @@ class Connection(asyncio.Protocol):
         self._ended = True
         self._reusable = self._parser.should_keep_alive()
         if stream is not None:
-            # What else arrives with it is no part of the answer.
+            # Data that arrives after the end of the message is not part of the answer.
             stream.answer.received = self.received.copy()
             self.received.clear()
             stream.answer.receive_eof()

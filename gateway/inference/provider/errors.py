@@ -1,6 +1,6 @@
-"""What an attempt reveals about the provider, and the error that its caller receives.
+"""Maps a provider's error to the caller's error, and to a signal about the provider's state.
 
-Pure functions of a status and a body: connection.py applies them to HTTP answers, sse.py to error events.
+Pure functions of a status and a body. connection.py applies them to HTTP answers, sse.py to error events.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderRefused, ServiceError
 from gateway.inference.formats.parameters import FORWARDED_WITH_TOOLS
 
-DEFAULT_RETRY_AFTER = 5.0  # seconds, when a rate limit names no time
-NAME_LIMIT = 100  # characters of an error's code, type or parameter that are read
+DEFAULT_RETRY_SECONDS = 5.0  # if a rate limit names no time
+NAME_CHARACTERS = 100  # of an error's code, type or parameter that are read
 
 _QUOTA = re.compile(rb"quota|billing|insufficient|credit|payment", re.IGNORECASE)
 _ERROR_STATUS = re.compile(r"[45][0-9]{2}")
 
 _TOO_LONG = "The request is longer than the model's context; shorten the prompt, or leave out older messages."
-# What a refusal objects to, by its code, type and parameter. The first match counts.
+# The reason for a refusal, by its code, type and parameter. The first match counts.
 _OBJECTIONS = (
     (re.compile(r"context_?(length|size|window)|too_(long|large)|above_max_length|input_tokens", re.I), _TOO_LONG),
     (
@@ -33,12 +33,12 @@ _OBJECTIONS = (
         "The model does not support a JSON schema of the request; simplify the schema in `response_format` or `tools`.",
     ),
 )
-# The parameters that a message may name. The provider could write anything into `param`.
+# The parameters that a message may name; the provider could write anything into `param`.
 _PARAMETERS = ("messages", "max_tokens", *FORWARDED_WITH_TOOLS)
 
 
 class ProviderSignal(enum.Enum):
-    """What one request or probe revealed about the provider."""
+    """A signal about the provider's state, from one request or probe."""
 
     COMPLETION = "the provider sent a complete answer"
     REACHED = "the provider answered, perhaps with a refusal of this one request"
@@ -49,16 +49,16 @@ class ProviderSignal(enum.Enum):
 
 
 def classify(status: int, body: bytes, retry_after: float | None = None) -> tuple[ServiceError, ProviderSignal | None]:
-    """The caller's error for a provider's error status, and the signal.
+    """Returns the caller's error for a provider's error status, and the signal.
 
-    The signal is None for 401 and 403, which a probe has to confirm first, and for a refusal of the request, which says
-    nothing about the provider. A quota that names the time of its end passes by itself, as a rate limit does.
+    The signal is None for 401 and 403, which a probe has to confirm first, and for a refusal of the request, which
+    reveals nothing about the provider. A quota that names the time of its end recovers by itself, like a rate limit.
     """
     if status == 402 or (status == 429 and retry_after is None and _QUOTA.search(body)):
         return ProviderQuotaExhausted(retry_after=retry_after), ProviderSignal.QUOTA
     if status == 429:
         signal = ProviderSignal.REACHED if _QUOTA.search(body) else ProviderSignal.CONGESTED
-        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_AFTER), signal
+        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_SECONDS), signal
     if status in (401, 403):
         return ProviderFailed(), None
     if status in (400, 413, 422):
@@ -67,22 +67,22 @@ def classify(status: int, body: bytes, retry_after: float | None = None) -> tupl
 
 
 def _objection(status: int, body: bytes) -> str | None:
-    """What the provider objects to, in the service's words: the provider's own may repeat the prompt."""
+    """Returns the reason for a refusal in the service's words: the provider's own may repeat the prompt."""
     error = _error_object(body)
     code, kind, parameter, message = (
         value if isinstance(value := error.get(name), str) else "" for name in ("code", "type", "param", "message")
     )
     for pattern, objection in _OBJECTIONS:
-        if any(pattern.search(name[:NAME_LIMIT]) for name in (code, kind, parameter)):
+        if any(pattern.search(name[:NAME_CHARACTERS]) for name in (code, kind, parameter)):
             return objection
-    if status == 413 or "maximum context length" in message:  # as vLLM says it, with no code of its own
+    if status == 413 or "maximum context length" in message:  # vLLM's message, which has no code of its own
         return _TOO_LONG
-    parameter = re.split(r"[.\[]", parameter[:NAME_LIMIT], maxsplit=1)[0]
+    parameter = re.split(r"[.\[]", parameter[:NAME_CHARACTERS], maxsplit=1)[0]
     return f"The model does not accept `{parameter}` as it was sent; change it." if parameter in _PARAMETERS else None
 
 
 def _error_object(body: bytes) -> dict[str, Any]:
-    """The error that a body or an event holds, nested or flat. Empty if there is none."""
+    """Returns the error object in a body or an event, nested or flat; empty if there is none."""
     try:
         event = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -92,11 +92,11 @@ def _error_object(body: bytes) -> dict[str, Any]:
 
 
 def error_status(body: bytes) -> int:
-    """The status inside an error event. Returns 500 if the event names none."""
+    """Returns the status in an error event, or 500 if it names none."""
     error = _error_object(body)
     for name in ("code", "status", "status_code"):
         value = error.get(name)
-        # Not converted as it is: a number or a text of many digits would raise an error.
+        # Checked before the conversion: a number or a text of many digits would raise an error.
         if isinstance(value, str) and _ERROR_STATUS.fullmatch(value):
             return int(value)
         if isinstance(value, int) and 400 <= value <= 599:

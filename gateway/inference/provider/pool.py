@@ -1,6 +1,6 @@
 """The client of the model provider: its credential, the pool of connections, and the probe.
 
-One sweep counts the time of all streams and connections, instead of a timer for each: the token path reads no clock.
+A sweep counts the time of all streams and connections; there is no timer for each, and the token path reads no clock.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import httpx
 
 from gateway.errors import ProviderUnreachable
 from gateway.inference.provider.connection import Connection, Interrupted, Stream
-from gateway.inference.provider.connector import Dialer, causes, is_our_shortage
+from gateway.inference.provider.connector import Connector, causes, is_local_shortage
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.settings import Settings
 
-SWEEPS = 20  # within the shortest time limit. Each costs 1.7 µs per open stream, silent ones included
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 0.5  # seconds between two of them
-LATE_SECONDS = 1.0  # a sweep that comes later shows that this process stood still
-IDLE_CONNECTIONS = 2_048
-PROBE_BUDGET = 10.0  # seconds
+SWEEPS = 20  # within the shortest time limit. Each costs 1.7 µs per open stream, silent or not
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 0.5  # between two sweeps
+LATE_SECONDS = 1.0  # a longer time between two sweeps means that this process stood still
+MAX_IDLE_CONNECTIONS = 2_048
+PROBE_SECONDS = 10.0  # that a probe may take
 
 
 class Provider:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.streams: set[Stream] = set()  # exchanges under way
+        self.streams: set[Stream] = set()  # running exchanges
         self._connections: set[Connection] = set()
-        self._idle: list[Connection] = []  # the most recently used last, which is used first
+        self._idle: list[Connection] = []  # the most recently used last; the last one is used first
         self._tls = httpx.create_ssl_context(trust_env=False)
         if settings.ca_file:
             self._tls.load_verify_locations(settings.ca_file)
         self._usable_url = _is_usable_url(settings.provider_url)
-        self._dialer = self._make_dialer()
+        self._connector = self._make_connector()
         self._interrupted = False
         self._head = b""
         self._key = ""
@@ -46,7 +46,7 @@ class Provider:
     # -- the credential --------------------------------------------------------------------------------------
 
     def read_key(self) -> None:
-        """Reads the key from the settings or their file. Probes repeat this, so that a replaced key takes effect."""
+        """Reads the key from the settings or their file. Each probe does so again, so a replaced key takes effect."""
         key = self._settings.provider_key
         if self._settings.provider_key_file:
             try:
@@ -68,37 +68,37 @@ class Provider:
             ).encode()
 
     def is_configured(self) -> bool:
-        """Whether there is a key, and an address to use it at."""
+        """Returns whether there is a key and a usable address."""
         return self._usable_url and bool(self._key)
 
     # -- requests --------------------------------------------------------------------------------------------
 
     async def connect(self) -> Connection:
-        """An idle connection, reused or new. Raises ProviderUnreachable or ConnectionsExhausted."""
+        """Returns an idle connection, reused or new. Raises ProviderUnreachable or ConnectionsExhausted."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable():
                 return connection
         try:
             async with asyncio.timeout(self._settings.provider_timeouts.connect):
-                connection = await self._dialer.connect()
-        except (OSError, UnicodeError) as error:  # a host that is no name at all cannot be encoded
+                connection = await self._connector.connect()
+        except (OSError, UnicodeError) as error:  # an invalid host name cannot be encoded
             raise ProviderUnreachable from error
         if not connection.is_usable():
-            raise ProviderUnreachable  # closed in the moment between
+            raise ProviderUnreachable  # closed in between
         self._connections.add(connection)
         return connection
 
-    def _make_dialer(self) -> Dialer[Connection]:
+    def _make_connector(self) -> Connector[Connection]:
         parts = urlsplit(self._settings.provider_url if self._usable_url else "http://unusable.invalid")
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
-        return Dialer(parts.hostname or "", port, self._tls if secure else None, lambda: Connection(self))
+        return Connector(parts.hostname or "", port, self._tls if secure else None, lambda: Connection(self))
 
     def post(self, connection: Connection, payload: bytes) -> Stream:
         """Sends a completion request on a connection that `connect` returned. Close the stream with `close_stream`.
 
-        Raises Interrupted, and sends nothing, when this process is about to stop.
+        Raises Interrupted, and sends nothing, if this process is about to stop.
         """
         if self._interrupted:
             connection.abort()
@@ -115,7 +115,7 @@ class Provider:
 
     def keep(self, connection: Connection) -> None:
         """Keeps an idle connection for the next request."""
-        if len(self._idle) < IDLE_CONNECTIONS:
+        if len(self._idle) < MAX_IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:
             connection.abort()
@@ -145,7 +145,7 @@ class Provider:
                 connection.tick(passed)
 
     def interrupt(self) -> None:
-        """Ends every stream, because this process is about to stop. No further ones begin."""
+        """Ends all streams and starts no new ones, because this process is about to stop."""
         self._interrupted = True
         for stream in list(self.streams):
             stream.fail(Interrupted())
@@ -155,11 +155,11 @@ class Provider:
             connection.abort()
 
     async def probe(self) -> ProviderSignal | None:
-        """Sends one GET /models. Returns None if this machine could not send it."""
+        """Sends a GET /models. Returns None if this machine could not send it."""
         self.read_key()
         try:
             async with (
-                asyncio.timeout(PROBE_BUDGET),
+                asyncio.timeout(PROBE_SECONDS),
                 httpx.AsyncClient(verify=self._tls, trust_env=False) as client,
                 client.stream(
                     "GET",
@@ -169,7 +169,7 @@ class Provider:
             ):
                 status = response.status_code
         except (httpx.HTTPError, OSError) as error:
-            return None if is_our_shortage(causes(error)) else ProviderSignal.FAILED
+            return None if is_local_shortage(causes(error)) else ProviderSignal.FAILED
         if status in (401, 403):
             return ProviderSignal.REFUSED
         if status == 402:
@@ -186,4 +186,4 @@ def _is_usable_url(url: str) -> bool:
 
 
 def pause_between_sweeps(*limits: float) -> float:
-    return min(max(min(limits) / SWEEPS, SHORTEST_PAUSE), LONGEST_PAUSE)
+    return min(max(min(limits) / SWEEPS, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)

@@ -1,10 +1,10 @@
-"""Reads the provider's server-sent events: bytes go in; deltas, usage, a finish reason, or a failure come out.
+"""Decodes the provider's server-sent events: bytes go in; deltas, usage, a finish reason or a failure come out.
 
-This module does no I/O. `AnswerReader` buffers what it receives until `read`, so that events which arrive together are
+This module does no I/O. `AnswerReader` buffers received bytes until `read`, so that events that arrive together are
 split, decoded and relayed together.
 
-Most events of an answer differ in the text of their token only. What is around it is the answer's `Frame`: an event in
-this frame is not decoded, and the JSON of its text is passed on as it came.
+Most events of an answer differ only in the text of their token. The parts before and after it are the answer's `Frame`.
+An event in this frame is not decoded; the JSON of its text is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gateway.errors import ProviderFailed
 from gateway.inference.provider.errors import ProviderSignal, classify, error_status
 from gateway.inference.spend.prices import Usage
 
-EVENT_LIMIT = 1_048_576  # bytes of one event
-MOST_TOKENS = 1_000_000_000  # of one answer that are counted; they cost far more than any bound
+EVENT_BYTES = 1_048_576  # of one event
+MAX_REPORTED_TOKENS = 1_000_000_000  # of one answer; they cost far more than any reservation
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-CR, LF = b"\r\n"  # as numbers: to look for a byte in bytes is five times as fast as for bytes
+CR, LF = b"\r\n"  # as numbers: searching for one byte is five times as fast as searching for a byte string
 
 
 class FunctionPart(msgspec.Struct, gc=False, omit_defaults=True):
@@ -29,7 +29,7 @@ class FunctionPart(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 class CallPart(msgspec.Struct, gc=False, omit_defaults=True):
-    """A part of a call of a tool: at first its id and its function's name, then the arguments in pieces."""
+    """A part of a tool call: first its id and its function's name, then the arguments in pieces."""
 
     index: int | None = None  # of the call within the answer
     id: str | None = None
@@ -57,7 +57,7 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """What is before and after the text of an event, each with the text's quotation mark."""
+    """The parts of an event before and after its text, each with the text's quotation mark."""
 
     before: bytes
     after: bytes
@@ -73,7 +73,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 _decode_usage = msgspec.json.Decoder(ReportedUsage).decode
 _INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_LESSONS = 4  # events from which an answer's frame may be learned: some providers vary it each time
+_FRAME_SAMPLES = 4  # events from which an answer's frame may be derived: some providers vary it each time
 _OTHER_TEXT = "\ue000"
 
 
@@ -83,9 +83,9 @@ class AnswerReader:
     __slots__ = (
         "_begun",
         "_frame",
-        "_lessons",
         "_reported",
         "_rest",
+        "_samples_left",
         "complete",
         "eof",
         "failure",
@@ -97,25 +97,25 @@ class AnswerReader:
     )
 
     def __init__(self, received: list[bytes]) -> None:
-        """`received`: what arrives is appended to it, and `read` empties it."""
+        """The connection appends bytes to `received`; `read` empties it."""
         self.received = received
         self._frame: Frame | None = None
-        self._lessons = _LESSONS
-        self._rest = b""  # the start of an event whose end has not arrived
+        self._samples_left = _FRAME_SAMPLES
+        self._rest = b""  # the start of an incomplete event
         self._begun = False  # an event was read
         self.eof = False
         self.complete = False
         self.failure: Exception | None = None
         self.signal: ProviderSignal | None = None
-        # Characters of content, reasoning and calls of tools. The provider bills an answer from the first one on.
+        # Characters of content, reasoning and tool calls. The provider bills an answer from the first one.
         self.produced = 0
         self.finish: str | None = None
         self.model: str | None = None
-        self._reported: Usage | None = None  # the last usage, before `usage` judges it
+        self._reported: Usage | None = None  # the last report, which `usage` checks
 
     @property
     def usage(self) -> Usage | None:
-        """The last usage that the provider reported. None if it is nonsense, such as zero tokens for some output."""
+        """The usage that the provider reported last; None if it is invalid, such as zero tokens for some output."""
         reported = self._reported
         return None if reported is not None and not reported.output and self.produced else reported
 
@@ -134,13 +134,13 @@ class AnswerReader:
             self.signal = signal
 
     def refuse(self, status: int, retry_after: float | None) -> None:
-        """Ends the answer with an error status. What was received is the error's body."""
+        """Ends the answer with an error status. The received bytes are the error's body."""
         body = b"".join(self.received)
         self.received.clear()
         self.fail(*classify(status, body, retry_after))
 
     def read_texts(self) -> list[bytes] | None:
-        """The texts of what arrived, as JSON, if all of it is in the answer's frame; else None, and nothing is read."""
+        """Reads the texts of all received events as JSON. Returns None and reads nothing if one is not in the frame."""
         frame = self._frame
         if frame is None or self._rest or self.complete or self.failure is not None:
             return None
@@ -164,7 +164,7 @@ class AnswerReader:
         return texts
 
     def read(self) -> list[Delta]:
-        """The deltas with text or calls, of the events since the last read. Ends the answer at its last event."""
+        """Reads the events since the last read, and returns their deltas. Ends the answer at its last event."""
         received = self.received
         data = received[0] if len(received) == 1 else b"".join(received)
         received.clear()
@@ -174,7 +174,7 @@ class AnswerReader:
             data = self._normalize_newlines(data)
         events = data.split(b"\n\n")
         self._rest = events.pop()
-        if len(self._rest) > EVENT_LIMIT:
+        if len(self._rest) > EVENT_BYTES:
             self.fail(ProviderFailed())
         if self.eof and self._rest:
             events.append(self._rest)
@@ -202,7 +202,7 @@ class AnswerReader:
     def _read_event(self, data: bytes, deltas: list[Delta]) -> None:
         if data == b"[DONE]":
             return self._complete()
-        if len(data) > EVENT_LIMIT:
+        if len(data) > EVENT_BYTES:
             return self.fail(ProviderFailed())
         try:
             chunk = _decode_chunk(data)
@@ -216,9 +216,9 @@ class AnswerReader:
                 if delta.tool_calls:
                     size += len(_encode(delta.tool_calls))
                 if size:
-                    # An answer of one token has no use for a frame.
-                    if self.produced and self._lessons and delta.content:
-                        self._lessons -= 1
+                    # An answer of one token does not need a frame.
+                    if self.produced and self._samples_left and delta.content:
+                        self._samples_left -= 1
                         self._frame = _frame_of(data, delta.content) or self._frame
                     self.produced += size
                     deltas.append(delta)
@@ -235,8 +235,8 @@ class AnswerReader:
         return None
 
     def _read_usage(self, raw: msgspec.Raw) -> None:
-        # The last report counts. A negative or fractional number of tokens counts as no report. A huge one is lowered,
-        # because it may be larger than what a float, JSON's readers or Redis can hold; it is above any bound anyway.
+        # The last report counts. One with a negative or fractional number of tokens is ignored. A huge number is
+        # reduced, because floats, JSON readers or Redis may not hold it; it costs more than any reservation anyway.
         if bytes(raw) == b"null":
             return
         self._reported = None
@@ -244,12 +244,13 @@ class AnswerReader:
             reported = _decode_usage(raw)
             if reported.prompt_tokens >= 0 and reported.completion_tokens >= 0:
                 self._reported = Usage(
-                    min(reported.prompt_tokens, MOST_TOKENS), min(reported.completion_tokens, MOST_TOKENS)
+                    min(reported.prompt_tokens, MAX_REPORTED_TOKENS),
+                    min(reported.completion_tokens, MAX_REPORTED_TOKENS),
                 )
 
     def _end(self) -> None:
         if self.finish is not None:
-            self._complete()  # some providers leave out [DONE]
+            self._complete()  # some providers omit [DONE]
         else:
             self.fail(ProviderFailed(), ProviderSignal.FAILED)
 
@@ -260,12 +261,12 @@ class AnswerReader:
 
 
 def deltas_of(texts: list[bytes]) -> list[Delta]:
-    """What `read` would have returned in place of `read_texts`."""
+    """Returns the deltas that `read` would have returned in place of `read_texts`."""
     return [Delta(content=_decode_text(text)) for text in texts]
 
 
 def _frame_of(data: bytes, text: str) -> Frame | None:
-    """The frame of an event, from its data and its text; None if another text in its place would change more."""
+    """Returns the frame of an event, or None if another text in its place would change more than the text."""
     before, found, after = data.rpartition(_encode(text))
     if not found:
         return None
@@ -282,6 +283,6 @@ def _frame_of(data: bytes, text: str) -> Frame | None:
 
 
 def _data_of(event: bytes) -> bytes:
-    """The data lines of one event, joined. Comments and other fields are left out."""
+    """Joins the data lines of one event. Leaves out comments and other fields."""
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines)

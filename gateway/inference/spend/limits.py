@@ -9,17 +9,17 @@ from gateway.settings import Plan, Settings
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
-    """Rates are requests in any 60 seconds, caps nano-euro per UTC day."""
+    """Limits of one app: rates in requests per 60 seconds (sliding), caps in nano-euro per UTC day."""
 
     requests: int
     user_requests: int
-    cap: int  # the account's, which all its apps share
+    cap: int  # the account's, shared by all its apps
     app_cap: int | None = None
     user_cap: int | None = None
 
 
 def allowed_limits(rates: AllowedRates | None, plan: Plan, settings: Settings) -> Limits:
-    """The widest that an account holder can set."""
+    """Returns the widest limits that an account holder can set."""
     requests, user_requests = settings.rate_limits.app, settings.rate_limits.user
     if rates is not None:
         requests = requests if rates.requestsPerMinute is None else rates.requestsPerMinute
@@ -28,7 +28,7 @@ def allowed_limits(rates: AllowedRates | None, plan: Plan, settings: Settings) -
 
 
 def limits_of(app: App, plan: Plan, settings: Settings) -> Limits:
-    """Those in force."""
+    """Returns the limits in force."""
     allowed, own = allowed_limits(app.allowedRates, plan, settings), app.limits
     if own is None:
         return allowed

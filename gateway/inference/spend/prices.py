@@ -35,29 +35,29 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What a request is settled at."""
+    """The cost at which a request is settled."""
 
-    cost: int  # nano-euro, at most the reservation's bound
+    cost: int  # nano-euro, at most the reservation's maximum cost
     anomaly: str | None = None  # why the cost is not the price of the usage: a label of `gateway_usage_anomalies`
-    tokens: int | None = None  # None: as many as the request may use at most
+    tokens: int | None = None  # None: the most that the request can use
 
 
 NOTHING = Charge(0, tokens=0)
 
 
-def most_tokens(text_bytes: int, max_tokens: int) -> int:
-    """The most tokens that a request can use. A token is at least one byte of text."""
+def worst_case_tokens(text_bytes: int, max_tokens: int) -> int:
+    """Returns the most tokens that a request can use. A token is at least one byte of text."""
     return text_bytes + TEMPLATE_TOKENS + max_tokens
 
 
-def worst_case(model: str, text_bytes: int, max_tokens: int) -> int:
-    """The most that a request can cost, in nano-euro."""
+def worst_case_cost(model: str, text_bytes: int, max_tokens: int) -> int:
+    """Returns the most that a request can cost, in nano-euro."""
     price = PRICES[model]
     return (text_bytes + TEMPLATE_TOKENS) * price.input + max_tokens * price.output
 
 
-def charge_for_usage(model: str, usage: Usage, bound: int) -> Charge:
+def charge_for_usage(model: str, usage: Usage, max_cost: int) -> Charge:
     price = PRICES[model]
     cost = usage.input * price.input + usage.output * price.output
     tokens = usage.input + usage.output
-    return Charge(cost, tokens=tokens) if cost <= bound else Charge(bound, "above bound", tokens)
+    return Charge(cost, tokens=tokens) if cost <= max_cost else Charge(max_cost, "above bound", tokens)

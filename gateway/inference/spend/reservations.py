@@ -1,4 +1,4 @@
-"""What `admit.lua` and `settle.lua` answer, and what a settlement says of its reservation."""
+"""The answers of `admit.lua` and `settle.lua`, and the record that a settlement carries."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     app: Window
     user: Window
     now: int  # Redis's clock, milliseconds
-    settled: int  # of the day, nano-euro, under the cap that was asked last; 0 where none was
+    settled: int  # nano-euro of the day under the cap that was checked last; 0 if none was
 
 
 class ReservationRecord(msgspec.Struct, frozen=True, gc=False):
-    """What Redis knows of a reservation, so that a settlement can be booked if a failover lost it."""
+    """A reservation as Redis records it. A settlement carries it, to be booked even if a failover lost it."""
 
     account: str
     day: str
-    bound: int  # nano-euro
+    max_cost: int  # nano-euro
     lease_end: int  # Redis's clock, milliseconds
     app: str  # id
     user: str = ""  # its hash, if the app had a cap for users
@@ -34,4 +34,6 @@ class ReservationRecord(msgspec.Struct, frozen=True, gc=False):
 
 class Settlement(msgspec.Struct, frozen=True, gc=False):
     outcome: Literal["settled", "recovered", "ended", "unknown"]
-    nano_euro: int  # that this call booked
+    nano_euro: int  # booked by this call
+    account_total: int  # nano-euro settled for the account on the reservation's day; 0 if this call booked nothing
+    app_total: int  # the same for the app

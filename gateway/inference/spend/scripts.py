@@ -1,4 +1,4 @@
-"""The scripts that reserve and settle money."""
+"""Functions for the scripts that reserve and settle money."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def admit(
     *,
     app_limit: int,
     user_limit: int,
-    bound: int,
+    max_cost: int,
     cap: int,
     reservation: str,
     lease: int,
@@ -40,17 +40,17 @@ async def admit(
     app_cap: int | None = None,
     user_cap: int | None = None,
 ) -> Decision:
-    """Decides on a request of an app's user and reserves `bound`.
+    """Decides on a request of an app's user, and reserves `max_cost`.
 
-    Limits are requests in 60 seconds, `bound` and the caps nano-euro (a bound of 0 reserves nothing), `lease` is in
-    milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none) takes nothing.
-    Raises NotReplicated if too few replicas have the reservation.
+    The limits are requests in 60 seconds. `max_cost` and the caps are nano-euro; a `max_cost` of 0 reserves nothing.
+    `lease` is in milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none)
+    reserves nothing. Raises NotReplicated if too few replicas have the reservation.
     """
-    tag, replicated = partition_tag(account), bound > 0 and store.replicas > 0
+    tag, replicated = partition_tag(account), max_cost > 0 and store.replicas > 0
     hashed = user_hash(user)
     windows = (app_window_key(tag, app), user_window_key(tag, app, hashed))
     script_keys = [*windows, account_spend_prefix(account), *reservation_keys(tag)]
-    args: tuple[str | int, ...] = (app_limit, user_limit, bound, cap, reservation, account, lease, deadline, app)
+    args: tuple[str | int, ...] = (app_limit, user_limit, max_cost, cap, reservation, account, lease, deadline, app)
     if user_cap is not None:
         script_keys.append(user_spend_prefix(account, app, hashed))
         args = (*args, "" if app_cap is None else app_cap, hashed, user_cap)
@@ -69,18 +69,18 @@ async def admit(
 async def settle(
     store: Store, tag: str, reservation: str, cost: int | None, record: ReservationRecord | None = None
 ) -> Settlement:
-    """Ends a reservation of the partition `tag` at `cost` nano-euro, at most its bound; None means the bound.
+    """Ends a reservation of the partition `tag` at `cost` nano-euro, at most its maximum cost; None means that maximum.
 
-    It may be repeated. If Redis has lost the reservation, `record` is what it is booked by.
+    The call may be repeated. If Redis has lost the reservation, the settlement is booked from `record`.
     """
     script_keys = [*reservation_keys(tag), spend_prefix(tag), settled_key(tag, reservation)]
     known = () if record is None else msgspec.structs.astuple(record)
-    amount = "bound" if cost is None else cost
+    amount = "max_cost" if cost is None else cost
     return Settlement(*await store.run_script(_SETTLE, script_keys, reservation, amount, *known))
 
 
 async def list_expired_reservations(store: Store, tag: str, limit: int) -> list[str]:
-    """Ids of reservations whose lease is over, the longest overdue first."""
+    """Returns at most `limit` ids of reservations with an expired lease, the longest expired first."""
     _, leases = reservation_keys(tag)
     reservations: list[str] = await store.run_script(_LIST_EXPIRED_RESERVATIONS, [leases], limit)
     return reservations

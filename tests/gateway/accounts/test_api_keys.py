@@ -1,4 +1,4 @@
-"""An account's API keys: created, listed and revoked over HTTP, at two processes; and what processes write of them."""
+"""API keys are created, listed and revoked over HTTP, at two processes, and their uses are written."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ import redis.asyncio
 from gateway.accounts import api_keys, scripts
 from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference
 from gateway.accounts.credentials import digest
-from gateway.accounts.keys import api_key_key, api_keys_key, api_keys_used_key
+from gateway.accounts.keys import api_key_key, api_keys_used_key
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
 from gateway.errors import LastKey
@@ -74,7 +74,7 @@ async def holder(gw: Gateway) -> Holder:
 
 
 @session
-async def test_a_key_shows_once(holder: Holder) -> None:
+async def test_a_key_is_shown_once(holder: Holder) -> None:
     created = await holder.create("  nightly build  ")
     assert created.keys() == {"id", "name", "key", "createdAt"}
     assert created["name"] == "nightly build"
@@ -97,15 +97,14 @@ async def test_the_key_made_with_the_account_is_listed(holder: Holder) -> None:
 
 
 @session
-async def test_a_registrations_key_is_listed(gw: Gateway) -> None:
+async def test_the_key_of_a_registration_is_listed(gw: Gateway) -> None:
     made = (await gw.http.post("/register", json={"name": "Somebody"})).json()
     gw.confidential.add(made["apiKey"])
     assert [key["name"] for key in await Holder(gw, made["id"], made["apiKey"]).list()] == ["first"]
 
 
 @session
-async def test_a_revoked_key_ends_in_every_process_within_a_second(holder: Holder, twin: Gateway) -> None:
-    """A key could be neither revoked nor replaced: a key that leaked worked for ever."""
+async def test_a_revoked_key_is_refused_at_once_in_every_process(holder: Holder, twin: Gateway) -> None:
     leaked = holder.with_key((await holder.create("leaked"))["key"])
     for process in (holder.gw, twin):
         assert (await leaked.call("GET", "/account", at=process)).status_code == 200
@@ -113,7 +112,7 @@ async def test_a_revoked_key_ends_in_every_process_within_a_second(holder: Holde
     response = await holder.revoke(key_id)
     assert (response.status_code, response.content) == (204, b"")
 
-    for process in (twin, holder.gw):  # at once: each request asks
+    for process in (twin, holder.gw):  # at once: each request reads the list
         refused(await leaked.call("GET", "/account", at=process), 401, "UNAUTHORIZED")
         refused(await leaked.call("POST", body={"name": "again"}, at=process), 401, "UNAUTHORIZED")
     refused(await holder.revoke(key_id), 404, "NOT_FOUND")
@@ -141,7 +140,7 @@ async def test_the_last_key_stays(holder: Holder) -> None:
 @session
 @pytest.mark.parametrize("count", [2, 4])
 async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, count: int) -> None:
-    """Two requests, of two processes, must not each find the other's key still there."""
+    """Two requests at two processes must not revoke each other's last key."""
     for _ in range(10):
         holder = holder_of(await gw.account())
         owned = [holder.key, *[(await holder.create())["key"] for _ in range(count - 1)]]
@@ -157,7 +156,7 @@ async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, co
         )
         statuses = Counter(answer.status_code for answer in answers)
         alive = [secret for secret in owned if await works(holder, secret)]
-        assert alive, "nobody can log in any more"
+        assert alive, "the account has no key left"
         assert statuses[204] == count - len(alive)
         assert statuses.keys() <= {204, 401, 404, 409}
 
@@ -178,7 +177,7 @@ async def test_an_account_has_at_most_twenty_keys(holder: Holder, gw: Gateway) -
     assert len(await holder.list()) == MAX_KEYS
     with gw.redis.client() as client:
         finders = [client.get(key) for key in client.scan_iter("key:*", count=1000)]
-    assert len([finder for finder in finders if holder.id.encode() in finder]) == MAX_KEYS, "refused keys left traces"
+    assert len([finder for finder in finders if holder.id.encode() in finder]) == MAX_KEYS, "refused keys leave nothing"
     # Operators can still help an account holder who lost all twenty.
     for n in range(MAX_KEYS_BY_OPERATORS - MAX_KEYS):
         response = await gw.platform("POST", f"accounts/{holder.id}/keys", {"name": f"rescue {n}"})
@@ -193,7 +192,7 @@ async def test_an_account_has_at_most_twenty_keys(holder: Holder, gw: Gateway) -
     "body",
     [None, {}, {"name": None}, {"name": ""}, {"name": "  "}, {"name": 1}, {"name": "x" * 101}, {"name": "x", "id": 1}],
 )
-async def test_names_that_are_none(holder: Holder, body: Any) -> None:
+async def test_invalid_names(holder: Holder, body: Any) -> None:
     for response in (
         await holder.call("POST", body=body),
         await holder.gw.platform("POST", f"accounts/{holder.id}/keys", body),
@@ -219,7 +218,7 @@ async def test_operators_add_a_key_for_an_account_holder_who_lost_theirs(holder:
 
 
 @session
-async def test_another_accounts_keys_are_out_of_reach(holder: Holder, gw: Gateway) -> None:
+async def test_another_account_s_keys_cannot_be_revoked(holder: Holder, gw: Gateway) -> None:
     other = holder_of(await gw.account())
     await other.create()
     for key in await other.list():
@@ -235,7 +234,7 @@ async def test_another_accounts_keys_are_out_of_reach(holder: Holder, gw: Gatewa
 
 @session
 async def test_a_session_ends_with_its_key(holder: Holder, gw: Gateway, twin: Gateway) -> None:
-    """A session lasts for twelve hours: revoking a key that leaked must end what was opened with it."""
+    """Otherwise the session of a leaked key would last for up to twelve hours."""
     leaked = await holder.create("leaked")
     cookies = {}
     for secret in (holder.key, leaked["key"]):
@@ -271,7 +270,7 @@ async def test_a_session_manages_keys(holder: Holder, gw: Gateway) -> None:
 
 
 @session
-async def test_the_last_use_is_written_beside_the_requests(holder: Holder, gw: Gateway) -> None:
+async def test_the_last_use_is_written_in_the_background(holder: Holder, gw: Gateway) -> None:
     created = await holder.create()
 
     async def last_use() -> str | None:
@@ -285,20 +284,20 @@ async def test_the_last_use_is_written_beside_the_requests(holder: Holder, gw: G
 
 
 class Gate:
-    """Counts what a process writes of uses."""
+    """Records the uses that a process writes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[list[str]] = []
-        use_keys = scripts.use_keys
+        record_key_uses = scripts.record_key_uses
 
         async def counted(store: Any, account: str, used: list[str]) -> int:
             self.calls.append(list(used))
-            return await use_keys(store, account, used)
+            return await record_key_uses(store, account, used)
 
-        monkeypatch.setattr(scripts, "use_keys", counted)
+        monkeypatch.setattr(scripts, "record_key_uses", counted)
 
 
-async def test_many_requests_write_one_use_a_minute(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_requests_write_one_use_per_minute(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     _, secret = await here.create_account("One", "free")
     gate, clock = Gate(monkeypatch), [0.0]
     monkeypatch.setattr(api_keys, "time", SimpleNamespace(monotonic=lambda: clock[0]))
@@ -319,7 +318,7 @@ async def test_a_use_waits_while_redis_fails(valkey: RedisServer, here: Registry
         away = ApiKeys(store)
         away.note_use(key)
         proxy.go_down()
-        await away.write_uses()  # no error ends the process's background task
+        await away.write_uses()  # raises nothing, which would end the background task
         proxy.down = False
         assert await here.api_keys.list(account.id) == [(await only_key(here, account.id), None)]
         await away.write_uses()
@@ -334,9 +333,7 @@ async def only_key(registry: Registry, account_id: str) -> api_keys.ApiKey:
     return key
 
 
-async def test_a_use_that_is_written_late_leaves_nothing_of_a_revoked_key(
-    here: Registry, raw: redis.asyncio.Redis
-) -> None:
+async def test_a_late_use_of_a_revoked_key_is_not_written(here: Registry, raw: redis.asyncio.Redis) -> None:
     account, first = await here.create_account("One", "free")
     key, secret = await here.api_keys.create(account.id, "second")
     here.api_keys.note_use(await here.api_keys.identify(secret))
@@ -347,7 +344,7 @@ async def test_a_use_that_is_written_late_leaves_nothing_of_a_revoked_key(
     assert len(await raw.hgetall(api_keys_used_key(account.id))) == 1
 
 
-async def test_what_a_process_remembers_is_bounded(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_noted_uses_is_limited(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "MAX_NOTED", 10)
     for n in range(100):
         here.api_keys.note_use(KeyReference("acc", f"key_{n}"))
@@ -360,10 +357,10 @@ async def test_what_a_process_remembers_is_bounded(here: Registry, monkeypatch: 
 # -- what Redis holds ----------------------------------------------------------------------------------------
 
 
-async def test_a_revocation_that_was_interrupted_holds(
+async def test_an_interrupted_revocation_holds(
     here: Registry, there: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies before it removes `key:<sha256>`: the key is refused all the same."""
+    """Even if the process dies before it removes `key:<sha256>`, the key is refused."""
     account, _ = await here.create_account("One", "free")
     key, secret = await here.api_keys.create(account.id, "second")
 
@@ -376,10 +373,8 @@ async def test_a_revocation_that_was_interrupted_holds(
     assert await there.api_keys.identify(secret) is None
 
 
-async def test_a_creation_that_was_interrupted_counts_for_nothing(
-    here: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A key that nobody was shown must not be the one that stays."""
+async def test_an_interrupted_creation_does_not_count(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that nobody has seen must not be the account's last one."""
     account, first = await here.create_account("One", "free")
 
     async def die(*_: Any, **__: Any) -> bool:
@@ -391,23 +386,3 @@ async def test_a_creation_that_was_interrupted_counts_for_nothing(
     with pytest.raises(LastKey):
         await here.api_keys.revoke(account.id, (await only_key(here, account.id)).id)
     assert await here.api_keys.identify(first) is not None
-
-
-async def test_a_key_of_an_earlier_version_works_and_is_listed(
-    here: Registry, there: Registry, raw: redis.asyncio.Redis
-) -> None:
-    """Before there were several, `key:<sha256>` held the account's id and nothing listed the key."""
-    account, secret = await here.create_account("One", "free")
-    old = api_key_key(digest(secret))
-    await raw.delete(api_keys_key(account.id))
-    await raw.set(old, account.id)
-    found = await asyncio.gather(*(each.api_keys.identify(secret) for each in (here, there) for _ in range(10)))
-    [key] = {*found}
-    assert key.account == account.id
-    listed = await only_key(here, account.id)
-    assert (listed.id, listed.name, listed.createdAt) == (key.id, "first", account.createdAt)
-    second, _ = await here.api_keys.create(account.id, "second")
-    assert [each.id for each, _ in await here.api_keys.list(account.id)] == [second.id, key.id]
-    await here.api_keys.revoke(account.id, key.id)
-    assert await there.api_keys.identify(secret) is None
-    assert not await raw.exists(old)

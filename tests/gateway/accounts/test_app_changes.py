@@ -1,4 +1,4 @@
-"""Creations and deletions of an account's apps, when Redis fails in the middle and when several come at once."""
+"""An account's apps are created and deleted one at a time, and a failed creation leaves nothing."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ def an_app(number: int = 1, account: str = "acc_one", name: str = "shop") -> App
 async def test_a_creation_that_fails_leaves_nothing(
     here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """Redis went away before one of its writes, and came back: the name is free, and so is the room for an app."""
+    """After Redis failed before one of the writes, the name is free and the app does not count."""
     changes, change, writes = AppChanges(here), compare_and_set, iter(range(100))
 
     async def failing(*args: Any, **options: str) -> bool:
@@ -35,27 +35,27 @@ async def test_a_creation_that_fails_leaves_nothing(
             raise BackboneUnavailable
         return await change(*args, **options)
 
-    for module in ("app_changes", "registry"):
-        monkeypatch.setattr(f"gateway.accounts.{module}.compare_and_set", failing)
+    for module in ("accounts.app_changes", "accounts.registry", "redis.compare_and_set"):
+        monkeypatch.setattr(f"gateway.{module}.compare_and_set", failing)
     with pytest.raises(BackboneUnavailable):
-        await changes.create(an_app(), limit=1)
+        await changes.create_app(an_app(), limit=1)
     monkeypatch.undo()
-    await raw.delete(LOCK)  # it would expire, if it was the unlocking that failed
+    await raw.delete(LOCK)  # it would expire, if the release of the lock failed
     assert set(await raw.keys("*")) <= {app_changes_key("acc_one")}
-    await changes.create(an_app(2), limit=1)
-    assert await here.find("app-2") == await here.find("shop") == an_app(2)
+    await changes.create_app(an_app(2), limit=1)
+    assert await here.find_app("app-2") == await here.find_app("shop") == an_app(2)
     with pytest.raises(AppLimitReached):
-        await changes.create(an_app(3, name="other"), limit=1)
-    await changes.delete(an_app(2))
+        await changes.create_app(an_app(3, name="other"), limit=1)
+    await changes.delete_app(an_app(2))
     assert await raw.keys("*:account:*") == await raw.keys("alias:*") == await raw.keys("app:*") == []
 
 
-async def test_one_after_the_other_in_two_processes(here: Registry, there: Registry) -> None:
+async def test_creations_in_two_processes_happen_one_at_a_time(here: Registry, there: Registry) -> None:
     both = AppChanges(here), AppChanges(there)
-    work = [both[n % 2].create(an_app(n, name=f"shop-{n}"), limit=5) for n in range(20)]
+    work = [both[n % 2].create_app(an_app(n, name=f"shop-{n}"), limit=5) for n in range(20)]
     results = await asyncio.gather(*work, return_exceptions=True)
     assert [type(result) for result in results].count(AppLimitReached) == 15
-    assert len(await here.apps_of("acc_one")) == 5
+    assert len(await here.list_apps("acc_one")) == 5
 
 
 async def test_a_dead_process_s_lock_expires(
@@ -65,16 +65,16 @@ async def test_a_dead_process_s_lock_expires(
     await raw.set(LOCK, "another", ex=app_changes.LOCK_SECONDS)
     changes = AppChanges(here)
     with pytest.raises(BackboneUnavailable):
-        await changes.create(an_app(), limit=1)
-    assert await raw.get(LOCK) == "another", "only its holder may remove it"
-    await changes.create(an_app(2, "acc_two"), limit=1)
+        await changes.create_app(an_app(), limit=1)
+    assert await raw.get(LOCK) == "another", "only its holder can remove it"
+    await changes.create_app(an_app(2, "acc_two"), limit=1)
     await raw.delete(LOCK)
     with pytest.raises(NameTaken):
-        await changes.create(an_app(), limit=1)
+        await changes.create_app(an_app(), limit=1)
 
 
-async def test_a_new_app_goes_on_with_the_requests_of_a_deleted_one(here: Registry, raw: redis.asyncio.Redis) -> None:
-    """Each creation gave an account a whole minute's requests more, whatever its plan."""
+async def test_a_new_app_inherits_the_rate_window_of_a_deleted_one(here: Registry, raw: redis.asyncio.Redis) -> None:
+    """So an account cannot exceed an app's rate by creating and deleting apps."""
     changes, tag = AppChanges(here), partition_tag("acc_one")
 
     async def window(app: App) -> list[str]:
@@ -83,17 +83,17 @@ async def test_a_new_app_goes_on_with_the_requests_of_a_deleted_one(here: Regist
 
     one, two, three, four = (an_app(number, name=f"shop-{number}") for number in range(1, 5))
     for app in (one, two):
-        await changes.create(app, limit=2)
+        await changes.create_app(app, limit=2)
     await raw.rpush(app_window_key(tag, two.id), "1", "2", "3")  # type: ignore[misc]
     await raw.expire(app_window_key(tag, two.id), 60)
     spend = spend_key("acc_one", await here.store.today())
     await raw.hset(spend, mapping={"settled": "9", f"settled:{two.id}": "9", f"reserved:{two.id}": "0"})  # type: ignore[misc]
     await raw.expire(spend, 60)
     for app in (one, two):
-        await changes.delete(app)
+        await changes.delete_app(app)
     assert await raw.hgetall(spend) == {"settled": "9", "settled:deleted": "9"}  # type: ignore[misc]
-    await changes.create(three, limit=2)
-    await changes.create(four, limit=2)
+    await changes.create_app(three, limit=2)
+    await changes.create_app(four, limit=2)
     assert [await window(app) for app in (two, three, four)] == [[], ["1", "2", "3"], []]
     assert 0 < await raw.ttl(app_window_key(tag, three.id)) <= 60
     assert not await raw.exists(deleted_apps_key("acc_one"))

@@ -1,4 +1,4 @@
-"""What an account holder reads of one app: over HTTP, on the command line, and through the agent tool."""
+"""The details of an app over HTTP, on the command line, and through the agent tool."""
 
 import json
 import time
@@ -12,13 +12,13 @@ from gateway.ids import day_of
 from gateway.monitors import history
 from gateway.monitors.keys import certificate_key, health_days_key, health_key
 from gateway.redis.partitions import partition_tag
-from tests.gateway.mcp.test_server import Connect, call, over_http, over_stdio, refused
 from tests.support.accounts import App
+from tests.support.agents import Connect, call, over_http, over_stdio, refused
 from tests.support.command_line import Tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-DAY = 86_400_000  # ms
+DAY_MS = 86_400_000
 
 
 async def read(app: App, path: str = "") -> Any:
@@ -30,14 +30,14 @@ async def read(app: App, path: str = "") -> Any:
 async def live_through_a_bad_week(app: App) -> None:
     """An outage that ended, one that has not, a certificate, two crashes and three findings."""
     tag, now = partition_tag(app.account.id), int(time.time() * 1000)
-    past = history.outage(now - 5 * DAY, now - 5 * DAY + 60_000)
+    past = history.split_outage(now - 5 * DAY_MS, now - 5 * DAY_MS + 60_000)
     state = {"status": "unhealthy", "since": now - 120_000}
     with app.gateway.redis.client() as client:
-        client.hset(health_days_key(tag, app.name), mapping={**past, f"{day_of(now - 3 * DAY)}:down": 0})
+        client.hset(health_days_key(tag, app.name), mapping={**past, f"{day_of(now - 3 * DAY_MS)}:down": 0})
         client.expire(health_days_key(tag, app.name), 600)
         client.hset(health_key(tag, app.name), mapping={"version": 1, "state": json.dumps(state)})
         client.hset(site_key(app.account.id, app.name), "live", "dep_1")
-        certificate = {"version": 1, "domain": "a.example", "expiresAt": now + DAY, "issuer": "An Authority"}
+        certificate = {"version": 1, "domain": "a.example", "expiresAt": now + DAY_MS, "issuer": "An Authority"}
         client.hset(certificate_key(tag, app.name), mapping=certificate)
     for crash in ({"reason": "exit", "exitCode": 3}, {"reason": "oom"}):
         assert (await app.gateway.platform("POST", f"apps/{app.name}/crashes", crash)).status_code == 202
@@ -49,7 +49,7 @@ async def live_through_a_bad_week(app: App) -> None:
     assert answer.status_code == 200, answer.text
 
 
-async def test_an_app_of_which_nothing_is_known_yet(app: App) -> None:
+async def test_an_app_without_any_history(app: App) -> None:
     shown = await read(app)
     assert (shown["status"], shown["liveDeploy"], shown["certificate"]) == ("never-live", None, None)
     assert len(shown["healthDays"]) == 90
@@ -72,7 +72,7 @@ async def test_an_app_after_a_bad_week(app: App) -> None:
     assert sum(day["outages"] for day in days[-7:-2]) >= 1
     assert sum(day["downMs"] or 0 for day in days[-7:-2]) == 60_000
     assert days[-4] == {"day": days[-4]["day"], "downMs": 0, "outages": 0}
-    # The outage that goes on counts until now, today and, just after midnight, yesterday.
+    # The current outage counts until now: today and, just after midnight, also yesterday.
     assert 120_000 <= sum(day["downMs"] or 0 for day in days[-2:]) < 600_000
 
     findings = await read(app, "/findings")
@@ -85,7 +85,7 @@ async def test_an_app_after_a_bad_week(app: App) -> None:
     assert (oldest["reason"], oldest["exitCode"]) == ("exit", 3)
 
 
-async def test_nobody_else_reads_it(app: App) -> None:
+async def test_another_account_cannot_read_it(app: App) -> None:
     stranger = await app.gateway.account()
     for path in ("", "/findings", "/crashes"):
         answer = await stranger.get(f"/account/apps/{app.name}{path}")
@@ -102,7 +102,7 @@ async def test_the_command_line_shows_it(app: App, tmp_path: Path) -> None:
     assert "NOT_FOUND" in await capsule.refused("apps", "show", "somebody-elses")
 
 
-@pytest.mark.parametrize("connect", [over_stdio, over_http("auto")], ids=["stdio", "http"])
+@pytest.mark.parametrize("connect", [over_stdio, over_http()], ids=["stdio", "http"])
 async def test_agents_see_it(connect: Connect, app: App) -> None:
     await live_through_a_bad_week(app)
     async with connect(app.gateway.address, app.account.key) as client:

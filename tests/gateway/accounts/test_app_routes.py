@@ -1,4 +1,4 @@
-"""Account holders create, change and delete their own apps: within their plan, and never on another's ground."""
+"""Account holders create, change and delete their own apps, within their plan, and cannot affect others' apps."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ CHANGES, TRIED = "gateway.accounts.app_changes.CHANGES_PER_MINUTE", 8
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hosting(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """At an address under the apps' domain; an outside engine builds, which is the test."""
+    """A gateway at an address under the apps' domain. The test is its outside engine."""
     settings = {"GATEWAY_BASE_URL": "http://api.apps.localhost", "GATEWAY_API_URL": "http://hooks.apps.localhost"}
     settings["GATEWAY_DEPLOY_ENGINE"] = "external"
     folder = tmp_path_factory.mktemp("hosting")
@@ -62,7 +62,7 @@ def full(answer: httpx.Response) -> bool:
 
 
 def keys_with(gw: Gateway, part: str) -> list[str]:
-    """Names of keys, and of those whose value names it."""
+    """Return the keys whose name or value contains the text."""
     found = []
     with gw.redis.client() as client:
         for key in client.scan_iter(count=1000):
@@ -84,7 +84,7 @@ def keys_with(gw: Gateway, part: str) -> list[str]:
 # -- creating ------------------------------------------------------------------------------------------------
 
 
-async def test_an_app_of_ones_own(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_an_own_app(gw: Gateway, backend: FakeAppBackend) -> None:
     account, name = await gw.account("free"), a_name()
     answer = await create(account, name)
     assert answer.status_code == 201, answer.text
@@ -103,17 +103,17 @@ async def test_an_app_of_ones_own(gw: Gateway, backend: FakeAppBackend) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Shop", "a--b", "-a", "a-", "a.b", "ä", "a" * 64, "shop-preview", "a b", "../x"])
-async def test_the_names_of_apps(gw: Gateway, name: str) -> None:
+async def test_invalid_names(gw: Gateway, name: str) -> None:
     assert "name" in refused(await create(await gw.account(), name), 400, "REQUEST_MALFORMED")["message"]
 
 
 @pytest.mark.parametrize("more", ["account", "auth", "customDomain", "id", "repository"])
-async def test_nothing_but_a_name_creates_an_app(gw: Gateway, more: str) -> None:
+async def test_a_new_app_has_no_other_fields_than_a_name(gw: Gateway, more: str) -> None:
     answer = await call(await gw.account(), "POST", "", {"name": a_name(), more: "x"})
     assert more in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_the_service_s_own_address_is_no_app(hosting: Gateway) -> None:
+async def test_the_service_s_own_address_is_refused(hosting: Gateway) -> None:
     account = await hosting.account()
     for name in ("api", "hooks"):
         assert "own address" in refused(await create(account, name), 400, "REQUEST_MALFORMED")["message"]
@@ -121,7 +121,7 @@ async def test_the_service_s_own_address_is_no_app(hosting: Gateway) -> None:
 
 
 async def test_a_name_belongs_to_one_app(gw: Gateway, twin: Gateway) -> None:
-    """Its own, another account's, an operator's, and an id that operators gave away."""
+    """Be it the account's own, another account's or an operator's app, or an id that operators assigned."""
     one, two, name = await gw.account(), await gw.account(), a_name()
     app_id = (await create(one, name)).json()["id"]
     for account in (one, two):
@@ -156,7 +156,7 @@ async def test_a_plan_s_apps(gw: Gateway, plan: str, limit: int) -> None:
     assert full(await create(account, a_name()))
 
 
-async def test_fifty_at_once_in_two_processes(gw: Gateway, twin: Gateway) -> None:
+async def test_fifty_concurrent_creations_in_two_processes(gw: Gateway, twin: Gateway) -> None:
     account = await gw.account("maker")
     answers = await asyncio.gather(*[create(account, a_name(), at=(gw, twin)[n % 2]) for n in range(50)])
     assert Counter(answer.status_code for answer in answers) == {201: 10, 429: 40}
@@ -164,8 +164,8 @@ async def test_fifty_at_once_in_two_processes(gw: Gateway, twin: Gateway) -> Non
     assert sorted(await names(account)) == sorted(a.json()["name"] for a in answers if a.status_code == 201)
 
 
-async def test_creating_and_deleting_at_once_evades_no_limit(gw: Gateway, twin: Gateway) -> None:
-    """A deletion that comes late must not take the app that was created after it off the account's list."""
+async def test_concurrent_creations_and_deletions_evade_no_limit(gw: Gateway, twin: Gateway) -> None:
+    """A late deletion must not remove the app that was created after it from the account's list."""
     account, name = await gw.account("free"), a_name()
     calls = [call(account, "DELETE", f"/{name}", at=at) for at in (gw, twin) for _ in range(20)]
     calls += [create(account, name, at=at) for at in (gw, twin) for _ in range(20)]
@@ -180,7 +180,7 @@ async def test_creating_and_deleting_at_once_evades_no_limit(gw: Gateway, twin: 
         assert full(await create(account, a_name()))
 
 
-async def test_a_number_of_changes_a_minute(hosting: Gateway) -> None:
+async def test_the_number_of_changes_per_minute_is_limited(hosting: Gateway) -> None:
     account, other = await hosting.account(), await hosting.account()
     for _ in range(TRIED // 2):
         name = await created(account)
@@ -192,7 +192,7 @@ async def test_a_number_of_changes_a_minute(hosting: Gateway) -> None:
 # -- changing ------------------------------------------------------------------------------------------------
 
 
-async def test_each_field_by_itself_and_null_resets_it(gw: Gateway) -> None:
+async def test_each_field_is_changed_on_its_own_and_null_resets_it(gw: Gateway) -> None:
     account = await gw.account()
     name = await created(account)
     secret = secrets.token_hex(32)
@@ -237,7 +237,7 @@ async def test_each_field_by_itself_and_null_resets_it(gw: Gateway) -> None:
         [],
     ],
 )
-async def test_nothing_else_can_be_set(gw: Gateway, app: App, body: Any) -> None:
+async def test_other_fields_cannot_be_set(gw: Gateway, app: App, body: Any) -> None:
     before = (await gw.platform("GET", f"apps/{app.name}")).json()
     refused(await call(app.account, "PATCH", f"/{app.name}", body), 400, "REQUEST_MALFORMED")
     assert (await gw.platform("GET", f"apps/{app.name}")).json() == before
@@ -255,7 +255,7 @@ async def test_addresses_inside_the_service_s_network(strict: Gateway, url: str)
     assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_another_s_app_is_not_there(gw: Gateway, app: App) -> None:
+async def test_another_account_s_app_is_not_found(gw: Gateway, app: App) -> None:
     stranger = await gw.account()
     for method, path, body in (("PATCH", "", {"build": None}), ("DELETE", "", None), ("GET", "/settings", None)):
         refused(await call(stranger, method, f"/{app.name}{path}", body), 404, "NOT_FOUND")
@@ -263,8 +263,8 @@ async def test_another_s_app_is_not_there(gw: Gateway, app: App) -> None:
     assert await names(app.account) == [app.name]
 
 
-async def test_changes_at_once_are_all_kept(gw: Gateway, twin: Gateway) -> None:
-    """Each changes the record that the others have left; none writes back what it once read."""
+async def test_concurrent_changes_are_all_kept(gw: Gateway, twin: Gateway) -> None:
+    """Each change applies to the present record, not to the one that its request read."""
     account, other = await gw.account(), await gw.account()
     name = await created(account)
     bodies: list[dict[str, Any]] = [{"build": {"command": "make"}}, {"auth": {"kind": "jwks", "issuer": "i"}}]
@@ -286,7 +286,7 @@ async def test_changes_at_once_are_all_kept(gw: Gateway, twin: Gateway) -> None:
 
 
 async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBackend) -> None:
-    """A hook, variables, a source, a live deploy, one that waits: of one's own app and of an operator's."""
+    """No hook, variable, source or deploy remains, of an own app or of an operator's."""
     gw, account = hosting, await hosting.account()
     operators = await account.app(backend)
     for name, made in ((await created(account), "POST"), (operators.name, "PUT")):
@@ -327,7 +327,7 @@ async def publish(account: Account, name: str) -> str:
 
 
 async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
-    """An attacker prepares a name and gives it up: what was prepared must not touch the next owner's app."""
+    """Even if an attacker prepares a name and then gives it up."""
     gw, attacker, victim = hosting, await hosting.account(), await hosting.account()
     name = await created(attacker)
     hook = (await call(attacker, "POST", f"/{name}/hooks", {"name": "ci"})).json()["url"]
@@ -340,7 +340,7 @@ async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
     await gw.platform("POST", f"deploys/{running}/phases", {"phase": "build", "ok": True})
     assert (await call(attacker, "DELETE", f"/{name}")).status_code == 204
     await created(victim, name)
-    for phase in ("health", "canary"):  # the attacker's deploy goes on
+    for phase in ("health", "canary"):  # the attacker's deploy continues
         await gw.platform("POST", f"deploys/{running}/phases", {"phase": phase, "ok": True})
     assert (await gw.http.post(httpx.URL(hook).path)).status_code == 404
     assert (await call(victim, "GET", f"/{name}/env")).json() == []
@@ -350,7 +350,7 @@ async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
     assert view["status"] == "never-live"
     assert (await gw.http.get("/account/deploys", headers=bearer(victim))).json() == []
     refused(await call(victim, "POST", f"/{name}/rollback", {}), 409, "NO_DEPLOY_YET")
-    # The attacker comes back for it, by name and by what was once its id.
+    # The attacker tries again, by name and by the former id.
     for path in (name, view["id"]):
         refused(await call(attacker, "DELETE", f"/{path}"), 404, "NOT_FOUND")
     again = await created(attacker)
@@ -358,7 +358,7 @@ async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
     assert (await call(attacker, "GET", f"/{again}/env")).json() == []
 
 
-async def test_a_live_app_s_name_stays_its_account_s(hosting: Gateway) -> None:
+async def test_the_name_of_a_live_app_stays_reserved_for_its_account(hosting: Gateway) -> None:
     gw, account, other = hosting, await hosting.account(), await hosting.account()
     name = await created(account)
     deploy = await publish(account, name)
@@ -374,7 +374,7 @@ async def test_a_live_app_s_name_stays_its_account_s(hosting: Gateway) -> None:
 
 
 async def test_a_late_deletion_spares_the_next_owner(gw: Gateway, twin: Gateway) -> None:
-    """Deletions at once: a later one must not delete what another account made of the name in between."""
+    """Of concurrent deletions, a late one must not delete the app that another account created in between."""
     account, other = await gw.account(), await gw.account()
     for _ in range(5):
         name = await created(account)

@@ -1,4 +1,4 @@
-"""Setting the limits of an app: what is accepted, what is kept, and who may."""
+"""The limits of an app: accepted and refused values, and who can set them."""
 
 import asyncio
 from typing import Any
@@ -34,7 +34,7 @@ async def replace(app: App, **fields: Any) -> dict[str, Any]:
     return response.json()
 
 
-async def test_a_put_changes_what_it_names(app: App) -> None:
+async def test_a_put_changes_the_limits_that_it_names(app: App) -> None:
     assert await limits(app) == NONE
     for body, after in (
         ({"dailyEuro": "0.50", "requestsPerMinute": 10}, {"dailyEuro": "0.50", "requestsPerMinute": 10}),
@@ -55,8 +55,8 @@ async def test_a_put_changes_what_it_names(app: App) -> None:
     [
         ({"dailyEuro": "0.050000001"}, "dailyEuro: the plan allows at most 0.05 euro per day."),
         ({"userDailyEuro": "1"}, "userDailyEuro: the plan allows at most 0.05 euro per day."),
-        ({"requestsPerMinute": 31}, "requestsPerMinute: from 0 to 30, "),
-        ({"userRequestsPerMinute": 21}, "userRequestsPerMinute: from 0 to 20, "),
+        ({"requestsPerMinute": 31}, "requestsPerMinute: from 0 to 30 "),
+        ({"userRequestsPerMinute": 21}, "userRequestsPerMinute: from 0 to 20 "),
         ({"requestsPerMinute": -1}, "requestsPerMinute: must be at least 0"),
         ({"requestsPerMinute": 1.5}, "requestsPerMinute: "),
         ({"requestsPerMinute": True}, "requestsPerMinute: "),
@@ -69,14 +69,14 @@ async def test_a_put_changes_what_it_names(app: App) -> None:
         ([], "body: "),
     ],
 )
-async def test_what_is_refused(gw: Gateway, backend: FakeAppBackend, body: Any, message: str) -> None:
+async def test_refused_limits(gw: Gateway, backend: FakeAppBackend, body: Any, message: str) -> None:
     app = await gw.app(backend, "free")
     error = refused(await put(app, body), 400, "REQUEST_MALFORMED")
     assert error["message"].startswith(message), error
     assert await limits(app) == NONE
 
 
-async def test_only_the_apps_own_account(app: App, gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_only_the_app_s_own_account(app: App, gw: Gateway, backend: FakeAppBackend) -> None:
     other = await gw.app(backend)
     refused(await put(app, {"dailyEuro": "0"}, key=other.account.key), 404, "NOT_FOUND")
     for route in ("limits", "spend"):
@@ -86,13 +86,13 @@ async def test_only_the_apps_own_account(app: App, gw: Gateway, backend: FakeApp
     assert await limits(app) == NONE
 
 
-async def test_they_outlive_the_record_and_a_rename_and_end_with_the_account(app: App, gw: Gateway) -> None:
+async def test_limits_survive_a_put_and_a_rename_but_not_a_move(app: App, gw: Gateway) -> None:
     assert (await put(app, {"dailyEuro": "0.5", "userRequestsPerMinute": 3})).status_code == 200
     kept = {**NONE, "dailyEuro": "0.5", "userRequestsPerMinute": 3}
     await replace(app, limits={"requestsPerMinute": 100})
     assert await limits(app) == kept
     record = await replace(app, name=f"{app.name}-renamed")
-    assert record["limits"] is None  # the operators' own: a field that is left out is reset
+    assert record["limits"] is None  # the operators' limits: a field that is left out is reset
     assert await limits(app) == kept
     app.name = record["name"]
     assert await limits(app) == kept
@@ -101,8 +101,8 @@ async def test_they_outlive_the_record_and_a_rename_and_end_with_the_account(app
     assert await limits(app) == NONE
 
 
-async def test_changes_at_once_all_hold(app: App) -> None:
-    """The holder's of several fields, and an operator's of the record."""
+async def test_concurrent_changes_are_all_kept(app: App) -> None:
+    """The account holder changes several fields while an operator puts the record."""
     fields = {"dailyEuro": "0.5", "userDailyEuro": "0.1", "requestsPerMinute": 9, "userRequestsPerMinute": 4}
     changes = [put(app, {name: value}) for name, value in fields.items()]
     answers = await asyncio.gather(*changes, *[replace(app, customDomain=f"d{n}.example.com") for n in range(3)])
@@ -110,7 +110,7 @@ async def test_changes_at_once_all_hold(app: App) -> None:
     assert await limits(app) == fields
 
 
-async def test_operators_bound_what_can_be_set(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_operators_limit_the_values(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, "starter", limits={"requestsPerMinute": 3000, "userRequestsPerMinute": None})
     shown = (await gw.platform("GET", f"apps/{app.name}")).json()["limits"]
     assert shown == {"requestsPerMinute": 3000}
@@ -124,7 +124,7 @@ async def test_operators_bound_what_can_be_set(gw: Gateway, backend: FakeAppBack
     assert (spend["settled"], spend["reserved"], spend["cap"]) == (0, 0, 500_000_000)
     assert (await put(app, {"requestsPerMinute": 3000, "dailyEuro": "0.5"})).status_code == 200
     refused(await put(app, {"requestsPerMinute": 3001}), 400, "REQUEST_MALFORMED")
-    # A smaller plan: what was set stays, and the narrower holds.
+    # With a smaller plan the limits stay, and the narrower ones apply.
     await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})
     assert (await limits(app))["dailyEuro"] == "0.5"
     spend = (await app.account.get(f"/account/apps/{app.name}/spend")).json()
@@ -132,7 +132,7 @@ async def test_operators_bound_what_can_be_set(gw: Gateway, backend: FakeAppBack
 
 
 @pytest.mark.parametrize("rate", [-1, 1_000_001, 1.5, "3"])
-async def test_rates_of_operators_that_are_refused(app: App, rate: Any) -> None:
+async def test_refused_rates_of_operators(app: App, rate: Any) -> None:
     body = {"account": app.account.id, "limits": {"requestsPerMinute": rate}}
     error = refused(await app.gateway.platform("PUT", f"apps/{app.name}", body), 400, "REQUEST_MALFORMED")
     assert error["message"].startswith("limits.requestsPerMinute: ")

@@ -1,4 +1,4 @@
-"""The fields of an app's record that its builds obey: refused where they come in, by name."""
+"""Invalid fields of an app's record are refused by name, before any build uses them."""
 
 import subprocess
 from typing import Any
@@ -29,8 +29,7 @@ async def put(gw: Gateway, **fields: Any) -> Any:
 
 @session
 @pytest.mark.parametrize("branch", BRANCHES)
-async def test_a_branch_that_git_takes_for_something_else(gw: Gateway, branch: str) -> None:
-    """It was stored, and refused by the engine at every deploy."""
+async def test_a_branch_that_git_would_misread(gw: Gateway, branch: str) -> None:
     response = await put(gw, repository={"url": URL, "branch": branch})
     assert refused(response, 400, "REQUEST_MALFORMED")["message"].startswith("repository.branch: ")
     refused(await gw.platform("GET", "apps/builds-badly"), 404, "NOT_FOUND")
@@ -47,8 +46,8 @@ async def test_a_branch(gw: Gateway, branch: str) -> None:
 
 @session
 @pytest.mark.parametrize("branch", ["--upload-pack=x", "-u", "", "a\nb", "a\x00b", "a\x7f", "a\n", "x" * 251])
-async def test_a_previews_branch_that_git_takes_for_something_else(gw: Gateway, branch: str) -> None:
-    """Other names that git refuses fail with the deploy: its slug is defined for every name."""
+async def test_a_preview_s_branch_that_git_would_misread(gw: Gateway, branch: str) -> None:
+    """With other invalid names the deploy fails: every name has a slug."""
     created = await gw.platform(
         "PUT", "apps/previewed", {"account": (await gw.account()).id, "repository": {"url": URL}}
     )
@@ -60,8 +59,8 @@ async def test_a_previews_branch_that_git_takes_for_something_else(gw: Gateway, 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from("ab./@{}-~^:?*[\\ \x01\x7fé"), max_size=8) | st.sampled_from(BRANCHES + GOOD_BRANCHES))
-def test_the_rule_is_gits(branch: str) -> None:
-    """Nothing passes that git refuses, and nothing is refused but options and names of the current branch."""
+def test_the_rule_matches_git_s(branch: str) -> None:
+    """It accepts only names that git accepts, except options and names of the current branch."""
     if "\0" in branch or len(branch) > 250:
         return
     command = [require("git"), "check-ref-format", f"refs/heads/{branch}"]
@@ -74,7 +73,6 @@ def test_the_rule_is_gits(branch: str) -> None:
     "output", ["../../etc", "..", "dist/../../etc", "/etc", "/", "dist/..", "./../x", "dist\0", "//etc/passwd"]
 )
 async def test_an_output_outside_the_source(gw: Gateway, output: str) -> None:
-    """It was stored, and refused by the engine at every deploy."""
     response = await put(gw, build={"command": "make", "output": output})
     assert refused(response, 400, "REQUEST_MALFORMED")["message"].startswith("build.output: ")
     refused(await gw.platform("GET", "apps/builds-badly"), 404, "NOT_FOUND")
@@ -90,7 +88,7 @@ def test_an_output(output: str) -> None:
 @session
 @pytest.mark.parametrize("field", ["command", "start"])
 async def test_a_command_that_no_process_can_have(gw: Gateway, field: str) -> None:
-    """A NUL ends an argument: the engine could never have started it."""
+    """A NUL ends an argument, so no engine can start the command."""
     response = await put(gw, build={field: "make\0all"})
     assert refused(response, 400, "REQUEST_MALFORMED")["message"].startswith(f"build.{field}: ")
 
@@ -98,7 +96,7 @@ async def test_a_command_that_no_process_can_have(gw: Gateway, field: str) -> No
 @session
 @pytest.mark.parametrize("field", ["enabled", "approved"])
 async def test_a_switch_is_on_or_off(gw: Gateway, field: str) -> None:
-    """`{"enabled": null}` was answered with 200, and had changed nothing."""
+    """Null is refused."""
     before = (await gw.platform("GET", "inference")).json()
     for value in (None, 0, 1, "true", "", []):
         response = await gw.platform("PUT", "inference", {field: value})

@@ -1,4 +1,4 @@
-"""An account's turns at the API."""
+"""Each account's API requests are limited in number and time."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.accounts import pacing
-from gateway.accounts.pacing import LANE, Pacing, RequestMeter, leave
+from gateway.accounts.pacing import LANE, Pacing, RequestMeter, leave_lane
 from gateway.errors import RateLimited
 
 
@@ -23,22 +23,22 @@ async def test_two_at_a_time_and_in_order() -> None:
     assert admitted == [0, 1]
     await paces.admit("ben", {})
     requests[2].cancel()
-    leave(states[0])
-    leave(states[0])
+    leave_lane(states[0])
+    leave_lane(states[0])
     await asyncio.sleep(0.01)
-    assert admitted == [0, 1, 3], "one turn ended, and only once"
-    leave(states[1])
+    assert admitted == [0, 1, 3], "one slot was freed, and only once"
+    leave_lane(states[1])
     await asyncio.wait(requests)
     assert admitted == [0, 1, 3, 4]
 
 
-async def test_long_requests_hold_no_turn() -> None:
+async def test_long_requests_hold_no_slot() -> None:
     paces = Pacing()
     for _ in range(5):
         await asyncio.wait_for(paces.admit("ana", {}, paced=False), 1)
 
 
-async def test_who_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_account_that_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
     paces, state = Pacing(), dict[str, Any]()
 
@@ -51,7 +51,7 @@ async def test_who_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> N
     began = asyncio.get_running_loop().time()
     await paces.admit("ana", state)
     assert 0.03 < asyncio.get_running_loop().time() - began < 0.09
-    leave(state)
+    leave_lane(state)
     state[LANE].charge(60)
     with pytest.raises(RateLimited) as refused:
         await paces.admit("ana", {})
@@ -60,8 +60,8 @@ async def test_who_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> N
     await asyncio.wait_for(paces.admit("ben", {}), 1)
 
 
-async def test_no_more_than_some_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "WAITING", 3)
+async def test_the_number_of_waiting_requests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "MAX_WAITING", 3)
     paces = Pacing()
     for _ in range(2):
         await paces.admit("ana", {})
@@ -72,14 +72,14 @@ async def test_no_more_than_some_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
-    again = asyncio.create_task(paces.admit("ana", {}))  # those that have left wait no more
+    again = asyncio.create_task(paces.admit("ana", {}))  # canceled requests no longer count
     await asyncio.sleep(0.01)
     assert not again.done()
     again.cancel()
     await asyncio.wait([again])
 
 
-async def test_a_request_is_metered_step_by_step_and_its_turn_ends() -> None:
+async def test_a_request_is_metered_step_by_step_and_its_slot_is_freed() -> None:
     paces, state = Pacing(), dict[str, Any]()
 
     async def fails() -> None:
@@ -107,7 +107,7 @@ async def test_a_request_is_metered_step_by_step_and_its_turn_ends() -> None:
     assert state[LANE]._running == 0
 
 
-async def test_what_a_request_takes_of_the_process_is_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_of_a_request_is_charged_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
     class Clock:
         worked = 0.0
 
@@ -136,11 +136,11 @@ async def test_what_a_request_takes_of_the_process_is_its_accounts(monkeypatch: 
     await paces.admit("ben", {})
 
 
-async def test_idle_accounts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "ACCOUNTS", 10)
+async def test_idle_lanes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "MAX_LANES", 10)
     paces = Pacing()
     for number in range(100):
         state: dict[str, Any] = {}
         await paces.admit(f"acc_{number}", state)
-        leave(state)
+        leave_lane(state)
     assert len(paces._lanes) < 20

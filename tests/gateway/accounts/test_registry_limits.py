@@ -1,4 +1,4 @@
-"""Limits that an account holder changes while somebody else writes the app's record."""
+"""An account holder's limits survive concurrent writes of the app's record."""
 
 import asyncio
 
@@ -22,20 +22,20 @@ async def limits(registry: Registry, name: str = "shop") -> AppLimits | None:
     return app.limits
 
 
-async def test_a_put_that_was_begun_before_keeps_what_was_changed_meanwhile(here: Registry) -> None:
+async def test_a_put_keeps_limits_that_were_changed_meanwhile(here: Registry) -> None:
     await here.put_app(SHOP, None)
-    before = await here.find("shop")
+    before = await here.find_app("shop")
     await set_limits(here, dailyEuro="0.01")
     await here.put_app(replace(SHOP, customDomain="shop.example.com"), before)
     assert await limits(here) == AppLimits(dailyEuro="0.01")
-    before = await here.find("shop")
+    before = await here.find_app("shop")
     await set_limits(here, requestsPerMinute=3)
     await here.put_app(replace(SHOP, name="store"), before)
     assert await limits(here, "store") == AppLimits(dailyEuro="0.01", requestsPerMinute=3)
     await here.delete_app(replace(SHOP, name="store"))
 
 
-async def test_changes_at_once_are_all_made(here: Registry) -> None:
+async def test_concurrent_changes_are_all_made(here: Registry) -> None:
     await here.put_app(SHOP, None)
     names = ("dailyEuro", "userDailyEuro", "requestsPerMinute", "userRequestsPerMinute")
     values = ("0.1", "0.2", 3, 4)
@@ -48,7 +48,7 @@ async def test_changes_at_once_are_all_made(here: Registry) -> None:
     await here.delete_app(SHOP)
 
 
-async def test_an_app_that_has_gone_or_moved_has_none_to_change(here: Registry) -> None:
+async def test_the_limits_of_a_deleted_or_moved_app_cannot_be_changed(here: Registry) -> None:
     with pytest.raises(NotFound):
         await set_limits(here, dailyEuro="0")
     await here.put_app(SHOP, None)

@@ -1,4 +1,4 @@
-"""Two processes on one Redis: what one is told the other knows within a second."""
+"""Of two processes on one Redis, each sees the other's changes within a second."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ from tests.fakes.provider import tokens
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.prices import bound
+from tests.support.prices import max_cost
 from tests.support.responses import answered, counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -33,7 +33,7 @@ async def test_caps_are_shared(gw: Gateway, twin: Gateway, backend: FakeAppBacke
     gate = asyncio.Event()
     prompt = provider.plays(gate, tokens("x"), prompt="w" * 30_000)
     asks = [asyncio.create_task(where.ask(prompt, model="llama-3.3-70b-instruct")) for where in (app, app.at(twin)) * 4]
-    fitting = 50_000_000 // bound(prompt, model="llama-3.3-70b-instruct")
+    fitting = 50_000_000 // max_cost(prompt, model="llama-3.3-70b-instruct")
     await wait_until(lambda: sum(ask.done() for ask in asks) == 8 - fitting)
     assert len(provider.asked(prompt)) == fitting
     gate.set()
@@ -41,7 +41,7 @@ async def test_caps_are_shared(gw: Gateway, twin: Gateway, backend: FakeAppBacke
     assert (codes.count(200), codes.count(402)) == (fitting, 8 - fitting)
 
 
-async def felt(app: App, twin: Gateway, token: str, status: int) -> None:
+async def wait_for_status(app: App, twin: Gateway, token: str, status: int) -> None:
     async def both() -> bool:
         return [(await a.ask("x", token=token)).status_code for a in (app, app.at(twin))] == [status] * 2
 
@@ -49,33 +49,33 @@ async def felt(app: App, twin: Gateway, token: str, status: int) -> None:
 
 
 async def test_another_auth(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
-    """Also for a token that was verified, and is remembered, under the old one."""
+    """It applies to cached tokens that were verified with the old one."""
     app = await gw.app(backend)
     token = app.token()
-    await felt(app, twin, token, 200)
+    await wait_for_status(app, twin, token, 200)
     async with FakeAppBackend() as newer:
         body: dict[str, Any] = {"account": app.account.id, "auth": {"kind": "jwks", "url": newer.jwks_url}}
         assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code == 200
-        await felt(app, twin, token, 401)
-        await felt(app, twin, newer.token(), 200)
+        await wait_for_status(app, twin, token, 401)
+        await wait_for_status(app, twin, newer.token(), 200)
 
 
 async def test_a_deleted_app(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend)
     token = app.token()
-    await felt(app, twin, token, 200)
+    await wait_for_status(app, twin, token, 200)
     assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
-    await felt(app, twin, token, 404)
+    await wait_for_status(app, twin, token, 404)
 
 
-async def test_a_new_app_that_was_asked_for_before(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
-    """That it was unknown is not remembered for long."""
+async def test_a_new_app_that_had_requests_before(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
+    """Its absence is not cached."""
     account = await gw.account()
     soon = App(account, "soon-to-be", backend)
-    await felt(soon, twin, soon.token(), 404)
+    await wait_for_status(soon, twin, soon.token(), 404)
     body = {"account": account.id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
     assert (await gw.platform("PUT", "apps/soon-to-be", body)).status_code in (200, 201)
-    await felt(soon, twin, soon.token(), 200)
+    await wait_for_status(soon, twin, soon.token(), 200)
 
 
 async def test_a_smaller_plan(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
@@ -91,28 +91,29 @@ async def test_a_smaller_plan(gw: Gateway, twin: Gateway, backend: FakeAppBacken
 
 
 async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
-    """One script admits and one settles; an app once known, nothing else is asked of Redis."""
+    """One script admits and one settles. The app's record is cached."""
     tap = app.gateway.wiretap
     await app.ask("x")
     await app.account.settled()
     await asyncio.sleep(0.1)
-    # What runs in the background beside them: heartbeats, counters, pub/sub, a look at the queues, at caps and at the
-    # server.
+    # Background work: heartbeats, counters, pub/sub, and checks of the queues, the caps and the server.
     keys = r"{ops}|{p\d\d}:(events|builds|outcomes|write-check|accounts)|worker:|CONSUMERS"
-    counts = "|".join(Script(name).sha for name in ("count", "record_usage", "use_keys"))
-    beside = re.compile(
-        rf"EVALSHA ({counts})|EVAL -- use_keys|INFO server|TIME|PING|MULTI|EXEC|HMGET {{p\d\d}}:spend:|\w+ ({keys})"
+    counts = "|".join(
+        Script(name).sha for name in ("increment_counters", "telemetry/record_usage", "accounts/record_key_uses")
     )
-    for _ in range(5):  # the look comes every ten seconds, and asks for more than can be told from the path here
+    scripts = rf"EVALSHA ({counts})|EVAL -- record_key_uses"
+    beside = re.compile(rf"{scripts}|INFO server|TIME|PING|MULTI|EXEC|HMGET {{p\d\d}}:spend:|\w+ ({keys})")
+    for _ in range(5):  # a check every ten seconds sends commands that look like those of a request
         before = tap.position
-        for user in range(5):  # the app may ask 30 times in a minute
+        for user in range(5):  # the app can have 30 requests per minute
             answered(await app.ask("x", token=app.token(f"user-{user}")))
         # Redis shows a command some time after its answer.
-        await wait_until(partial(tap.has_seen, f"EVALSHA {Script('settle').sha}", 5, since=before))
+        await wait_until(partial(tap.has_seen, f"EVALSHA {Script('inference/settle').sha}", 5, since=before))
         await asyncio.sleep(0.2)
         commands = tap.commands(before)
-        assert [commands.count(f"EVALSHA {Script(name).sha}") for name in ("admit", "settle")] == [5, 5]
-        lease = f"EVALSHA {Script('lease').sha}"  # renewed every two seconds
+        for name in ("inference/admit", "inference/settle"):
+            assert commands.count(f"EVALSHA {Script(name).sha}") == 5, name
+        lease = f"EVALSHA {Script('inference/lease').sha}"  # renewed every two seconds
         others = [command for command in commands if command != lease and not beside.match(command)]
         if len(others) == 10 and commands.count(lease) < 5:
             return

@@ -1,4 +1,4 @@
-"""Apps that are renamed, moved and deleted, whole or interrupted."""
+"""Apps are renamed, moved and deleted, even if a step is interrupted."""
 
 import asyncio
 import random
@@ -13,8 +13,8 @@ from gateway.accounts.records import App, JwksAuth, SecretAuth
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.redis.scripts import compare_and_set
-from tests.gateway.accounts.test_registry import an_app, felt
 from tests.support.polling import wait_until
+from tests.support.registries import an_app, wait_for_change
 
 
 async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(here: Registry, there: Registry) -> None:
@@ -23,16 +23,16 @@ async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(here: Registry,
     assert await there.app("shop") == first
     second = replace(first, name="store")
     await here.put_app(second, first)
-    await felt(there, second)
+    await wait_for_change(there, second)
     for registry in (here, there):
-        assert await registry.find("shop") == await registry.find("store") == second
-        assert await registry.apps_of("acc_one") == [second]
-    await wait_until(lambda: app_key("shop") not in there._copies, timeout=1)
+        assert await registry.find_app("shop") == await registry.find_app("store") == second
+        assert await registry.list_apps("acc_one") == [second]
+    await wait_until(lambda: app_key("shop") not in there.cache._copies, timeout=1)
     assert await there.app("shop") is None
     third = replace(first, name="shop")
     await here.put_app(third, second)
-    assert await here.find("shop") == third
-    assert await here.find("store") is None
+    assert await here.find_app("shop") == third
+    assert await here.find_app("store") is None
 
 
 async def test_a_deleted_app_leaves_nothing(here: Registry, raw: redis.asyncio.Redis) -> None:
@@ -41,21 +41,21 @@ async def test_a_deleted_app_leaves_nothing(here: Registry, raw: redis.asyncio.R
     await here.put_app(second, first)
     await here.delete_app(second)
     assert await raw.keys("*") == []
-    assert await here.find("shop") is await here.find("store") is None
+    assert await here.find_app("shop") is await here.find_app("store") is None
 
 
 async def test_an_app_moves_to_another_account(here: Registry, there: Registry) -> None:
     before, after = an_app(), an_app(account="acc_two")
     await here.put_app(before, None)
-    assert await there.apps_of("acc_one") == [before]
+    assert await there.list_apps("acc_one") == [before]
     await here.put_app(after, before)
-    await felt(there, after)
-    assert await there.apps_of("acc_one") == []
-    assert await there.apps_of("acc_two") == [after]
+    await wait_for_change(there, after)
+    assert await there.list_apps("acc_one") == []
+    assert await there.list_apps("acc_two") == [after]
 
 
-async def test_a_secret_is_part_of_what_a_remembered_token_is_bound_to(here: Registry) -> None:
-    """A token verified with the old secret must not pass under the new one, nor at another app."""
+async def test_the_digest_of_cached_tokens_includes_the_secret(here: Registry) -> None:
+    """So a token that was verified with the old secret is not accepted with the new one, or at another app."""
     digests = [
         an_app().auth_digest,
         an_app(auth=SecretAuth(secret="one")).auth_digest,
@@ -65,8 +65,8 @@ async def test_a_secret_is_part_of_what_a_remembered_token_is_bound_to(here: Reg
     assert len(set(digests)) == 4
 
 
-async def test_the_keys_of_an_app_are_those_of_its_owner_and_address() -> None:
-    """They were remembered under the id alone: after a rename, a move or a new creation the old owner's keys passed."""
+async def test_the_digest_of_cached_keys_includes_the_owner_and_the_address() -> None:
+    """So the old owner's keys are not accepted after a rename, a move or a new creation."""
     app, elsewhere = an_app(), an_app(auth=JwksAuth(url="https://keys.example/jwks.json"))
     for change in ({"account": "acc_2"}, {"createdAt": "2026-10-14T09:00:00.001Z"}, {"name": "store"}):
         assert replace(app, **change).auth_digest != app.auth_digest, change
@@ -74,9 +74,9 @@ async def test_the_keys_of_an_app_are_those_of_its_owner_and_address() -> None:
 
 
 async def put(registry: Registry, path: str, name: str, account: str) -> App | None:
-    """As the operators' surface does it; None when the name is another app's."""
-    before = await registry.find(path)
-    taken = await registry.find(name)
+    """Put an app as the operators' API does. Return None if another app has the name."""
+    before = await registry.find_app(path)
+    taken = await registry.find_app(name)
     if taken is not None and (before is None or taken.id != before.id):
         return None
     app = an_app(name, account, id=before.id if before else path)
@@ -111,10 +111,10 @@ async def test_any_sequence_of_creating_renaming_moving_and_deleting(
         for each in names:
             by_name = next((app for app in apps.values() if app.name == each), None)
             assert await here.app(each) == by_name
-            assert await here.find(each) == found(each)
+            assert await here.find_app(each) == found(each)
         for account in accounts:
             held = sorted((a for a in apps.values() if a.account == account), key=lambda a: a.name)
-            assert await here.apps_of(account) == held
+            assert await here.list_apps(account) == held
     for app in [*apps.values()]:
         await here.delete_app(app)
     assert await raw.keys("*") == []
@@ -125,7 +125,7 @@ async def test_any_sequence_of_creating_renaming_moving_and_deleting(
 async def test_an_interrupted_renaming_can_be_repeated(
     here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int, former: str
 ) -> None:
-    """Redis went away between two of its writes: the operator sends it again, and everything is as it should be."""
+    """After Redis failed between two writes, the operator repeats the put, and it completes."""
     for name in dict.fromkeys(("shop", former)):
         await put(here, "shop", name, "acc_one")
     change, writes = compare_and_set, iter(range(100))
@@ -135,28 +135,29 @@ async def test_an_interrupted_renaming_can_be_repeated(
             raise BackboneUnavailable
         return await change(*args, **options)
 
-    monkeypatch.setattr("gateway.accounts.registry.compare_and_set", failing)
+    for module in ("accounts.registry", "redis.compare_and_set"):
+        monkeypatch.setattr(f"gateway.{module}.compare_and_set", failing)
     with pytest.raises(BackboneUnavailable):
         await put(here, "shop", "store", "acc_one")
     monkeypatch.undo()
     assert await put(here, "shop", "store", "acc_one") is not None
     renamed = an_app("store", id="shop")
-    assert await here.find("shop") == await here.find("store") == renamed
+    assert await here.find_app("shop") == await here.find_app("store") == renamed
     for name in ("shop", "mart"):
         assert await here.app(name) is None
-    assert await here.apps_of("acc_one") == [renamed]
+    assert await here.list_apps("acc_one") == [renamed]
     await here.delete_app(renamed)
     assert await raw.keys("*") == []
 
 
-async def test_two_apps_that_want_one_name(here: Registry, there: Registry, raw: redis.asyncio.Redis) -> None:
-    """One gets it; the other keeps its own."""
+async def test_two_concurrent_renames_to_one_name(here: Registry, there: Registry, raw: redis.asyncio.Redis) -> None:
+    """One succeeds, and the other app keeps its name."""
     for _ in range(10):
         await put(here, "one", "one", "acc_one")
         await put(here, "two", "two", "acc_two")
         both = put(here, "one", "same", "acc_one"), put(there, "two", "same", "acc_two")
         await asyncio.gather(*both, return_exceptions=True)
-        one, two = await here.find("one"), await here.find("two")
+        one, two = await here.find_app("one"), await here.find_app("two")
         assert one is not None
         assert two is not None
         assert (one.id, two.id) == ("one", "two")

@@ -1,4 +1,4 @@
-"""Sessions of the pages: the cookie, who may change things with it, how it ends, and how often one may try."""
+"""Sessions of the pages: their cookies, their ends, and the limits on log-ins."""
 
 import asyncio
 import secrets
@@ -9,7 +9,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, SESSION_SECONDS, Sessions, client_address
+from gateway.accounts.sessions import ACCOUNT, FAILED_PER_MINUTE, SESSION_SECONDS, Sessions, client_address
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Visitor:
-    """A browser without a page: at an address of its own, with a jar of cookies."""
+    """A browser without a page, with an address and a cookie jar of its own."""
 
     def __init__(self, gw: Gateway) -> None:
         self.gw = gw
@@ -56,7 +56,7 @@ async def account(gw: Gateway) -> Account:
     return await gw.account()
 
 
-async def test_a_key_buys_a_cookie_that_no_script_reads(gw: Gateway, visitor: Visitor, account: Account) -> None:
+async def test_a_log_in_sets_a_cookie_that_scripts_cannot_read(gw: Gateway, visitor: Visitor, account: Account) -> None:
     response = await visitor.log_in(account.key)
     assert (response.status_code, response.content) == (204, b"")
     _, *attributes = response.headers["set-cookie"].split("; ")
@@ -65,23 +65,23 @@ async def test_a_key_buys_a_cookie_that_no_script_reads(gw: Gateway, visitor: Vi
     assert account.key not in str(response.headers)
 
 
-async def test_only_a_hash_of_it_is_kept_and_not_for_long(gw: Gateway, visitor: Visitor, account: Account) -> None:
+async def test_only_a_hash_of_the_token_is_stored_and_expires(gw: Gateway, visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     with gw.redis.client() as client:
         [key] = [k for k in client.scan_iter("session:*", count=1000) if account.id.encode() in client.get(k)]
         assert visitor.token.encode() not in key
         assert 0 < client.ttl(key) <= SESSION_SECONDS
-        client.delete(key)  # its time is over
+        client.delete(key)  # as when it expires
     refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
 
 
-async def test_a_wrong_key_buys_nothing(visitor: Visitor) -> None:
+async def test_a_wrong_key_opens_no_session(visitor: Visitor) -> None:
     response = await visitor.log_in("csk_wrong")
     refused(response, 401, "UNAUTHORIZED")
     assert "set-cookie" not in response.headers
 
 
-async def test_a_made_up_cookie_is_nobody(visitor: Visitor, account: Account) -> None:
+async def test_a_forged_cookie_is_refused(visitor: Visitor, account: Account) -> None:
     for token in ("x", "", account.id, "operator"):
         visitor.http.cookies.set(ACCOUNT, token)
         refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
@@ -98,7 +98,7 @@ async def test_logging_out_ends_the_session_everywhere(gw: Gateway, visitor: Vis
     assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
 
 
-async def test_a_session_of_a_deleted_account_is_over(gw: Gateway, visitor: Visitor, account: Account) -> None:
+async def test_a_session_of_a_deleted_account_is_refused(gw: Gateway, visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     with gw.redis.client() as client:
         [key] = client.keys(f"*:account:{account.id}")
@@ -112,7 +112,7 @@ async def test_a_session_of_a_deleted_account_is_over(gw: Gateway, visitor: Visi
 
 
 @pytest.mark.parametrize("origin", ["", "null", "https://evil.example", "http://demo.apps.localhost"])
-async def test_another_sites_page_changes_nothing(visitor: Visitor, account: Account, origin: str) -> None:
+async def test_another_site_s_page_changes_nothing(visitor: Visitor, account: Account, origin: str) -> None:
     refused(await visitor.log_in(account.key, Origin=origin), 403, "CSRF_REFUSED")
     await visitor.log_in(account.key)
     hook = "https://evil.example/"
@@ -120,24 +120,24 @@ async def test_another_sites_page_changes_nothing(visitor: Visitor, account: Acc
     refused(await visitor.call("DELETE", "/account/webhook", Origin=origin), 403, "CSRF_REFUSED")
     refused(await visitor.call("DELETE", "/dashboard/session", Origin=origin), 403, "CSRF_REFUSED")
     assert (await visitor.call("GET", "/account/webhook", Origin=origin)).status_code == 404
-    # The key itself is proof enough: no browser sends it unasked.
+    # The key is proof enough: no browser sends it automatically.
     bearer = {"Origin": origin, "Authorization": f"Bearer {account.key}"}
     assert (await visitor.call("DELETE", "/account/webhook", **bearer)).status_code == 204
 
 
-async def test_our_own_page_changes_things_under_either_name(visitor: Visitor, account: Account) -> None:
+async def test_the_service_s_own_page_is_accepted_under_either_host_name(visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     assert (await visitor.call("DELETE", "/account/webhook")).status_code == 204
     elsewhere = {"Host": "gateway.internal:8000", "Origin": "http://gateway.internal:8000"}
     assert (await visitor.call("DELETE", "/account/webhook", **elsewhere)).status_code == 204
 
 
-async def test_a_key_that_is_sent_counts_more_than_the_cookie(visitor: Visitor, account: Account) -> None:
+async def test_a_key_takes_precedence_over_the_cookie(visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     refused(await visitor.call("GET", "/account", Authorization="Bearer csk_wrong"), 401, "UNAUTHORIZED")
 
 
-async def test_a_users_token_path_knows_no_cookies(
+async def test_inference_ignores_cookies(
     gw: Gateway, visitor: Visitor, account: Account, backend: FakeAppBackend
 ) -> None:
     app = await account.app(backend)
@@ -146,25 +146,25 @@ async def test_a_users_token_path_knows_no_cookies(
 
 
 async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visitor, account: Account) -> None:
-    answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_A_MINUTE)))
+    answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_PER_MINUTE)))
     statuses = [answer.status_code for answer in answers]
-    assert (statuses.count(401), statuses.count(429)) == (FAILED_A_MINUTE, 2 * FAILED_A_MINUTE)
+    assert (statuses.count(401), statuses.count(429)) == (FAILED_PER_MINUTE, 2 * FAILED_PER_MINUTE)
     refused(await visitor.log_in(account.key), 429, "LOGINS_LIMITED")
     with gw.redis.client() as client:
         counters = list(client.scan_iter("logins:*", count=1000))
-        # A counter of another test may expire meanwhile (-2); none lives for ever (-1).
+        # A counter of another test may expire meanwhile (-2), but none lives forever (-1).
         assert all(client.ttl(key) != -1 and client.ttl(key) <= 60 for key in counters)
         assert visitor.headers["X-Forwarded-For"].split()[1] not in str(counters)
     assert (await visitor.log_in(account.key, **{"X-Forwarded-For": "203.0.113.9"})).status_code == 204
 
 
 async def test_log_ins_that_succeed_are_not_counted(visitor: Visitor, account: Account) -> None:
-    for _ in range(FAILED_A_MINUTE + 2):
+    for _ in range(FAILED_PER_MINUTE + 2):
         assert (await visitor.log_in(account.key)).status_code == 204
 
 
 @pytest.mark.parametrize(
-    ("peer", "told", "client"),
+    ("peer", "forwarded", "client"),
     [
         ("8.8.8.8", [], "8.8.8.8"),
         ("10.0.0.2", [], "10.0.0.2"),
@@ -175,22 +175,21 @@ async def test_log_ins_that_succeed_are_not_counted(visitor: Visitor, account: A
         ("", ["203.0.113.9"], "203.0.113.9"),
     ],
 )
-async def test_only_a_proxy_of_ours_is_believed(peer: str, told: list[str], client: str) -> None:
+async def test_the_address_is_trusted_only_from_a_private_proxy(peer: str, forwarded: list[str], client: str) -> None:
     request = SimpleNamespace(
-        client=SimpleNamespace(host=peer) if peer else None, headers=SimpleNamespace(getall=lambda *_: told)
+        client=SimpleNamespace(host=peer) if peer else None, headers=SimpleNamespace(getall=lambda *_: forwarded)
     )
     assert client_address(request) == client
 
 
-async def test_behind_tls_the_cookie_is_secure_and_ours_alone() -> None:
-    cookie = Sessions(None, "https://api.example.com").cookie(ACCOUNT, "token")
+async def test_behind_tls_the_cookie_is_secure_and_bound_to_the_host() -> None:
+    cookie = Sessions(None, "https://api.example.com").build_cookie(ACCOUNT, "token")
     assert cookie.secure
     assert cookie.key == f"__Host-{ACCOUNT}"
     assert cookie.domain is None
 
 
-async def test_a_key_has_twenty_sessions_at_most(visitor: Visitor, account: Account) -> None:
-    """1,140 sessions of one key in 15 seconds stayed in Redis for twelve hours."""
+async def test_a_key_has_at_most_twenty_sessions(visitor: Visitor, account: Account) -> None:
     tokens = []
     for _ in range(25):
         assert (await visitor.log_in(account.key)).status_code == 204
@@ -200,8 +199,8 @@ async def test_a_key_has_twenty_sessions_at_most(visitor: Visitor, account: Acco
     assert [answer.status_code for answer in answers] == [401] * 5 + [200] * 20
 
 
-async def test_an_address_registers_its_share(gw: Gateway) -> None:
-    """One client took the whole day's registrations."""
+async def test_an_address_can_make_a_share_of_the_day_s_registrations(gw: Gateway) -> None:
+    """So one client cannot use up the registrations of a day."""
 
     async def register(address: str) -> int:
         answer = await gw.http.post("/register", json={"name": "x"}, headers={"X-Forwarded-For": address})
@@ -216,11 +215,11 @@ async def test_an_address_registers_its_share(gw: Gateway) -> None:
 
 
 @pytest.mark.parametrize("body", [None, {}, {"apiKey": 1}, {"apiKey": "csk_x", "more": 1}, []])
-async def test_a_malformed_log_in_is_told_so(visitor: Visitor, body: object) -> None:
+async def test_a_malformed_log_in(visitor: Visitor, body: object) -> None:
     refused(await visitor.call("POST", "/dashboard/session", body), 400, "REQUEST_MALFORMED")
 
 
-async def test_without_redis_nobody_gets_in(gw: Gateway, visitor: Visitor, account: Account) -> None:
+async def test_without_redis_all_log_ins_are_refused(gw: Gateway, visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     gw.redis.freeze()
     try:

@@ -1,4 +1,4 @@
-"""One gateway whose deploys an outside engine builds, which is the test. Each test finds it empty."""
+"""A gateway whose deploys an outside engine builds: the test. Each test starts without data."""
 
 from collections.abc import AsyncIterator, Iterator
 

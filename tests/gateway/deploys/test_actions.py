@@ -1,4 +1,4 @@
-"""What can be rolled back, promoted and canceled, and what is refused, over HTTP. An outside engine is the test."""
+"""Deploys are rolled back, promoted and canceled, or refused, over HTTP. The test is the outside engine."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.deploys.actions import Steering
+from gateway.deploys.actions import DeployActions
 from gateway.deploys.states import Deploys
 from gateway.errors import TarballGone
 from gateway.redis.client import Store
 from gateway.settings import Settings
-from tests.gateway.deploys.test_states import a_hook, an_app, call, phase, publish, queued_events, trigger
 from tests.support.accounts import Account
+from tests.support.deploys import a_hook, an_app, call, publish, queued_events, report_phase, trigger
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,7 +26,7 @@ async def live(gw: Gateway, account: Account, app: str) -> str:
 
 async def ended(gw: Gateway, deploy: str, *, preview: bool = False) -> str:
     for name in ("build", "health") if preview else ("build", "health", "canary"):
-        assert (await phase(gw, deploy, name)).is_success
+        assert (await report_phase(gw, deploy, name)).is_success
     return deploy
 
 
@@ -47,7 +47,7 @@ async def refused(account: Account, path: str, body: Any = None) -> tuple[int, s
     return answer.status_code, error["code"], error["message"]
 
 
-async def test_the_default_is_the_live_one_before_this(gw: Gateway) -> None:
+async def test_a_rollback_without_an_id_goes_to_the_release_before_the_live_one(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
     status, code, _ = await refused(account, f"/account/apps/{app}/rollback")
@@ -57,17 +57,17 @@ async def test_the_default_is_the_live_one_before_this(gw: Gateway) -> None:
     second = await live(gw, account, app)
     back = (await call(account, "POST", f"/account/apps/{app}/rollback", {})).json()["deployId"]
     assert (await shown(account, back))["release"] == first
-    # While a newer one is on its way, that is the one to leave.
+    # While a newer deploy is in progress, it counts as the live one.
     await ended(gw, back)
     coming = (await publish(account, app)).json()["deployId"]
-    await phase(gw, coming, "build")
+    await report_phase(gw, coming, "build")
     again = (await call(account, "POST", f"/account/apps/{app}/rollback")).json()["deployId"]
     record = await shown(account, again)
     assert (record["release"], record["trigger"], record["state"]) == (back, "rollback", "queued")
     assert second < back
 
 
-async def test_a_rollback_brings_its_source_back_to_the_hooks(gw: Gateway) -> None:
+async def test_hooks_build_the_source_of_a_rollback(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
     await live(gw, account, app)
@@ -82,16 +82,16 @@ async def test_a_rollback_brings_its_source_back_to_the_hooks(gw: Gateway) -> No
         assert client.hget(key, "source").decode() == first.name.removesuffix(".tar.gz")
 
 
-async def test_what_cannot_be_gone_back_to(gw: Gateway) -> None:
+async def test_refused_rollbacks(gw: Gateway) -> None:
     account, stranger = await gw.account("max"), await gw.account("max")
     app, other = await an_app(account), await an_app(account)
     path = f"/account/apps/{app}/rollback"
     first, second, elsewhere = [await live(gw, account, name) for name in (app, app, other)]
     failed = (await publish(account, app)).json()["deployId"]
-    await phase(gw, failed, "build", ok=False)
+    await report_phase(gw, failed, "build", ok=False)
     shot = await ended(gw, await preview(gw, app), preview=True)
     for deploy, status, words in (
-        (second, 400, "live one already"),
+        (second, 400, "already live"),
         (failed, 400, "failed"),
         (shot, 400, "promote"),
         (elsewhere, 404, "no such deploy"),
@@ -130,32 +130,32 @@ async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway) -> None:
     assert (record["state"], record["error"]) == ("canceled", "canceled on request")
     assert record["finishedAt"]
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
-    assert (await phase(gw, deploy, "build")).status_code == 400  # the engine lets go
+    assert (await report_phase(gw, deploy, "build")).status_code == 400  # the engine abandons it
     assert queued_events(gw) == []
     status, code, message = await refused(account, f"/account/deploys/{deploy}/cancel")
     assert (status, code) == (400, "REQUEST_MALFORMED")
     assert "canceled" in message
     checked = (await publish(account, app)).json()["deployId"]
-    await phase(gw, checked, "build")
+    await report_phase(gw, checked, "build")
     assert "roll back" in (await refused(account, f"/account/deploys/{checked}/cancel"))[2]
 
 
-async def test_this_host_s_folder_says_nothing_of_releases_in_a_shared_storage(gw: Gateway, tmp_path: Path) -> None:
-    """Without such a storage, a release that is not in the folder is refused at once."""
+async def test_a_release_that_is_missing_on_this_host(gw: Gateway, tmp_path: Path) -> None:
+    """With a shared storage, other hosts may have it. Without one, it is refused at once."""
     account = await gw.account("max")
     name = await an_app(account)
     first = await live(gw, account, name)
     await live(gw, account, name)
     store = Store(gw.redis.url)
     registry = Registry(store, Vault(""))
-    app = await registry.find(name)
+    app = await registry.find_app(name)
     assert app is not None
     (tmp_path / "releases" / app.id).mkdir(parents=True)
     alone = Settings(data_dir=str(tmp_path), deploy_engine="local")
     shared = replace(alone, storage_url=f"file://{tmp_path}")
     with pytest.raises(TarballGone):
-        await Steering(alone, Deploys(alone, registry)).roll_back(app, first)
-    assert await Steering(shared, Deploys(shared, registry)).roll_back(app, first)
+        await DeployActions(alone, Deploys(alone, registry)).roll_back(app, first)
+    assert await DeployActions(shared, Deploys(shared, registry)).roll_back(app, first)
     await store.close()
 
 
@@ -173,7 +173,7 @@ async def test_a_redeploy_builds_the_same_source_at_the_same_address(gw: Gateway
     app = await an_app(account)
     first = await live(gw, account, app)
     failed = (await publish(account, app)).json()["deployId"]
-    await phase(gw, failed, "build", ok=False)
+    await report_phase(gw, failed, "build", ok=False)
     for deploy, source in ((first, 0), (failed, 1)):
         again = (await call(account, "POST", f"/account/deploys/{deploy}/redeploy")).json()["deployId"]
         record = await shown(account, again)

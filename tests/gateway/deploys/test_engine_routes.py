@@ -1,4 +1,4 @@
-"""What an outside engine is given to build."""
+"""An outside engine lists the queued deploys."""
 
 import secrets
 
@@ -37,4 +37,4 @@ async def test_one_unreadable_password_hides_no_other_deploy(building: Gateway) 
     assert listed[good]["repository"]["url"] == f"https://user:{password}@git.example/two.git"
     assert "problem" not in listed[good]
     assert listed[broken]["repository"]["url"] == "https://git.example/one.git"
-    assert "can't be decrypted" in listed[broken]["problem"]
+    assert "cannot be decrypted" in listed[broken]["problem"]

@@ -1,4 +1,4 @@
-"""Environment variables over HTTP: what is listed, refused and kept."""
+"""Environment variables over HTTP: which are listed, refused and kept."""
 
 import asyncio
 import secrets
@@ -9,8 +9,8 @@ from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.environment import Environments
 from gateway.redis.client import Store
-from tests.gateway.deploys.test_states import an_app, call
 from tests.support.accounts import Account
+from tests.support.deploys import an_app, call
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -83,7 +83,7 @@ async def test_bodies_that_are_refused(gw: Gateway) -> None:
     assert await names(account, app) == ["B"]
 
 
-async def test_changes_at_once_are_all_kept(gw: Gateway) -> None:
+async def test_concurrent_changes_are_all_kept(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
     path = f"/account/apps/{app}/env"
@@ -92,7 +92,7 @@ async def test_changes_at_once_are_all_kept(gw: Gateway) -> None:
     assert await names(account, app) == [f"V{n}" for n in range(5)]
 
 
-async def test_another_account_inherits_none(gw: Gateway) -> None:
+async def test_another_account_inherits_no_variables(gw: Gateway) -> None:
     account, other = await gw.account("max"), await gw.account("max")
     for change in ("delete", "move"):
         app = await an_app(account)
@@ -107,12 +107,12 @@ async def test_another_account_inherits_none(gw: Gateway) -> None:
         assert client.keys("*:environment:*") == []
 
 
-async def test_another_key_opens_none(gw: Gateway) -> None:
+async def test_another_encryption_key_opens_no_variables(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
     await call(account, "PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
     store = Store(gw.redis.url)
     record = App(id=app, name=app, account=account.id, createdAt="")
     with pytest.raises(NoEncryptionKey):
-        await Environments(store, Vault("another")).open(record)
+        await Environments(store, Vault("another")).open_variables(record)
     await store.close()

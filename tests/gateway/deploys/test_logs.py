@@ -1,4 +1,4 @@
-"""Logs of deploys that have ended, as files."""
+"""Logs of deploys that have ended are stored as files."""
 
 import datetime
 import os
@@ -21,21 +21,21 @@ def logs(tmp_path: Path) -> DeployLogs:
     return DeployLogs(FolderStorage(tmp_path))
 
 
-async def test_what_is_read_is_what_was_written(logs: DeployLogs, tmp_path: Path) -> None:
+async def test_a_log_is_read_as_it_was_written(logs: DeployLogs, tmp_path: Path) -> None:
     assert await logs.read("dep_1", DAY) is None
     await logs.write("dep_1", DAY, LOG)
     await logs.write("dep_2", DAY, "")
     assert (await logs.read("dep_1", DAY), await logs.read("dep_2", DAY)) == (LOG, "")
     path = tmp_path / "logs" / DAY / "dep_1.gz"
     assert path.stat().st_size < len(LOG) / 20, "compressed"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "no build may read it"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "no build can read it"
     assert sorted(each.name for each in path.parent.iterdir()) == ["dep_1.gz", "dep_2.gz"]
     await logs.write("dep_1", DAY, "again")
     assert await logs.read("dep_1", DAY) == "again"
 
 
 async def test_the_data_folder_s_owner_reads_it(logs: DeployLogs, tmp_path: Path) -> None:
-    """A worker that is root gives it to the gateway, which is not."""
+    """A worker that runs as root gives the file to the gateway's user."""
     if os.geteuid() == 0:
         os.chown(tmp_path, 10_001, 10_001)
     await logs.write("dep_1", DAY, LOG)
@@ -43,7 +43,7 @@ async def test_the_data_folder_s_owner_reads_it(logs: DeployLogs, tmp_path: Path
     assert (found.st_uid, found.st_gid) == (tmp_path.stat().st_uid, tmp_path.stat().st_gid)
 
 
-async def test_logs_of_days_long_past_are_removed(logs: DeployLogs, tmp_path: Path) -> None:
+async def test_old_logs_are_removed(logs: DeployLogs, tmp_path: Path) -> None:
     old, young = ((TODAY - datetime.timedelta(days=days)).isoformat() for days in (92, 89))
     for day in (old, young):
         await logs.write("dep_1", day, LOG)
@@ -72,7 +72,7 @@ async def test_nothing_is_written_through_a_link(logs: DeployLogs, tmp_path: Pat
 
 
 def test_the_times_of_lines() -> None:
-    stored = "of an earlier version\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
-    assert split_times(stored) == ("of an earlier version\none\nwith it\n\ncut", [None, 5, 5, 7, 7])
+    stored = "without a time\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
+    assert split_times(stored) == ("without a time\none\nwith it\n\ncut", [None, 5, 5, 7, 7])
     assert split_times("") == ("", [])
     assert split_times("\n") == ("\n", [None])

@@ -1,9 +1,9 @@
-"""The phases of a deploy, from what its record holds."""
+"""The phases of a deploy follow from its record."""
 
 import msgspec
 import pytest
 
-from gateway.deploys.phases import phases_of
+from gateway.deploys.phases import list_phases
 from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
 
@@ -26,7 +26,7 @@ def shown(state: str, kind: Kind = "live", **fields: str) -> list[tuple[str, str
     )
     return [
         (each.phase, each.state, None if each.durationMs is msgspec.UNSET else each.durationMs)
-        for each in phases_of(deploy)
+        for each in list_phases(deploy)
     ]
 
 
@@ -37,7 +37,7 @@ BUILT = {"startedAt": at(1), "checkingAt": at(11)}
     ("state", "fields", "phases"),
     [
         ("queued", {}, [("waiting", None)] * 3),
-        # The worker was stopped: what it had done no longer counts.
+        # The worker was stopped: its phases no longer count.
         ("queued", BUILT, [("waiting", None)] * 3),
         ("building", {**BUILT, "startedAt": at(20)}, [("running", None), ("waiting", None), ("waiting", None)]),
         ("checking", BUILT, [("done", 10_000), ("running", None), ("waiting", None)]),
@@ -47,7 +47,7 @@ BUILT = {"startedAt": at(1), "checkingAt": at(11)}
             {**BUILT, "canaryAt": at(13), "finishedAt": at(43)},
             [("done", 10_000), ("done", 2_000), ("done", 30_000)],
         ),
-        # An outside engine reports that a build has ended, and not when it began.
+        # An outside engine reports the end of a build, not its start.
         ("checking", {"startedAt": at(1), "checkingAt": at(1)}, [("done", None), ("running", None), ("waiting", None)]),
         (
             "failed",

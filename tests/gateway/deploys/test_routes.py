@@ -1,4 +1,4 @@
-"""The list of deploys in pages, over HTTP. The deploy engine is the test."""
+"""Lists of deploys in pages, over HTTP. The test is the deploy engine."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ async def test_pages_of_deploys(hosted: App) -> None:
     refused = await listed(hosted, "before=dep_none")
     assert refused["error"]["message"].startswith("before: there is no deploy of this id")
     assert "limit: must be at least 1" in (await listed(hosted, "limit=0"))["error"]["message"]
-    await of_which_one_is_current(hosted)
+    await check_current(hosted)
 
 
-async def of_which_one_is_current(hosted: App) -> None:
+async def check_current(hosted: App) -> None:
     async def deployed(*phases: str) -> str:
         queued = await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "live"})
         deploy: str = queued.json()["deployId"]

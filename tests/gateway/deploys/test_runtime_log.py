@@ -1,4 +1,4 @@
-"""Following the output of a start command while the worker exchanges its files."""
+"""The output of a start command is followed while the worker swaps its files."""
 
 from pathlib import Path
 
@@ -15,10 +15,10 @@ def running(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_nothing_is_lost_or_repeated_when_the_files_are_exchanged(
+async def test_nothing_is_lost_or_repeated_when_the_files_are_swapped(
     running: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_log, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(runtime_log, "POLL_SECONDS", 0)
     path, live, seen = running / "dep_1.output", "dep_1", list[str]()
 
     async def find_live() -> str:
@@ -46,7 +46,7 @@ async def test_nothing_is_lost_or_repeated_when_the_files_are_exchanged(
     assert seen == ["two", "three", "four", "five", "six", "seven"]
     live = "dep_2"
     (running / "dep_2.output").write_text("of the next\n")
-    monkeypatch.setattr(runtime_log, "DEPLOY_INTERVAL", 0)
+    monkeypatch.setattr(runtime_log, "DEPLOY_SECONDS", 0)
     while seen[-1] != "of the next":
         await read()
     await follow.aclose()
@@ -56,6 +56,6 @@ async def test_an_app_that_wrote_nothing(running: Path) -> None:
     assert await RuntimeLog(str(running.parent)).tail("dep_1", 10) == []
 
 
-async def test_an_id_from_elsewhere_reads_nothing_else(running: Path) -> None:
+async def test_an_id_with_a_path_reads_nothing(running: Path) -> None:
     (running.parent / "secret.output").write_text("secret\n")
     assert await RuntimeLog(str(running.parent)).tail("dep_none", 10) == []

@@ -1,4 +1,4 @@
-"""The files of stored sources, without a gateway."""
+"""Stored sources are files, here without a gateway."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from gateway.accounts.records import App
 from gateway.deploys import sources
-from gateway.deploys.sources import KEPT_SOURCES, UPLOADS, Sources
+from gateway.deploys.sources import KEPT_SOURCES, MAX_UPLOADS, Sources
 from gateway.errors import RateLimited, RequestMalformed, RequestTooLarge, ServiceError
 from gateway.storage import FolderStorage
 
@@ -35,7 +35,7 @@ def stored(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.tar.gz"))
 
 
-async def test_an_upload_is_stored_whole(tmp_path: Path) -> None:
+async def test_an_upload_is_stored_completely(tmp_path: Path) -> None:
     source = await sources_in(tmp_path).receive(app("app_1"), upload(b"\x1f", b"\x8bpacked", b" source"), None)
     path = path_of(tmp_path, "app_1", source)
     assert stored(tmp_path) == [path]
@@ -61,7 +61,7 @@ async def test_a_refused_upload_leaves_nothing(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-async def test_what_a_killed_gateway_left_is_removed(tmp_path: Path) -> None:
+async def test_unfinished_uploads_of_a_killed_gateway_are_removed(tmp_path: Path) -> None:
     (tmp_path / "uploads").mkdir()
     old, young = tmp_path / "uploads" / "src_old.part", tmp_path / "uploads" / "src_young.part"
     for path in (old, young):
@@ -114,7 +114,7 @@ async def test_an_account_has_two_uploads_at_once(tmp_path: Path) -> None:
         pytest.fail("the body was read")
         yield b""
 
-    uploads = [asyncio.create_task(files.receive(app("app_1"), slow(), None)) for _ in range(UPLOADS)]
+    uploads = [asyncio.create_task(files.receive(app("app_1"), slow(), None)) for _ in range(MAX_UPLOADS)]
     await asyncio.sleep(0)
     with pytest.raises(RateLimited):
         await files.receive(app("app_2"), unread(), None)

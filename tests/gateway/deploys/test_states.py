@@ -2,9 +2,7 @@
 
 import asyncio
 import re
-import secrets
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,57 +11,13 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.deploys.keys import deploy_key
 from gateway.deploys.states import Deploys
-from gateway.events.keys import bodies_key
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag, stream_key
 from gateway.settings import Settings
-from tests.support.accounts import Account
+from tests.support.deploys import TARBALL, a_hook, an_app, call, publish, queued_events, report_phase, trigger
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
-
-
-async def call(account: Account, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {account.key}"}
-    return await account.gateway.http.request(method, path, json=body, headers=headers, **more)
-
-
-async def an_app(account: Account, **fields: Any) -> str:
-    name = f"app-{secrets.token_hex(4)}"
-    assert (await account.gateway.platform("PUT", f"apps/{name}", {"account": account.id, **fields})).is_success
-    return name
-
-
-async def a_hook(account: Account, app: str) -> dict[str, str]:
-    created = await call(account, "POST", f"/account/apps/{app}/hooks", {"name": "ci"})
-    assert created.status_code == 201
-    hook: dict[str, str] = created.json()
-    account.gateway.confidential.add(hook["url"].rpartition("/")[2])
-    return hook
-
-
-async def trigger(gw: Gateway, hook: dict[str, str]) -> httpx.Response:
-    return await gw.http.post(httpx.URL(hook["url"]).path, content=b"ignored")
-
-
-async def publish(account: Account, app: str, body: bytes = TARBALL) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {account.key}"}
-    return await account.gateway.http.put(f"/account/apps/{app}/source", content=body, headers=headers)
-
-
-async def phase(gw: Gateway, deploy: str, name: str, ok: bool = True, reason: str | None = None) -> httpx.Response:
-    return await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": name, "ok": ok, "reason": reason})
-
-
-def queued_events(gw: Gateway) -> list[tuple[str, str]]:
-    """Type and data of the events that wait."""
-    with gw.redis.client() as client:
-        streams = [client.xrange(key) for key in client.scan_iter("*:events")]
-        found = [fields for stream in streams for _, fields in stream]
-        bodies = [client.hget(bodies_key(each[b"account"].decode()), each[b"id"]) for each in found]
-    return [(each[b"type"].decode(), body.decode()) for each, body in zip(found, bodies, strict=True)]
 
 
 async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway) -> None:
@@ -87,7 +41,7 @@ async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway) -> None:
         assert not any(token in key for key in client.scan_iter())
 
 
-async def test_the_outcomes_come_in_order(gw: Gateway) -> None:
+async def test_refusals_come_in_a_fixed_order(gw: Gateway) -> None:
     account = await gw.account("free")
     app = await an_app(account)
     hook = await a_hook(account, app)
@@ -96,7 +50,7 @@ async def test_the_outcomes_come_in_order(gw: Gateway) -> None:
     deploy = (await publish(account, app)).json()["deployId"]
     assert (await trigger(gw, hook)).status_code == 409  # queued is not live
     for name in ("build", "health", "canary"):
-        assert (await phase(gw, deploy, name)).status_code == 200
+        assert (await report_phase(gw, deploy, name)).status_code == 200
     assert (await trigger(gw, hook)).status_code == 202
     await gw.platform("DELETE", f"apps/{app}/source")
     gone = await trigger(gw, hook)
@@ -114,14 +68,14 @@ async def test_the_outcomes_come_in_order(gw: Gateway) -> None:
     assert (await call(account, "GET", "/account")).json()["deploysToday"] == 4
 
 
-async def test_six_a_minute_however_they_come(gw: Gateway) -> None:
+async def test_a_hook_triggers_six_deploys_per_minute(gw: Gateway) -> None:
     account = await gw.account("max")
     hook = await a_hook(account, await an_app(account, repository={"url": "https://git.example/x.git"}))
     answers = await asyncio.gather(*[trigger(gw, hook) for _ in range(20)])
     assert sorted(a.status_code for a in answers) == [202] * 6 + [429] * 14
 
 
-async def test_an_outside_engine_reports_and_each_end_is_told_once(gw: Gateway) -> None:
+async def test_an_outside_engine_reports_and_each_deploy_sends_one_event(gw: Gateway) -> None:
     account = await gw.account("starter")
     app = await an_app(account, repository={"url": "https://git.example/x.git", "branch": "main"})
     live, preview = [
@@ -132,25 +86,25 @@ async def test_an_outside_engine_reports_and_each_end_is_told_once(gw: Gateway) 
     assert [d["id"] for d in waiting] == [live, preview]
     assert waiting[0]["repository"] == {"url": "https://git.example/x.git", "branch": "main"}
 
-    assert (await phase(gw, live, "health")).status_code == 400  # not its phase
-    assert (await phase(gw, live, "build")).json()["state"] == "checking"
-    assert (await phase(gw, live, "health")).json()["state"] == "canary"
+    assert (await report_phase(gw, live, "health")).status_code == 400  # not its phase
+    assert (await report_phase(gw, live, "build")).json()["state"] == "checking"
+    assert (await report_phase(gw, live, "health")).json()["state"] == "canary"
     assert queued_events(gw) == []  # the canary is still open
-    answers = await asyncio.gather(*[phase(gw, live, "canary") for _ in range(5)])
+    answers = await asyncio.gather(*[report_phase(gw, live, "canary") for _ in range(5)])
     assert sorted(a.status_code for a in answers) == [200, 400, 400, 400, 400]
-    assert (await phase(gw, live, "canary", ok=False)).status_code == 400  # it never fails after that
+    assert (await report_phase(gw, live, "canary", ok=False)).status_code == 400  # it never fails after that
     broken = (await gw.platform("POST", f"apps/{app}/deploys", {"kind": "live"})).json()["deployId"]
     for name in ("build", "health"):
-        ended = await phase(gw, preview, name)
+        ended = await report_phase(gw, preview, name)
     assert (ended.json()["state"], ended.json()["url"]) == ("live", f"https://{app}--p-fix-the-thing.apps.localhost")
-    assert (await phase(gw, broken, "build", ok=False, reason="no such file")).json()["state"] == "failed"
+    assert (await report_phase(gw, broken, "build", ok=False, reason="no such file")).json()["state"] == "failed"
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 
     events = queued_events(gw)
     assert sorted(t for t, _ in events) == ["deploy.failed", "deploy.succeeded", "deploy.succeeded"]
-    told = next(data for kind, data in events if kind == "deploy.failed")
-    assert '"phase":"build"' in told
-    assert '"reason":"no such file"' in told
+    failure = next(data for kind, data in events if kind == "deploy.failed")
+    assert '"phase":"build"' in failure
+    assert '"reason":"no such file"' in failure
     assert any('"plan":"starter"' in data and '"kind":"live"' in data for _, data in events)
     shown = (await call(account, "GET", f"/account/deploys/{broken}")).json()
     assert (shown["state"], shown["trigger"], shown["log"]) == ("failed", "operator", "")
@@ -181,7 +135,7 @@ async def test_a_body_is_not_received_once_the_quota_is_used_up(gw: Gateway) -> 
         f"PUT /account/apps/{app}/source HTTP/1.1\r\nHost: {parts.host}:{parts.port}\r\n"
         f"Authorization: Bearer {account.key}\r\nContent-Length: 104857600\r\n\r\n".encode()
     )
-    # None of the 100 MiB follows: the answer does not wait for them.
+    # The body of 100 MiB never follows: the response does not wait for it.
     async with asyncio.timeout(20):
         assert b" 429 " in await reader.readline()
     writer.close()
@@ -201,7 +155,7 @@ async def test_a_thousand_deploys_are_read_in_few_round_trips(gw: Gateway) -> No
         assert client.info("stats")["total_reads_processed"] - reads < 20
 
 
-async def test_registrations_end_for_the_day(gw: Gateway) -> None:
+async def test_registrations_close_at_the_day_s_limit(gw: Gateway) -> None:
     answers = await asyncio.gather(*[gw.http.post("/register", json={"name": "x"}) for _ in range(5)])
     assert sorted(a.status_code for a in answers) == [201, 201, 429, 429, 429]
     closed = next(a for a in answers if a.status_code == 429)
@@ -210,17 +164,17 @@ async def test_registrations_end_for_the_day(gw: Gateway) -> None:
     gw.confidential.add(registered["apiKey"])
     shown = await gw.http.get("/account", headers={"Authorization": f"Bearer {registered['apiKey']}"})
     assert shown.json()["plan"] == "free"
-    assert "2 a day" in (await gw.http.get("/")).text
+    assert "2 registrations per day" in (await gw.http.get("/")).text
 
 
-async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -> None:
+async def test_an_outside_engine_gets_the_source_and_has_a_deadline(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
     deploy = (await publish(account, app)).json()["deployId"]
     [listed] = (await gw.platform("GET", "deploys?state=queued")).json()
     source = await gw.platform("GET", httpx.URL(listed["source"]).path.removeprefix("/platform/"))
     assert (source.content, source.headers["content-type"]) == (TARBALL, "application/gzip")
-    assert (await phase(gw, deploy, "build")).json()["state"] == "checking"
+    assert (await report_phase(gw, deploy, "build")).json()["state"] == "checking"
     store = Store(gw.redis.url)
     deploys = Deploys(Settings(deploy_engine="external"), Registry(store, Vault("")))
     assert await deploys.fail_unreported() == 0
@@ -235,13 +189,11 @@ async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -
 
 
 @pytest.mark.parametrize(("phases", "failed"), [(["build"], "health"), (["build", "health"], "canary")])
-async def test_an_abandoned_deploy_failed_in_the_phase_that_it_was_in(
-    gw: Gateway, phases: list[str], failed: str
-) -> None:
+async def test_an_abandoned_deploy_fails_in_its_present_phase(gw: Gateway, phases: list[str], failed: str) -> None:
     account = await gw.account("max")
     deploy = (await publish(account, await an_app(account))).json()["deployId"]
     for name in phases:
-        await phase(gw, deploy, name)
+        await report_phase(gw, deploy, name)
     store = Store(gw.redis.url)
     await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
     assert await Deploys(Settings(deploy_engine="external"), Registry(store, Vault(""))).fail_unreported() == 1
@@ -263,7 +215,7 @@ async def test_a_deploy_lasts_from_its_first_report_to_its_last(gw: Gateway) -> 
 
     seen = []
     for name in ("build", "health", "canary"):
-        assert (await phase(gw, deploy, name)).is_success
+        assert (await report_phase(gw, deploy, name)).is_success
         seen.append(times())
     (started, checking, canary, finished) = last = seen[-1]
     assert seen == [[started, checking, None, None], [started, checking, canary, None], last]
@@ -271,19 +223,19 @@ async def test_a_deploy_lasts_from_its_first_report_to_its_last(gw: Gateway) -> 
 
 
 async def test_a_deploy_that_outlives_its_app_leaves_no_site(gw: Gateway) -> None:
-    """Nothing would remove it afterwards."""
+    """Nothing would remove the site afterwards."""
     account = await gw.account("max")
     app = await an_app(account)
     deploy = (await publish(account, app)).json()["deployId"]
     for name in ("build", "health"):
-        await phase(gw, deploy, name)
+        await report_phase(gw, deploy, name)
     assert (await gw.platform("DELETE", f"apps/{app}")).is_success
-    assert (await phase(gw, deploy, "canary")).json()["state"] == "live"
+    assert (await report_phase(gw, deploy, "canary")).json()["state"] == "live"
     with gw.redis.client() as client:
         assert list(client.scan_iter("*:site:*")) == []
 
 
-async def test_a_source_counts_as_there_while_the_storage_is_away(gw: Gateway, tmp_path: Path) -> None:
+async def test_a_source_counts_as_stored_while_the_storage_is_away(gw: Gateway, tmp_path: Path) -> None:
     """A redeploy is not refused then, and a deploy that goes live keeps its source."""
     account = await gw.account("max")
     deploy_id = (await publish(account, await an_app(account))).json()["deployId"]
@@ -312,11 +264,11 @@ async def test_an_entry_without_an_id_refuses_no_publish(gw: Gateway) -> None:
     assert (await gw.platform("GET", "deploys?state=queued")).status_code == 200
 
 
-async def test_sources_that_wait_are_kept_and_one_cleaned_up_stays_so(gw: Gateway) -> None:
+async def test_sources_of_queued_deploys_are_kept_and_a_removed_one_does_not_return(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
     started = (await publish(account, app)).json()["deployId"]
-    assert (await phase(gw, started, "build")).is_success
+    assert (await report_phase(gw, started, "build")).is_success
     for _ in range(11):
         queued = (await publish(account, app)).json()["deployId"]
     assert [deploy["id"] for deploy in (await gw.platform("GET", "deploys?state=queued")).json()] == [queued]
@@ -326,5 +278,5 @@ async def test_sources_that_wait_are_kept_and_one_cleaned_up_stays_so(gw: Gatewa
     hook = await a_hook(account, app)
     assert (await gw.platform("DELETE", f"apps/{app}/source")).status_code == 204
     for name in ("health", "canary"):
-        assert (await phase(gw, started, name)).is_success
+        assert (await report_phase(gw, started, name)).is_success
     assert (await trigger(gw, hook)).status_code == 410

@@ -18,7 +18,7 @@ async def receiver() -> AsyncIterator[FakeReceiver]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def worker(gw: Gateway, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
     worker = Worker(gw.redis.url, tmp_path_factory.mktemp("worker"))
-    worker.constants = {"workers.webhooks.sender.BUDGET": 2}
+    worker.constants = {"workers.webhooks.sender.BUDGET_SECONDS": 2}
     try:
         yield await worker.start()
         assert await worker.stop() == 0

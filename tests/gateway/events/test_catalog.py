@@ -1,4 +1,4 @@
-"""The catalog against the interface: names, fields and their kinds, written down here once more."""
+"""The catalog has exactly the names, fields and types of the interface, which this test repeats."""
 
 import json
 import re
@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gateway.events import catalog
-from gateway.events.catalog import SAMPLES, encode
-from tests.docs.test_documents import table, text
+from gateway.events.catalog import SAMPLES, encode_data
+from tests.support.pages import find_table, read_page
 
 ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 NAME, HTTPS, TIER = r"(?s).+", r"https://\S+", "red|yellow"
@@ -42,10 +42,10 @@ TIME = "2026-07-02T10:00:00.000Z"
 
 
 def data(event: catalog.Event) -> dict[str, Any]:
-    return json.loads(encode(event, "app_1", "shop"))
+    return json.loads(encode_data(event, "app_1", "shop"))
 
 
-def test_the_catalog_is_whole() -> None:
+def test_the_catalog_is_complete() -> None:
     assert SAMPLES.keys() == CATALOG.keys()
     assert {kind.type for kind in catalog.Event.__subclasses__()} == CATALOG.keys()
 
@@ -63,9 +63,9 @@ def test_the_data_of_a_sample(name: str) -> None:
         assert all(is_of(finding[field], kind) for field, kind in FINDING.items())
 
 
-def test_a_sample_fits_its_account_and_its_time() -> None:
+def test_a_sample_matches_its_account_and_time() -> None:
     now = 1_790_000_000.0
-    samples = catalog.samples("maker", now)
+    samples = catalog.build_samples("maker", now)
     assert data(samples["deploy.succeeded"])["plan"] == "maker"
     expiring = data(samples["domain.expiring"])
     assert expiring["daysLeft"] == int((when(expiring["expiresAt"]) - now) / 86_400)
@@ -86,8 +86,8 @@ def is_of(value: Any, kind: Any) -> bool:
     return value is None if kind is None else type(value) is kind
 
 
-def test_the_documents_list_the_same() -> None:
-    rows = table(text("docs/webhooks.md"), "event")
+def test_the_documentation_lists_the_same() -> None:
+    rows = find_table(read_page("docs/webhooks.md"), "event")
     assert rows.keys() == CATALOG.keys()
     for name, (cell,) in rows.items():
         fields, _, parts = re.sub(r" \(.*?\)", "", cell).partition(": ")
@@ -95,7 +95,7 @@ def test_the_documents_list_the_same() -> None:
         assert set(re.findall(r"`(\w+)`", parts)) == (FINDING.keys() if parts else set())
 
 
-def test_what_happened_is_no_sample() -> None:
+def test_a_real_event_has_no_sample_field() -> None:
     crash = data(catalog.AppCrashed(reason="oom", exitCode=None, at=TIME))
     assert crash == {"appId": "app_1", "appName": "shop", "reason": "oom", "exitCode": None, "at": TIME}
 
@@ -115,7 +115,7 @@ def test_findings() -> None:
 
 
 def test_names_outside_ascii() -> None:
-    sent = json.loads(encode(catalog.AppUnhealthy(url="https://x/", failures=3, reason="né \u2028"), "a", "b"))
+    sent = json.loads(encode_data(catalog.AppUnhealthy(url="https://x/", failures=3, reason="né \u2028"), "a", "b"))
     assert sent["reason"] == "né \u2028"
 
 
@@ -138,4 +138,4 @@ def test_names_outside_ascii() -> None:
 )
 def test_a_wrong_field_cannot_be_sent(kind: type[catalog.Event], fields: dict[str, Any]) -> None:
     with pytest.raises((TypeError, msgspec.ValidationError)):
-        encode(kind(**fields), "app_1", "shop")
+        encode_data(kind(**fields), "app_1", "shop")

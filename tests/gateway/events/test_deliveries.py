@@ -1,11 +1,11 @@
-"""The delivery log over HTTP: its pages, its filters, and what it keeps of each delivery."""
+"""The delivery log over HTTP: its pages, its filters, and the details of each delivery."""
 
 import json
 from typing import Any
 
 import pytest
 
-from gateway.events.deliveries import KEPT_BODY, describe_answer
+from gateway.events.deliveries import KEPT_BODY_BYTES, summarize_answer
 from gateway.events.keys import bodies_key, deliveries_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import HANG, Head, Raw, Script, answer
@@ -60,19 +60,19 @@ async def test_a_delivery_with_its_request_and_response(holder: Holder, worker: 
     }
 
 
-async def test_of_a_long_answer_its_beginning(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+async def test_a_long_response_is_cut_off(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
     await holder.set()
     long = b"a" * 1000 + b"b" * 100_000
     many = {f"X-{n}": "v" * 200 for n in range(20)}
     shown = await detail(holder, await delivered(holder, receiver, answer(500, long, many)))
-    assert shown["response"]["body"] == "a" * 1000 + "b" * (KEPT_BODY - 1000)
+    assert shown["response"]["body"] == "a" * 1000 + "b" * (KEPT_BODY_BYTES - 1000)
     assert len(json.dumps(shown["response"]["headers"])) < 2000
     slow = await detail(holder, await delivered(holder, receiver, [Head(200), b"first", HANG]))
-    assert (slow["outcome"], slow["response"]["body"]) == ("delivered", "first"), "what had come in time"
+    assert (slow["outcome"], slow["response"]["body"]) == ("delivered", "first"), "the part that arrived in time"
 
 
-async def test_an_answer_that_is_no_text(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
-    """Bytes that are not UTF-8, in headers too, neither spoil the log nor the worker."""
+async def test_a_response_that_is_not_text(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    """Bytes that are not UTF-8, even in headers, harm neither the log nor the worker."""
     await holder.set()
     raw = b"HTTP/1.1 500 \xff\r\nX-Odd: a\xff\xfeb\r\nX-Odd: c\r\nContent-Length: 4\r\n\r\n\x00\xff\x1bz"
     shown = await detail(holder, await delivered(holder, receiver, [Raw(raw)]))
@@ -89,7 +89,7 @@ async def test_a_receiver_that_prints_the_secret(holder: Holder, worker: Worker,
     assert "whsec_" not in str(shown)
 
 
-async def test_nothing_was_answered_or_sent(holder: Holder, worker: Worker) -> None:
+async def test_deliveries_without_a_receiver_or_a_response(holder: Holder, worker: Worker) -> None:
     event_id = await holder.test()
     await holder.logged(1)
     dropped = await detail(holder, event_id)
@@ -105,7 +105,7 @@ async def test_nothing_was_answered_or_sent(holder: Holder, worker: Worker) -> N
 
 
 async def test_each_delivery_of_an_event(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
-    """An event's id shows its newest delivery, and an attempt the very one."""
+    """An event's id shows its newest delivery, and an attempt shows that delivery."""
     await holder.set()
     event_id = await delivered(holder, receiver, answer(500, b"first"))
     receiver.plays(holder.path, answer(200, b"second"))
@@ -115,7 +115,7 @@ async def test_each_delivery_of_an_event(holder: Holder, worker: Worker, receive
     assert (await detail(holder, new["attempt"]))["response"]["body"] == "second"
     assert (await detail(holder, old["attempt"]))["response"]["body"] == "first"
     with holder.account.gateway.redis.client() as client:
-        assert client.hlen(bodies_key(holder.id)) == 2, "one copy of the data, and how often it is needed"
+        assert client.hlen(bodies_key(holder.id)) == 2, "one copy of the data, and its number of references"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_another_account_s_delivery(holder: Holder, worker: Worker, receiv
 
 
 def fill(holder: Holder, count: int) -> None:
-    """Deliveries of two types, two apps and three outcomes; each event has two in a row."""
+    """Write deliveries of two types, two apps and three outcomes; each event has two in a row."""
     key = deliveries_key(holder.id)
     with holder.account.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000
@@ -194,7 +194,7 @@ async def test_a_wrong_filter(holder: Holder, query: str) -> None:
     assert query.partition("=")[0] in refused(response, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_what_is_stored_is_shown(holder: Holder, worker: Worker) -> None:
+async def test_the_storage_use_is_shown(holder: Holder, worker: Worker) -> None:
     async def storage() -> dict[str, int]:
         return (await holder.call("GET", "/account")).json()["storage"]
 
@@ -204,5 +204,5 @@ async def test_what_is_stored_is_shown(holder: Holder, worker: Worker) -> None:
     assert 300 < (await storage())["bytes"] < 2_000
 
 
-async def test_no_header_that_is_too_long() -> None:
-    assert describe_answer([("a", "x" * 2000), ("b", "y")], b"", []) == ("", "")
+async def test_a_header_that_is_too_long_is_left_out() -> None:
+    assert summarize_answer([("a", "x" * 2000), ("b", "y")], b"", []) == ("", "")

@@ -1,4 +1,4 @@
-"""An account's receiver, its test events and its log, over HTTP; deliveries by a real worker beside the gateway."""
+"""An account's receiver, test events and log over HTTP. A real worker makes the deliveries."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def when(text: str) -> float:
 # The receiver
 
 
-async def test_the_secret_shows_once(holder: Holder) -> None:
+async def test_the_secret_is_shown_once(holder: Holder) -> None:
     shown = await holder.set()
     assert shown.keys() == {"url", "createdAt", "secret"}
     assert shown["url"] == holder.url
@@ -69,7 +69,7 @@ async def test_cleared(holder: Holder) -> None:
     assert (await holder.set())["secret"] != first["secret"]
 
 
-async def test_at_rest_the_secret_is_sealed(holder: Holder) -> None:
+async def test_the_secret_is_stored_encrypted(holder: Holder) -> None:
     await holder.set()
     with holder.account.gateway.redis.client() as redis:
         record = json.loads(redis.get(f"{partition_tag(holder.id)}:webhook:{holder.id}"))
@@ -80,7 +80,7 @@ async def test_at_rest_the_secret_is_sealed(holder: Holder) -> None:
             assert "whsec_" not in repr(reads[kind](key) if kind in reads else ""), key
 
 
-async def test_accounts_have_each_their_own(holder: Holder, gw: Gateway, receiver: FakeReceiver) -> None:
+async def test_each_account_has_its_own_receiver(holder: Holder, gw: Gateway, receiver: FakeReceiver) -> None:
     other = Holder(await gw.account(), receiver)
     await holder.set()
     refused(await other.call("GET"), 404, "NOT_FOUND")
@@ -91,7 +91,7 @@ async def test_accounts_have_each_their_own(holder: Holder, gw: Gateway, receive
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_nobody_s(gw: Gateway, method: str) -> None:
+async def test_without_a_credential(gw: Gateway, method: str) -> None:
     body = {"url": "https://example.com/"}
     for headers in ({}, {"Authorization": "Bearer csk_nobody"}):
         refused(await gw.http.request(method, WEBHOOK, json=body, headers=headers), 401, "UNAUTHORIZED")
@@ -145,21 +145,21 @@ async def test_unknown_fields_are_named(holder: Holder) -> None:
         "https://example.com/" + "x" * 2048,
     ],
 )
-async def test_not_a_public_address(strict: Gateway, receiver: FakeReceiver, url: str) -> None:
+async def test_an_address_that_is_not_public(strict: Gateway, receiver: FakeReceiver, url: str) -> None:
     holder = Holder(await strict.account(), receiver)
     error = refused(await holder.call("PUT", body={"url": url}), 400, "REQUEST_MALFORMED")
     assert error["message"].startswith("url: ")
     refused(await holder.call("GET"), 404, "NOT_FOUND")
 
 
-async def test_a_refused_address_leaves_the_one_before(strict: Gateway, receiver: FakeReceiver) -> None:
+async def test_a_refused_address_changes_nothing(strict: Gateway, receiver: FakeReceiver) -> None:
     holder = Holder(await strict.account(), receiver)
     shown = await holder.set("https://93.184.215.14/hooks")
     refused(await holder.call("PUT", body={"url": "https://10.0.0.1/"}), 400, "REQUEST_MALFORMED")
     assert (await holder.call("GET")).json() == {"url": shown["url"], "createdAt": shown["createdAt"]}
 
 
-async def test_a_name_that_is_not_there_yet(strict: Gateway, receiver: FakeReceiver) -> None:
+async def test_a_name_that_does_not_resolve_yet(strict: Gateway, receiver: FakeReceiver) -> None:
     holder = Holder(await strict.account(), receiver)
     began = time.monotonic()
     assert (await holder.set("https://not-there-yet.invalid/hooks"))["secret"]
@@ -195,7 +195,7 @@ async def test_a_sample_names_an_app_of_the_account(
 @pytest.mark.parametrize(
     "body", [{"type": "app.bored"}, {"type": ""}, {"type": None}, {}, {"type": "app.crashed", "x": 1}]
 )
-async def test_a_sample_of_nothing(holder: Holder, body: Any) -> None:
+async def test_a_sample_of_an_unknown_type(holder: Holder, body: Any) -> None:
     error = refused(await holder.call("POST", f"{WEBHOOK}/test", body), 400, "REQUEST_MALFORMED")
     assert ("x" if "x" in body else "type") in error["message"]
 
@@ -234,7 +234,7 @@ async def test_newest_first(holder: Holder, worker: Worker, receiver: FakeReceiv
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "1001", "x", "", "1.5"])
-async def test_the_bounds_of_limit(holder: Holder, limit: str) -> None:
+async def test_an_invalid_limit(holder: Holder, limit: str) -> None:
     response = await holder.call("GET", f"{DELIVERIES}?limit={limit}")
     assert "limit" in refused(response, 400, "REQUEST_MALFORMED")["message"]
 
@@ -258,8 +258,10 @@ async def test_redelivered(holder: Holder, worker: Worker, receiver: FakeReceive
     assert len(signatures) == 2
 
 
-async def test_redelivered_to_the_receiver_of_now(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
-    """Also what was dropped for want of one; signed with the secret of now."""
+async def test_a_redelivery_goes_to_the_present_receiver(
+    holder: Holder, worker: Worker, receiver: FakeReceiver
+) -> None:
+    """It is signed with the present secret, even if the event was dropped without a receiver."""
     event_id = await holder.test()
     await holder.logged(1)
     await holder.set()
@@ -268,7 +270,9 @@ async def test_redelivered_to_the_receiver_of_now(holder: Holder, worker: Worker
     assert verified(receiver.got(holder.path)[0], holder.secret)["id"] == event_id
 
 
-async def test_what_is_another_s(holder: Holder, gw: Gateway, worker: Worker, receiver: FakeReceiver) -> None:
+async def test_another_account_s_deliveries(
+    holder: Holder, gw: Gateway, worker: Worker, receiver: FakeReceiver
+) -> None:
     await holder.set()
     event_id = await holder.test()
     await holder.logged(1)
@@ -322,12 +326,12 @@ async def test_a_crash_arrives(
         ({"reason": "oom", "why": ""}, "why"),
     ],
 )
-async def test_a_crash_that_is_none(gw: Gateway, crashing: App, body: Any, field: str) -> None:
+async def test_a_malformed_crash(gw: Gateway, crashing: App, body: Any, field: str) -> None:
     response = await gw.platform("POST", f"apps/{crashing.name}/crashes", body)
     assert field in refused(response, 400, "REQUEST_MALFORMED")["message"]
 
 
-async def test_crashes_are_the_operators_to_tell(gw: Gateway, crashing: App) -> None:
+async def test_only_operators_report_crashes(gw: Gateway, crashing: App) -> None:
     headers = {"Authorization": f"Bearer {crashing.account.key}"}
     path = f"/platform/apps/{crashing.name}/crashes"
     refused(await gw.http.post(path, json={"reason": "oom"}, headers=headers), 401, "UNAUTHORIZED")

@@ -28,7 +28,7 @@ LONG_AGO = "2020-01-01"
 
 
 def forget(holder: Holder) -> None:
-    """The minute is over."""
+    """End the minute in which the account cannot repeat its request."""
     with holder.account.gateway.redis.client() as client:
         client.delete(redelivered_key(holder.id))
 
@@ -43,7 +43,7 @@ async def redeliver(holder: Holder, since: str = LONG_AGO) -> int:
 
 
 def fill(holder: Holder, events: list[tuple[str, str]]) -> None:
-    """Deliveries in the log, oldest first: event and outcome. The data of each event is stored."""
+    """Write deliveries into the log, oldest first: event and outcome. The data of each event is stored."""
     log = deliveries_key(holder.id)
     with holder.account.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000
@@ -59,7 +59,7 @@ def fill(holder: Holder, events: list[tuple[str, str]]) -> None:
 
 
 def queued(holder: Holder) -> list[str]:
-    """The account's events that wait, the oldest first."""
+    """Return the account's events that wait, oldest first."""
     with holder.account.gateway.redis.client() as client:
         entries = client.xrange(stream_key(partition_tag(holder.id), "events"))
     return [fields[b"id"].decode() for _, fields in entries if fields[b"account"].decode() == holder.id]
@@ -117,11 +117,11 @@ async def test_once_a_minute(holder: Holder, gw: Gateway, twin: Gateway, receive
             assert 55 <= int(answer_.headers["Retry-After"]) <= 60
     assert queued(holder) == ["evt_1"]
     other = Holder(await gw.account(), receiver)
-    assert await redeliver(other) == 0, "the others have a minute of their own"
+    assert await redeliver(other) == 0, "each account has a minute of its own"
 
 
-async def test_what_broke_half_way_goes_on(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was queued before is not queued again."""
+async def test_an_interrupted_redelivery_can_be_repeated(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that are already queued are not queued again."""
     events = [f"evt_{n:03}" for n in range(120)]
     fill(holder, [(event, "failed") for event in events])
     batches: list[int] = []
@@ -132,13 +132,13 @@ async def test_what_broke_half_way_goes_on(holder: Holder, monkeypatch: pytest.M
         batches.append(await redeliver_batch(*args))
         return batches[-1]
 
-    redeliver_batch = scripts.redeliver
-    monkeypatch.setattr(scripts, "redeliver", break_after_two)
+    redeliver_batch = scripts.redeliver_events
+    monkeypatch.setattr(scripts, "redeliver_events", break_after_two)
     async with opened(holder.account.gateway.redis.url) as store:
         webhooks = Webhooks(store, Vault(""), allow_private=True)
         with pytest.raises(BackboneUnavailable) as broke:
             await webhooks.redeliver_failed(holder.id, 0)
-    assert "ask again for the rest" in broke.value.message
+    assert "try again in a minute to queue the rest" in broke.value.message
     assert broke.value.retry_after == 60
     assert batches == [50, 50]
     assert queued(holder) == events[:100]
@@ -167,15 +167,17 @@ async def test_malformed(holder: Holder, body: dict[str, Any], field: str) -> No
     assert field in message
     assert "Evil" not in message
     with holder.account.gateway.redis.client() as client:
-        assert not client.exists(redelivered_key(holder.id)), "it takes no turn"
+        assert not client.exists(redelivered_key(holder.id)), "it does not count"
 
 
 @pytest.mark.parametrize("since", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-W30-1"])
-async def test_times_at_the_ends_of_time(holder: Holder, since: str) -> None:
+async def test_extreme_times(holder: Holder, since: str) -> None:
     assert await redeliver(holder, since) == 0
 
 
-async def test_nobody_s(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
+async def test_another_account_s_events_are_not_redelivered(
+    gw: Gateway, holder: Holder, receiver: FakeReceiver
+) -> None:
     fill(holder, [("evt_mine", "failed")])
     body = {"since": LONG_AGO, "outcome": "failed"}
     refused(await gw.http.post(REDELIVER, json=body), 401, "UNAUTHORIZED")
@@ -184,7 +186,7 @@ async def test_nobody_s(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> 
     assert queued(holder) == []
 
 
-# From here on a worker runs, which sends what is queued
+# With a worker
 
 
 async def test_after_an_outage_of_the_receiver(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:

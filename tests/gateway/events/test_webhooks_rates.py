@@ -1,4 +1,4 @@
-"""Test events and redeliveries: how many of one account pass in a minute, however they come."""
+"""Test events and redeliveries of one account share a limit per minute."""
 
 import asyncio
 from collections import Counter
@@ -33,34 +33,29 @@ class Holder:
         return await self.post(f"deliveries/{event}/redeliver", at=at)
 
     def log(self, *events: str) -> None:
-        """Writes deliveries into the log, as a worker does."""
+        """Write deliveries into the log, as a worker does."""
         with self.account.gateway.redis.client() as client:
             for event in events:
-                fields = {
-                    "id": event,
-                    "type": "app.crashed",
-                    "app": "shop",
-                    "data": '{"n":1}',
-                    "at": 1,
-                    "durationMs": 1,
-                }
+                fields = {"id": event, "type": "app.crashed", "app": "shop", "at": 1, "durationMs": 1}
                 client.xadd(deliveries_key(self.id), {**fields, "outcome": "failed", "status": 500, "error": ""})
+                client.hset(bodies_key(self.id), event, '{"n":1}')
             client.expire(deliveries_key(self.id), 3600)
+            client.expire(bodies_key(self.id), 3600)
 
     def queued(self) -> list[dict[str, str]]:
-        """The account's events that wait to be sent."""
+        """Return the account's events that wait for delivery."""
         with self.account.gateway.redis.client() as client:
             entries = client.xrange(stream_key(partition_tag(self.id), "events"))
         found = [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
         return [fields for fields in found if fields["account"] == self.id]
 
     def data(self, event: str) -> str:
-        """What is stored of it."""
+        """Return the stored data of an event."""
         with self.account.gateway.redis.client() as client:
             return client.hget(bodies_key(self.id), event).decode()
 
     def pass_time(self, seconds: float) -> None:
-        """Moves what the window remembers into the past."""
+        """Move the times of the window into the past."""
         with self.account.gateway.redis.client() as client:
             key = events_window_key(self.id)
             for n, moment in enumerate(client.lrange(key, 0, -1)):
@@ -72,8 +67,8 @@ async def holder(gw: Gateway) -> Holder:
     return Holder(await gw.account())
 
 
-async def test_many_at_once_pass_thirty_times_in_all(holder: Holder, gw: Gateway, twin: Gateway) -> None:
-    """An account could queue as many samples as it could ask for, and read its whole log for each redelivery."""
+async def test_of_many_concurrent_requests_thirty_pass(holder: Holder, gw: Gateway, twin: Gateway) -> None:
+    """Samples and redeliveries share the limit, over all processes."""
     holder.log("evt_logged")
     calls = [call(at=process) for _ in range(25) for call in (holder.test, holder.redeliver) for process in (gw, twin)]
     answers = await asyncio.gather(*calls)
@@ -88,7 +83,7 @@ async def test_many_at_once_pass_thirty_times_in_all(holder: Holder, gw: Gateway
         assert 0 < client.ttl(events_window_key(holder.id)) <= 60
 
 
-async def test_the_wait_is_true(holder: Holder) -> None:
+async def test_a_request_passes_after_retry_after(holder: Holder) -> None:
     for _ in range(REQUESTS_PER_MINUTE):
         assert (await holder.test()).status_code == 202
     wait = int((await holder.test()).headers["Retry-After"])
@@ -100,14 +95,14 @@ async def test_the_wait_is_true(holder: Holder) -> None:
     assert (await holder.test()).status_code == 202
 
 
-async def test_one_accounts_requests_leave_the_others_theirs(holder: Holder, gw: Gateway) -> None:
+async def test_each_account_has_a_limit_of_its_own(holder: Holder, gw: Gateway) -> None:
     await asyncio.gather(*(holder.test() for _ in range(REQUESTS_PER_MINUTE)))
     refused(await holder.redeliver(), 429, "RATE_LIMITED")
     assert (await Holder(await gw.account()).test()).status_code == 202
 
 
-async def test_a_redelivery_of_nothing_counts(holder: Holder) -> None:
-    """It searches the log, which is the work that the rate bounds."""
+async def test_a_redelivery_of_an_unknown_event_counts(holder: Holder) -> None:
+    """It searches the log, and the limit protects against that work."""
     for _ in range(REQUESTS_PER_MINUTE):
         refused(await holder.redeliver("evt_none"), 404, "NOT_FOUND")
     refused(await holder.redeliver("evt_none"), 429, "RATE_LIMITED")
@@ -115,7 +110,7 @@ async def test_a_redelivery_of_nothing_counts(holder: Holder) -> None:
     assert holder.queued() == []
 
 
-async def test_a_sample_of_nothing_does_not_count(holder: Holder) -> None:
+async def test_a_sample_of_an_unknown_type_does_not_count(holder: Holder) -> None:
     for _ in range(REQUESTS_PER_MINUTE + 1):
         refused(await holder.post("webhook/test", {"type": "app.bored"}), 400, "REQUEST_MALFORMED")
     assert (await holder.test()).status_code == 202

@@ -1,4 +1,4 @@
-"""The signing secret is rotated: for a day both secrets sign, each as a Standard Webhooks library verifies it."""
+"""After a rotation both secrets sign for a day, each as a Standard Webhooks library verifies it."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from gateway.events.keys import previous_secret_key, webhook_key
-from gateway.events.webhooks import OVERLAP
+from gateway.events.webhooks import OVERLAP_SECONDS
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Exchange, Raw
 from tests.support.gateway_process import Gateway
@@ -59,7 +59,7 @@ async def test_both_secrets_sign_for_a_day(holder: Holder, worker: Worker, recei
 
     key = previous_secret_key(holder.id)
     with holder.account.gateway.redis.client() as redis:
-        assert OVERLAP - 60 < redis.ttl(key) <= OVERLAP == 24 * 3600
+        assert OVERLAP_SECONDS - 60 < redis.ttl(key) <= OVERLAP_SECONDS == 24 * 3600
         shown = (await holder.call("GET")).json()
         assert shown["url"] == holder.url
         assert len(shown["previousSecretUntil"]) == 24
@@ -72,7 +72,7 @@ async def test_both_secrets_sign_for_a_day(holder: Holder, worker: Worker, recei
 
 
 async def test_another_url_ends_both_secrets(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
-    """A new receiver must not get signatures of the one before."""
+    """A new receiver gets no signatures with the secret of the previous one."""
     await holder.set()
     second = await rotate(holder)
     same = await holder.set()
@@ -93,7 +93,9 @@ async def test_without_a_webhook(holder: Holder) -> None:
     refused(await holder.call("POST", f"{WEBHOOK}/rotate"), 404, "NOT_FOUND")
 
 
-async def test_many_at_once_leave_the_last_two(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+async def test_after_concurrent_rotations_the_last_two_sign(
+    holder: Holder, worker: Worker, receiver: FakeReceiver
+) -> None:
     await holder.set()
     secrets = await asyncio.gather(*(rotate(holder) for _ in range(4)))
     assert len(set(secrets)) == 4
@@ -101,7 +103,9 @@ async def test_many_at_once_leave_the_last_two(holder: Holder, worker: Worker, r
     assert sum(verifies(exchange, secret) for secret in (holder.secret, *secrets)) == 2
 
 
-async def test_both_are_sealed_and_neither_is_logged(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+async def test_both_secrets_are_encrypted_and_neither_is_logged(
+    holder: Holder, worker: Worker, receiver: FakeReceiver
+) -> None:
     """A receiver that echoes the request and prints both secrets cannot put them into the log."""
     await holder.set()
     second = await rotate(holder)
@@ -127,8 +131,8 @@ async def test_both_are_sealed_and_neither_is_logged(holder: Holder, worker: Wor
     assert "whsec_" not in record["secret"] + sealed
 
 
-async def test_nobody_s(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
-    """Without a key nothing happens, and with another account's its own webhook is meant."""
+async def test_another_account_s_secret_is_not_rotated(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
+    """Without a key nothing happens. With another account's key, that account's webhook is meant."""
     await holder.set()
     refused(await gw.http.post(f"{WEBHOOK}/rotate"), 401, "UNAUTHORIZED")
     other = Holder(await gw.account(), receiver)

@@ -1,4 +1,4 @@
-"""Every change by an operator leaves a record, whichever route makes it, and no record holds a secret."""
+"""Every change by an operator is recorded, whichever route makes it, and no record contains a secret."""
 
 import re
 import secrets
@@ -33,8 +33,8 @@ async def trail(gw: Gateway, name: str = "changes", **query: Any) -> list[dict[s
 
 
 @pytest.mark.parametrize(("method", "path"), writing_routes())
-async def test_every_writing_route_leaves_a_record(gw: Gateway, method: str, path: str) -> None:
-    """An attempt counts too: none of these names exists, or the body is wrong."""
+async def test_every_writing_route_is_recorded(gw: Gateway, method: str, path: str) -> None:
+    """Attempts are recorded, too: these names do not exist, or the body is invalid."""
     target = f"nothing-{secrets.token_hex(4)}"
     headers = {"Authorization": f"Bearer {OPERATOR}"}
     address = re.sub(r"{\w+}", target, path)
@@ -51,7 +51,7 @@ async def test_there_are_writing_routes() -> None:
     assert len(writing_routes()) >= 12
 
 
-async def test_who_did_what_to_whom_and_what_came_of_it(launch: Launch) -> None:
+async def test_a_record_names_operator_action_target_and_outcome(launch: Launch) -> None:
     named = ",".join(f"{name}={token}" for name, token in NAMED.items())
     async with launch(GATEWAY_OPERATOR_TOKENS=named) as gw:
         gw.confidential |= {*NAMED.values()}
@@ -97,25 +97,25 @@ async def test_who_did_what_to_whom_and_what_came_of_it(launch: Launch) -> None:
             assert 0 < client.ttl("{ops}:audit:changes") <= 400 * 86_400
             client.delete("{ops}:audit:changes")
             client.set("{ops}:audit:changes", "not a stream", ex=60)
-        # What cannot be recorded does not happen.
+        # A change that cannot be recorded is refused.
         refused(await by("bob", "PATCH", f"accounts/{made['id']}", {"plan": "max"}), 503, "BACKBONE_UNAVAILABLE")
         assert (await gw.platform("GET", f"accounts/{made['id']}")).json()["plan"] == "maker"
 
 
-async def test_reports_of_machines_are_kept_apart(gw: Gateway) -> None:
+async def test_reports_of_machines_have_their_own_trail(gw: Gateway) -> None:
     answer = await gw.platform("POST", "apps/no-such-app/crashes", {"reason": "oom"})
     (record,) = [r for r in await trail(gw, "reports") if r["requestId"] == answer.headers["X-Request-Id"]]
     assert (record["action"], record["target"], record["details"]) == ("report_crash", "no-such-app", {"reason": "oom"})
     assert not [r for r in await trail(gw) if r["requestId"] == record["requestId"]]
 
 
-async def test_who_is_no_operator_leaves_none(gw: Gateway) -> None:
+async def test_requests_without_an_operator_are_not_recorded(gw: Gateway) -> None:
     before = await trail(gw, limit=1)
     refused(await gw.http.put("/platform/inference", json={"enabled": False}), 401, "UNAUTHORIZED")
     refused(await gw.http.get("/platform/audit"), 401, "UNAUTHORIZED")
     assert await trail(gw, limit=1) == before
 
 
-async def test_a_page_of_records_has_bounds(gw: Gateway) -> None:
+async def test_invalid_queries_of_the_trail_are_refused(gw: Gateway) -> None:
     for query in ("limit=0", "limit=201", "before=x", "before=0-0", "trail=other"):
         refused(await gw.platform("GET", f"audit?{query}"), 400, "REQUEST_MALFORMED")

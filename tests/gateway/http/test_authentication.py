@@ -1,4 +1,4 @@
-"""Strangers learn nothing but that they need a credential: it is checked before anything else of a request."""
+"""The credential is checked before everything else, so a request without one reveals nothing."""
 
 import re
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ CREDENTIALS = {"apiKey", "operatorToken"}
 
 
 def protected() -> Iterator[tuple[str, str, set[str]]]:
-    """Method, path and accepted credentials of every described operation that takes an API key or operator token."""
+    """Yields method, path and accepted credentials of each operation that accepts an API key or operator token."""
     paths: dict[str, Any] = openapi.build(create_app(Settings()).litestar)["paths"]
     for path, item in paths.items():
         for method, operation in item.items():
             accepted = {kind for choice in operation.get("security", []) for kind in choice} & CREDENTIALS
-            if accepted and path != "/mcp":  # JSON-RPC, where only POST has a meaning: see test_agents
+            if accepted and path != "/mcp":  # JSON-RPC, which has only POST: see tests/gateway/mcp
                 yield method.upper(), re.sub(r"{\w+}", "x", path), accepted
 
 
 OPERATIONS = sorted((method, path, sorted(accepted)) for method, path, accepted in protected())
 
-# What a stranger may send: nothing that can be parsed, an unknown field, a wrong type, more than any body may have.
+# Bodies that cannot be parsed, have an unknown field or a wrong type, or are too large.
 BODIES: dict[str, dict[str, Any]] = {
     "none": {},
     "not JSON": {"content": b"{", "headers": {"Content-Type": "application/json"}},
@@ -61,8 +61,9 @@ async def test_the_whole_api_is_covered() -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "accepted"), OPERATIONS, ids=lambda value: str(value))
-async def test_a_stranger_with_a_bad_body_gets_401(gw: Gateway, method: str, path: str, accepted: list[str]) -> None:
-    """PUT /account/webhook, POST /account/webhook/test and others parsed the body first and answered 400."""
+async def test_an_invalid_body_without_a_credential_gets_401(
+    gw: Gateway, method: str, path: str, accepted: list[str]
+) -> None:
     wrong = ["", "Bearer csk_nobody", f"Basic {OPERATOR}"]
     wrong += [] if "operatorToken" in accepted else [f"Bearer {OPERATOR}"]
     for authorization in wrong:
@@ -71,13 +72,13 @@ async def test_a_stranger_with_a_bad_body_gets_401(gw: Gateway, method: str, pat
             try:
                 response = await gw.http.request(method, path, **{**request, "headers": headers})
             except httpx.WriteError:
-                continue  # the answer came, and the connection ended, before all of the body was sent
+                continue  # the response arrived and the connection closed before the whole body was sent
             refused(response, 401, "UNAUTHORIZED")
             assert response.headers["WWW-Authenticate"] == "Bearer", name
 
 
-async def test_another_sites_page_with_a_bad_body_gets_403(gw: Gateway) -> None:
-    """The session's origin is checked before the body, too."""
+async def test_an_invalid_body_from_another_site_gets_403(gw: Gateway) -> None:
+    """The origin of a session's request is checked before the body, too."""
     account = await gw.account()
     own = {"Origin": gw.address, "X-Forwarded-For": "198.51.100.9"}
     async with httpx.AsyncClient(base_url=gw.address, trust_env=False) as browser:

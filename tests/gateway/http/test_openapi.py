@@ -1,4 +1,4 @@
-"""The API's description against the running service: schemathesis sends what it allows, and much that it does not."""
+"""The OpenAPI document and the running service: schemathesis sends valid and invalid requests."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ CONFIG = """
 [parameters]
 "path.app" = "{app}"
 """
-# The schema cannot say that there is such an account or address, so what it allows may still be refused.
+# A schema cannot express that an account or address exists, so valid requests may still be refused.
 CHECKS = ["--exclude-checks", "positive_data_acceptance"]
 SCHEMA = "/docs/openapi.json"
 
@@ -48,7 +48,7 @@ def schemathesis(gw: Gateway, app: str, paths: str, credential: str) -> str:
     return tested[1]
 
 
-# By who may call them. Two are left out: one streams for ever, the other is JSON-RPC.
+# Paths by caller. Two are left out: one streams forever, the other is JSON-RPC.
 GROUPS = {
     "user": "^/capsule",
     "account": "^/(account|capabilities|register|hooks)",
@@ -59,7 +59,7 @@ LEFT_OUT = {"/ops/events", "/mcp"}
 
 @session_fixture
 async def generous(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """No rate limit or spend cap refuses what is sent here."""
+    """A gateway without effective rate limits and spending caps."""
     many = {"GATEWAY_RATE_LIMITS": "app=1000000,user=1000000", "GATEWAY_DAILY_CAPS": "max=1000"}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("generous"), **many) as running:
         yield running
@@ -71,7 +71,9 @@ async def operations(gw: Gateway, paths: str) -> list[str]:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_no_undocumented_status_and_no_fault(generous: Gateway, backend: FakeAppBackend, group: str) -> None:
+async def test_no_undocumented_status_and_no_server_error(
+    generous: Gateway, backend: FakeAppBackend, group: str
+) -> None:
     app = await generous.app(backend)
     credential = {"user": app.token(), "account": app.account.key, "operator": OPERATOR}[group]
     tested = await asyncio.to_thread(schemathesis, generous, app.name, GROUPS[group], credential)
@@ -85,7 +87,7 @@ async def test_every_route_is_in_one_group(generous: Gateway) -> None:
     assert len(others) == len(LEFT_OUT)
 
 
-async def test_every_operation_says_what_it_is_and_what_it_answers() -> None:
+async def test_every_operation_has_a_summary_a_tag_and_a_response() -> None:
     app = create_app(Settings()).litestar
     paths = openapi.build(app)["paths"]
     assert app.openapi_schema.to_schema()["paths"].keys() < paths.keys()
@@ -97,24 +99,24 @@ async def test_every_operation_says_what_it_is_and_what_it_answers() -> None:
 
 
 def is_struct(answer: Any) -> bool:
-    """Or a list of structs, or a choice of such."""
+    """Returns whether it is a struct, a list of structs, or a union of these."""
     if isinstance(answer, UnionType):
         return all(map(is_struct, get_args(answer)))
     (kind,) = get_args(answer) if get_origin(answer) is list else [answer]
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-async def test_every_json_answer_is_a_struct() -> None:
+async def test_every_json_response_is_a_struct() -> None:
     app = create_app(Settings()).litestar
     described = app.openapi_schema.to_schema()["paths"]
     routes = [route for route in app.routes if isinstance(route, HTTPRoute) and route.path_format in described]
     handlers = [each for route in routes for each in route.route_handlers if "OPTIONS" not in each.http_methods]
-    answers = [answer for handler in handlers if (answer := openapi.answer_type(handler)) is not None]
+    answers = [answer for handler in handlers if (answer := openapi.response_type(handler)) is not None]
     assert len(answers) > 25
     assert [answer for answer in answers if not is_struct(answer)] == []
 
 
-async def test_the_reference_is_served_from_here_alone(gw: Gateway) -> None:
+async def test_the_reference_loads_only_our_own_files(gw: Gateway) -> None:
     page = await gw.http.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert "script-src 'self'" in page.headers["content-security-policy"]

@@ -1,4 +1,4 @@
-"""Admission as one gateway runs it, and what it leaves in Redis."""
+"""One gateway process's admission, and the records that it leaves in Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,8 +28,8 @@ def an_app(name: str = "shop", owner: str = "acc_one") -> App:
     return App(id=name, name=name, account=owner, createdAt="")
 
 
-class Desk:
-    """One gateway's admission, with the work that runs beside it."""
+class AdmissionProcess:
+    """One process's admission, with its background task."""
 
     def __init__(self, url: str, limits: tuple[int, int], replicas: int = 0) -> None:
         self.metrics = Metrics()
@@ -37,12 +37,12 @@ class Desk:
         settings = Settings(redis_url=url, rate_limits=RateLimits(*limits))
         self.admission = Admission(settings, self.store, self.metrics)
 
-    async def admit(self, bound: int, user: str = "ana", **of: str) -> Admitted:
+    async def admit(self, max_cost: int, user: str = "ana", **of: str) -> Admitted:
         owner = of.get("account", "acc_one")
-        return await self.admission.admit(an_app(of.get("app", "shop"), owner), an_account(owner), user, bound)
+        return await self.admission.admit(an_app(of.get("app", "shop"), owner), an_account(owner), user, max_cost)
 
-    async def reserve(self, bound: int, user: str = "ana", **of: str) -> Reservation:
-        reservation = (await self.admit(bound, user, **of)).reservation
+    async def reserve(self, max_cost: int, user: str = "ana", **of: str) -> Reservation:
+        reservation = (await self.admit(max_cost, user, **of)).reservation
         assert reservation is not None
         return reservation
 
@@ -58,8 +58,10 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(url: str, limits: tuple[int, int] = (10_000, 10_000), *, replicas: int = 0) -> AsyncIterator[Desk]:
-    running = Desk(url, limits, replicas)
+async def admission_process(
+    url: str, limits: tuple[int, int] = (10_000, 10_000), *, replicas: int = 0
+) -> AsyncIterator[AdmissionProcess]:
+    running = AdmissionProcess(url, limits, replicas)
     tasks = [asyncio.create_task(running.admission.repeat_settlements())]
     try:
         yield running
@@ -71,7 +73,7 @@ async def desk(url: str, limits: tuple[int, int] = (10_000, 10_000), *, replicas
 
 
 class Books:
-    """What stands in Redis, read beside the gateway."""
+    """The records in Redis, read without the gateway."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self.client = client
@@ -80,7 +82,7 @@ class Books:
         return day_of((await self.client.time())[0] * SECOND)
 
     async def spend(self, owner: str = "acc_one", day: str = "") -> tuple[int, int]:
-        """Settled and reserved, nano-euro."""
+        """Returns the settled and the reserved nano-euro."""
         key = spend_key(owner, day or await self.today())
         settled, reserved = await self.client.hmget(key, ["settled", "reserved"])
         return int(settled or 0), int(reserved or 0)

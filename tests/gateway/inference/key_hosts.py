@@ -1,4 +1,4 @@
-"""Apps' key sets as hosts serve them, without a network."""
+"""Hosts that serve apps' key sets, without a network."""
 
 import json
 import time
@@ -13,19 +13,19 @@ from tests.fakes.backend import jwk
 
 
 class Hosts(outbound.Client):
-    """Answers with the keys of each host as a test sets them; other hosts answer 404."""
+    """Answers with the keys that a test sets for each host; other hosts answer 404."""
 
     def __init__(self) -> None:
         self.keys: dict[str, Any] = {}  # private keys by host
         self.fetched: list[str] = []
-        self.kid: str | None = None  # of all keys; by default the host
+        self.kid: str | None = None  # of all keys; None: the host
 
-    async def fetch(self, method: str, url: str, **options: Any) -> outbound.Answer:
+    async def fetch(self, method: str, url: str, **options: Any) -> outbound.Response:
         host = url.split("/")[2]
         self.fetched.append(host)
         document = {"keys": [jwk("ES256", self.keys[host], self.kid or host)]} if host in self.keys else {}
         headers: Mapping[str, str] = {}
-        return outbound.Answer(200 if document else 404, headers, json.dumps(document).encode())
+        return outbound.Response(200 if document else 404, headers, json.dumps(document).encode())
 
 
 def token(key: Any, sub: str, host: str = "victim.apps.example") -> bytes:

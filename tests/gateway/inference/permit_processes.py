@@ -1,31 +1,46 @@
-"""Several `Permits` on a real Valkey, each as one process, and a provider that counts what it serves."""
+"""Several `Permits`, each as one process, and a provider that counts the requests it serves.
+
+They share a Redis: a real one in real time, or in virtual time a `SimulatedRedis`, which runs the real script.
+"""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
-
+from gateway.errors import BackboneUnavailable
+from gateway.inference.concurrency.lease_replies import Share, read_share
 from gateway.inference.concurrency.permits import Permit, Permits
-from gateway.redis.client import Store
-from tests.support.polling import wait_until
+from gateway.inference.concurrency.quota import WINDOW_SECONDS
+from gateway.redis.client import COMMAND_SECONDS, Store
+from tests.lua.leases import MESSAGES, with_kept_messages
+from tests.lua.scripts import CLOCK, SECOND, on_test_clock
+
+LATENCY_SECONDS = 0.002  # of the simulated network, one way
+
+
+def now() -> float:
+    """Returns the time of the running loop, real or virtual, in seconds."""
+    return asyncio.get_running_loop().time()
 
 
 class Provider:
     """Counts the requests that are served at once."""
 
     def __init__(self) -> None:
-        self.now = self.most = 0
-        self.busy = 0.0  # permit-seconds in use
-        self._since = time.monotonic()
+        self.running = self.most = 0
+        self._busy = 0.0
+        self._since = now()
+
+    @property
+    def busy(self) -> float:
+        """Permit-seconds in use until now."""
+        return self._busy + self.running * (now() - self._since)
 
     def _change(self, by: int) -> None:
-        now = time.monotonic()
-        self.busy += self.now * (now - self._since)
-        self._since = now
-        self.now += by
-        self.most = max(self.most, self.now)
+        self._busy, self._since = self.busy, now()
+        self.running += by
+        self.most = max(self.most, self.running)
 
     async def serve(self, permits: Permits, permit: Permit, seconds: float) -> None:
         self._change(1)
@@ -36,24 +51,53 @@ class Provider:
             permits.release(permit)
 
     async def request(self, permits: Permits, account: str, seconds: float, app: str = "app") -> float:
-        """Seconds of waiting."""
-        began = time.monotonic()
-        permit = permits.take_now(account) or await permits.wait(account, app, 1)
-        waited = time.monotonic() - began
+        """Serves one request, and returns the seconds that it waited."""
+        began = now()
+        permit = permits.take_now(account) or await permits.wait_for_permit(account, app, 1)
+        waited = now() - began
         await self.serve(permits, permit, seconds)
         return waited
 
 
-class Cluster:
+class Quota:
+    """Counts the requests that start in any window, and the tokens that they use."""
+
+    def __init__(self, window: float = WINDOW_SECONDS) -> None:
+        self.window = window
+        self.starts: list[tuple[float, str]] = []
+        self.uses: list[list[float]] = []  # time and tokens; the reserved ones until the request has ended
+
+    def most(self) -> int:
+        """Returns the requests of the fullest window."""
+        times = [at for at, _ in self.starts]
+        return max(sum(at < each < at + self.window for each in times) + 1 for at in times)
+
+    def most_tokens(self) -> float:
+        return max(sum(n for at, n in self.uses if first <= at < first + self.window) for first, _ in self.uses)
+
+    async def request(
+        self, permits: Permits, account: str, seconds: float = 0.01, tokens: int = 0, used: int = 0
+    ) -> None:
+        permit = permits.take_now(account, tokens) or await permits.wait_for_permit(account, "app", 1, tokens)
+        self.starts.append((now(), account))
+        use: list[float] = [now(), tokens]
+        self.uses.append(use)
+        permits.mark_sent(permit)
+        await asyncio.sleep(seconds)
+        use[1] = used
+        permits.release(permit, tokens=used)
+
+
+class Processes:
     """Processes that a test starts, kills and stops."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.running: dict[Permits, tuple[asyncio.Task[None], Store]] = {}
+    def __init__(self, make_store: Callable[[], Any]) -> None:
+        self._make_store = make_store
+        self.running: dict[Permits, tuple[asyncio.Task[None], Any]] = {}
 
     def start(self, **options: Any) -> Permits:
-        store = Store(self.url)
-        permits = Permits(store, **{"bound": 10, "patience": 10.0, **options})
+        store = self._make_store()
+        permits = Permits(store, **{"limit": 10, "max_wait": 10.0, "clock": now, **options})
         self.running[permits] = (asyncio.create_task(permits.run()), store)
         return permits
 
@@ -70,30 +114,143 @@ class Cluster:
         await permits.close()
         await self.kill(permits)
 
-    def calls(self, permits: Permits) -> list[float]:
-        """When the process called the script from now on."""
-        store, called = self.running[permits][1], []
-        run = store.run_script
+    async def kill_all(self) -> None:
+        for permits in [*self.running]:
+            await self.kill(permits)
 
-        async def count(*args: Any) -> Any:
-            called.append(time.monotonic())
-            return await run(*args)
-
-        store.run_script = count  # type: ignore[method-assign]
-        return called
+    async def share(self, permits: Permits) -> Share:
+        return await read_share(self.running[permits][1])
 
 
-@pytest.fixture
-async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
-    cluster = Cluster(redis_url)
-    yield cluster
-    for permits in [*cluster.running]:
-        await cluster.kill(permits)
+def real_processes(url: str) -> Processes:
+    return Processes(lambda: Store(url))
 
 
 async def take(permits: Permits, count: int, account: str = "acc") -> list[Permit]:
-    return [permits.take_now(account) or await permits.wait(account, "app", 1) for _ in range(count)]
+    return [permits.take_now(account) or await permits.wait_for_permit(account, "app", 1) for _ in range(count)]
 
 
-async def ready(permits: Permits) -> None:
-    await wait_until(lambda: permits._lease.spare >= permits._low > 0)
+async def settle_down() -> None:
+    """Waits in virtual time until all processes have their spare permits."""
+    await asyncio.sleep(1)
+
+
+# -- a Redis in virtual time -------------------------------------------------------------------------------------
+
+
+class SimulatedRedis(Processes):
+    """Runs lease.lua on a real server, with the clock of the loop, behind a network that a test can disturb.
+
+    The loop never waits for the server, so a call takes two `LATENCY_SECONDS` of virtual time.
+    """
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(lambda: SimulatedStore(self))
+        self._client = client
+        self._sha = client.script_load(with_kept_messages(on_test_clock("inference/lease")))
+        self.subscriptions: list[SimulatedSubscription] = []
+        self.loses_messages = False
+        self.calls: list[tuple[float, str]] = []  # time and process
+        self._frozen_calls: list[Callable[[], None]] | None = None  # None unless the server is frozen
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen_calls is not None
+
+    def freeze(self) -> None:
+        """Lets the server do nothing. Calls stay in its buffers."""
+        self._frozen_calls = []
+
+    def thaw(self) -> None:
+        """Lets the server continue, with the calls in its buffers first."""
+        calls, self._frozen_calls = self._frozen_calls or [], None
+        for call in calls:
+            call()
+
+    async def call(self, keys: list[str], args: list[Any]) -> Any:
+        """Runs the script as a client with a timeout does. Raises BackboneUnavailable."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def execute() -> None:
+            reply = self._execute(keys, args)
+            if not answer.done():
+                answer.set_result(reply)
+
+        await asyncio.sleep(LATENCY_SECONDS)
+        if self._frozen_calls is None:
+            execute()
+        else:
+            self._frozen_calls.append(execute)
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                reply = await answer
+        except TimeoutError as error:
+            raise BackboneUnavailable from error
+        await asyncio.sleep(LATENCY_SECONDS)
+        return reply
+
+    def _execute(self, keys: list[str], args: list[Any]) -> Any:
+        micro = round(now() * SECOND)
+        self.calls.append((now(), args[0]))
+        pipe = self._client.pipeline(transaction=False)
+        pipe.delete(CLOCK, MESSAGES).rpush(CLOCK, micro // SECOND, micro % SECOND)
+        pipe.evalsha(self._sha, len(keys), *keys, *args).lrange(MESSAGES, 0, -1)
+        *_, reply, messages = pipe.execute()
+        for channel, text in zip(messages[::2], messages[1::2], strict=True):
+            if not self.loses_messages:
+                asyncio.get_running_loop().call_later(LATENCY_SECONDS, self._publish, channel, text)
+        return reply
+
+    def _publish(self, channel: str, text: str) -> None:
+        for subscription in self.subscriptions:
+            if channel in subscription.channels:
+                subscription.put("message", channel, text)
+
+    async def hgetall(self, key: str) -> dict[str, str]:
+        return self._client.hgetall(key)
+
+
+class SimulatedSubscription:
+    def __init__(self, redis: SimulatedRedis, channels: tuple[str, ...]) -> None:
+        self._redis, self.channels = redis, channels
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def put(self, kind: str, channel: str = "", data: Any = "") -> None:
+        self._messages.put_nowait({"type": kind, "channel": channel, "data": data})
+
+    async def get_message(self, timeout: float) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._messages.get()
+        except TimeoutError:
+            return None
+
+    async def ping(self) -> None:
+        if not self._redis.frozen:
+            self.put("pong")
+
+
+class SimulatedStore:
+    """One process's connections to a `SimulatedRedis`. A test may replace `call`."""
+
+    def __init__(self, redis: SimulatedRedis) -> None:
+        self.client = self._redis = redis
+        self.call: Callable[[list[str], list[Any]], Awaitable[Any]] = redis.call
+
+    async def run_script(self, script: object, keys: list[str], *args: Any) -> Any:
+        return await self.call(keys, [*args])
+
+    @asynccontextmanager
+    async def subscription(self, *channels: str) -> AsyncIterator[SimulatedSubscription]:
+        subscription = SimulatedSubscription(self._redis, channels)
+        self._redis.subscriptions.append(subscription)
+        for number, channel in enumerate(channels, 1):
+            subscription.put("subscribe", channel, number)
+        try:
+            yield subscription
+        except TimeoutError as error:
+            raise BackboneUnavailable from error
+        finally:
+            self._redis.subscriptions.remove(subscription)
+
+    async def close(self) -> None: ...

@@ -1,12 +1,12 @@
-"""Each inference status, and what it does to requests. `test_availability_switches.py` covers the switches."""
+"""Each inference status, and its effect on requests. `test_availability_switches.py` covers the switches."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from gateway.events.catalog import SAMPLES
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE
@@ -14,20 +14,17 @@ from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
+from tests.support.inference_status import OPERATIONAL, QUOTA_ERROR, SOON, capabilities, status, status_becomes
 from tests.support.polling import wait_until
 from tests.support.prices import cost
 from tests.support.responses import answered, failed, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OPERATIONAL = ("operational", True)
-PUBLISHED_WITHIN = 0.2  # seconds
-SOON = {"gateway.inference.availability.PUBLISH_INTERVAL": PUBLISHED_WITHIN}
-
 
 @session_fixture
 async def moody() -> AsyncIterator[FakeProvider]:
-    """A provider of its own, because what the gateway learns about it would disturb other tests."""
+    """A separate provider, because its health would disturb other tests."""
     async with FakeProvider() as provider:
         yield provider
 
@@ -41,36 +38,19 @@ async def watcher(moody: FakeProvider, tmp_path_factory: pytest.TempPathFactory)
 @pytest_asyncio.fixture(loop_scope="session")
 async def app(watcher: Gateway, backend: FakeAppBackend) -> App:
     app = await watcher.app(backend)
-    answered(await app.ask("One success heals."))
-    await becomes(watcher, OPERATIONAL)
+    answered(await app.ask("One success restores the status."))
+    await status_becomes(watcher, OPERATIONAL)
     return app
 
 
-async def capabilities(gw: Gateway, key: str = OPERATOR) -> dict[str, Any]:
-    response = await gw.http.get("/capabilities", headers={"Authorization": f"Bearer {key}"})
-    assert response.status_code == 200
-    return response.json()
-
-
-async def status(gw: Gateway) -> tuple[str, bool]:
-    document = await capabilities(gw)
-    return document["managedInferenceStatus"], document["platform"]["features"]["managedInference"]
-
-
-async def becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = 1) -> None:
-    async def so() -> bool:
-        return await status(gw) == expected
-
-    await wait_until(so, timeout)
-
-
-async def test_the_document(gw: Gateway) -> None:
+async def test_the_capabilities_document(gw: Gateway) -> None:
     account = await gw.account()
     for key in (OPERATOR, account.key):
         document = await capabilities(gw, key)
         assert document["platform"] == {"features": {"managedInference": True}}
         assert document["models"] == ["gpt-oss-120b", "qwen3.6-35b-a3b", "llama-3.3-70b-instruct"]
         assert document["defaultModel"] == "gpt-oss-120b"
+        assert document["eventTypes"] == list(SAMPLES)
         assert isinstance(document["managedInferenceStatus"], str)
         assert isinstance(document["limits"], dict)
     for headers in ({}, {"Authorization": "Bearer csk_nonsense"}, {"Authorization": f"Basic {OPERATOR}"}):
@@ -83,11 +63,11 @@ async def test_without_a_credential(launch: Launch, backend: FakeAppBackend) -> 
         app = await gw.app(backend)
         refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
         await gw.switch(approved=False)
-        await becomes(gw, ("disabled", False))
+        await status_becomes(gw, ("disabled", False))
 
 
 async def test_without_a_usable_address(launch: Launch) -> None:
-    """Either the start or the status reports it."""
+    """Either the start fails, or the status reports it."""
     try:
         async with launch(GATEWAY_PROVIDER_URL="ftp://127.0.0.1/v1") as gw:
             found = await status(gw)
@@ -96,7 +76,7 @@ async def test_without_a_usable_address(launch: Launch) -> None:
     assert found == ("misconfigured", False)
 
 
-async def test_one_refusal_needs_a_confirmation(app: App, moody: FakeProvider) -> None:
+async def test_a_refusal_of_the_credential_needs_a_confirmation(app: App, moody: FakeProvider) -> None:
     for refusal in (401, 403):
         seen = len(moody.probes)
         prompt = moody.plays(answer(refusal, {"error": {"message": "who are you?"}}))
@@ -117,45 +97,42 @@ async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp
         provider.models_status = 403
         prompt = provider.plays(answer(401, {"error": {"message": "who are you?"}}))
         refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
-        await becomes(gw, ("misconfigured", False))
+        await status_becomes(gw, ("misconfigured", False))
         refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
         assert await app.account.settled() == cost(1, 1)
 
 
-QUOTA = {"error": {"message": "You exceeded your current quota, please check your plan and billing details"}}
-
-
-@pytest.mark.parametrize("quota", [answer(402, {"error": "pay"}), answer(429, QUOTA)], ids=["402", "429"])
+@pytest.mark.parametrize("quota", [answer(402, {"error": "pay"}), answer(429, QUOTA_ERROR)], ids=["402", "429"])
 async def test_quota(app: App, moody: FakeProvider, quota: list) -> None:
     rate = moody.plays(answer(429, {"error": {"message": "Rate limit reached for requests"}}))
     refused(await app.ask(rate), 503, "PROVIDER_QUOTA_EXHAUSTED")
     assert await status(app.gateway) == OPERATIONAL
     refused(await app.ask(moody.plays(quota)), 503, "PROVIDER_QUOTA_EXHAUSTED")
-    await becomes(app.gateway, ("quota-exhausted", True))
+    await status_becomes(app.gateway, ("quota-exhausted", True))
     answered(await app.ask("x"))
-    await becomes(app.gateway, OPERATIONAL)
+    await status_becomes(app.gateway, OPERATIONAL)
 
 
 FAILURES = {"500": answer(500), "503": answer(503), "504": answer(504), "no answer": [CLOSE]}
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_unreachable_after_three(app: App, moody: FakeProvider, failure: str) -> None:
+async def test_the_provider_is_unreachable_after_three_failures(app: App, moody: FakeProvider, failure: str) -> None:
     bad = moody.plays(FAILURES[failure])
     for _ in range(2):
         for _ in range(2):
             assert (await app.ask(bad)).status_code == 502
-        assert await status(app.gateway) == OPERATIONAL, "two are not three"
+        assert await status(app.gateway) == OPERATIONAL, "two failures are not enough"
         answered(await app.ask("x"))
     for _ in range(3):
         assert (await app.ask(bad)).status_code == 502
-    await becomes(app.gateway, ("provider-unreachable", True))
-    # The flag stays, so requests are still tried; one success heals.
+    await status_becomes(app.gateway, ("provider-unreachable", True))
+    # Inference stays available, so requests are still sent, and one success restores the status.
     answered(await app.ask("x"))
-    await becomes(app.gateway, OPERATIONAL)
+    await status_becomes(app.gateway, OPERATIONAL)
 
 
-async def test_other_statuses_are_not_the_providers_health(app: App, moody: FakeProvider) -> None:
+async def test_other_statuses_do_not_affect_the_providers_health(app: App, moody: FakeProvider) -> None:
     for refusal in (404, 416):
         refused(await app.ask(moody.plays(answer(refusal))), 502, "PROVIDER_ERROR")
     for refusal in (400, 413, 422):
@@ -170,9 +147,9 @@ async def test_processes_share_the_providers_health(app: App, moody: FakeProvide
         for _ in range(3):
             refused(await app.ask(bad), 502, "PROVIDER_ERROR")
         for where in (gw, other):
-            await becomes(where, ("provider-unreachable", True))
+            await status_becomes(where, ("provider-unreachable", True))
 
 
 async def test_a_quota_error_inside_a_stream(app: App, moody: FakeProvider) -> None:
-    prompt = moody.plays(ROLE, chunk("a"), event(QUOTA), DONE)
+    prompt = moody.plays(ROLE, chunk("a"), event(QUOTA_ERROR), DONE)
     assert failed(await app.events(prompt)) in ("PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED")

@@ -1,4 +1,4 @@
-"""What a provider that limits, hangs or wavers does to the status that all processes share."""
+"""The shared status while a provider limits requests, hangs or is unstable."""
 
 import asyncio
 import itertools
@@ -20,8 +20,15 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.gateway.conftest import Launch
-from tests.gateway.inference.test_availability import OPERATIONAL, PUBLISHED_WITHIN, QUOTA, SOON, becomes, status
 from tests.support.accounts import App
+from tests.support.inference_status import (
+    OPERATIONAL,
+    PUBLISHED_WITHIN_SECONDS,
+    QUOTA_ERROR,
+    SOON,
+    status,
+    status_becomes,
+)
 from tests.support.polling import wait_until
 from tests.support.responses import answered, ended, refused, text_of
 
@@ -33,36 +40,36 @@ SLOWER = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1,idle=1,total=20"}
 
 
 @given(st.lists(st.sampled_from(ProviderSignal), max_size=40), st.integers(0, FAILURES), st.booleans(), st.booleans())
-async def test_condensed_signals_do_what_all_of_them_do(
+async def test_condensed_signals_have_the_effect_of_all_of_them(
     signals: list[ProviderSignal], failures: int, quota: bool, refused: bool
 ) -> None:
-    """Whatever the health was before: another process may have changed it."""
+    """This holds for any health before, because another process may have changed it."""
     condensed = condense(signals)
     before = ProviderHealth(failures, quota, refused)
     assert reduce(ProviderHealth.after, condensed, before) == reduce(ProviderHealth.after, signals, before)
     assert len(condensed) <= 2 + FAILURES
-    assert condense([*condense(signals[:20]), *signals[20:]]) == condensed, "they are condensed one by one"
+    assert condense([*condense(signals[:20]), *signals[20:]]) == condensed, "they may be condensed one by one"
 
 
-async def test_a_quota_with_a_time_is_a_limit_that_passes(launch: Launch, backend: FakeAppBackend) -> None:
-    """A 429 that named quota lost its `Retry-After` and made the status `quota-exhausted` for everybody."""
+async def test_a_quota_with_a_retry_after_counts_as_a_rate_limit(launch: Launch, backend: FakeAppBackend) -> None:
+    """A 429 that names a quota keeps its `Retry-After`, and does not make the status `quota-exhausted`."""
     async with FakeProvider() as provider, launch(SOON, GATEWAY_PROVIDER_URL=provider.url) as gw:
         app = await gw.app(backend)
-        limited = provider.plays(answer(429, QUOTA, {"Retry-After": "7"}))
+        limited = provider.plays(answer(429, QUOTA_ERROR, {"Retry-After": "7"}))
         for stream in (True, False):
             response = await app.ask(limited, stream=stream)
             refused(response, 503, "PROVIDER_QUOTA_EXHAUSTED")
             assert response.headers["Retry-After"] == "7"
-        await asyncio.sleep(2 * PUBLISHED_WITHIN)
+        await asyncio.sleep(2 * PUBLISHED_WITHIN_SECONDS)
         assert await status(gw) == OPERATIONAL
         unpaid = provider.plays(answer(402, {"error": "pay"}, {"Retry-After": "60"}))
         response = await app.ask(unpaid)
         assert response.headers["Retry-After"] == "60"
-        await becomes(gw, ("quota-exhausted", True))
+        await status_becomes(gw, ("quota-exhausted", True))
 
 
-async def test_a_wavering_provider_is_published_now_and_then(launch: Launch, backend: FakeAppBackend) -> None:
-    """Each change was written and announced to every process: 270 requests gave 75 announcements."""
+async def test_an_unstable_providers_health_is_published_at_intervals(launch: Launch, backend: FakeAppBackend) -> None:
+    """If each change were announced to every process, 270 requests would cause 75 announcements."""
     async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **UNLIMITED) as gw:
         app = await gw.app(backend)
         moods = [provider.plays(tokens("x")), provider.plays(answer(402)), provider.plays(answer(500))]
@@ -83,18 +90,18 @@ async def test_a_wavering_provider_is_published_now_and_then(launch: Launch, bac
                 announced += message["type"] == "message" and message["data"] == PROVIDER_KEY.encode()
             assert len(provider.exchanges) >= 270
             assert announced <= 2 * (passed + 0.7) + 2, f"{announced} in {passed:.1f} s"
-        # What is true at the end is what everybody sees.
+        # In the end, every process has the true status.
         await app.ask(moods[1])
-        await becomes(gw, ("quota-exhausted", True))
+        await status_becomes(gw, ("quota-exhausted", True))
         answered(await app.ask(moods[0]))
-        await becomes(gw, OPERATIONAL)
+        await status_becomes(gw, OPERATIONAL)
 
 
 HANGS = {"nothing": [HANG], "a head": [Head(), HANG], "a token": [ROLE, chunk("a"), HANG]}
 
 
 async def test_a_provider_that_hangs(launch: Launch, backend: FakeAppBackend) -> None:
-    """A provider that accepted requests and never answered them stayed `operational`."""
+    """A provider that accepts requests and never answers them becomes `provider-unreachable`."""
     settings = {**HASTY, **UNLIMITED}
     async with FakeProvider() as provider, launch(SOON, GATEWAY_PROVIDER_URL=provider.url, **settings) as gw:
         app = await gw.app(backend)
@@ -104,16 +111,18 @@ async def test_a_provider_that_hangs(launch: Launch, backend: FakeAppBackend) ->
                 for late in await asyncio.gather(app.ask(slow), app.ask(slow)):
                     refused(late, 504, "PROVIDER_TIMEOUT")
                 answered(await app.ask("x"))
-            await asyncio.sleep(2 * PUBLISHED_WITHIN)
+            await asyncio.sleep(2 * PUBLISHED_WITHIN_SECONDS)
             assert await status(gw) == OPERATIONAL, "slow prompts between others are no outage"
             await asyncio.gather(*(app.ask(slow, token=app.token(f"u{n}")) for n in range(3)))
-            await becomes(gw, ("provider-unreachable", True))
+            await status_becomes(gw, ("provider-unreachable", True))
             answered(await app.ask("x"))
-            await becomes(gw, OPERATIONAL)
+            await status_becomes(gw, OPERATIONAL)
 
 
-async def test_a_frozen_process_does_not_blame_the_provider(launch: Launch, backend: FakeAppBackend) -> None:
-    """After a stop of the process, all of its streams were cut: the answers lay unread in their sockets."""
+async def test_a_frozen_process_does_not_count_its_own_pause_as_silence(
+    launch: Launch, backend: FakeAppBackend
+) -> None:
+    """The answers wait unread in their sockets while the process is stopped."""
     async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **SLOWER) as gw:
         app = await gw.app(backend)
         gate = asyncio.Event()
@@ -131,8 +140,7 @@ async def test_a_frozen_process_does_not_blame_the_provider(launch: Launch, back
         assert await status(gw) == OPERATIONAL
 
 
-async def test_many_refusals_ask_for_one_probe_at_a_time(launch: Launch, backend: FakeAppBackend) -> None:
-    """Each 401 sent a probe of its own."""
+async def test_many_refusals_cause_one_probe_at_a_time(launch: Launch, backend: FakeAppBackend) -> None:
     async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **UNLIMITED) as gw:
         app: App = await gw.app(backend)
         gate = asyncio.Event()

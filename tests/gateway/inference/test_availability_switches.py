@@ -7,9 +7,9 @@ import pytest
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.gateway.conftest import Launch
-from tests.gateway.inference.test_availability import OPERATIONAL, becomes, status
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway
+from tests.support.inference_status import OPERATIONAL, status, status_becomes
 from tests.support.polling import wait_until
 from tests.support.responses import answered, refused, text_of
 
@@ -39,10 +39,10 @@ async def test_gates(launch: Launch, provider: FakeProvider, backend: FakeAppBac
             response = await gw.switch(**gates)
             assert response.status_code == 200
             assert response.json()["managedInferenceStatus"] == expected[0]
-            await becomes(gw, expected)
+            await status_becomes(gw, expected)
         for bad in ({"enabled": "yes"}, {"on": True}, []):
             refused(await gw.platform("PUT", "inference", bad), 400, "REQUEST_MALFORMED")
-        # Both live in Redis: a new process with the old settings finds them.
+        # Both are in Redis, so a new process with the old settings finds them.
         async with gateway(gw.redis.url, provider, gw.folder, **settings) as second:
             assert await status(second) == OPERATIONAL
             answered(await (await second.app(backend)).ask("x"))
@@ -51,7 +51,7 @@ async def test_gates(launch: Launch, provider: FakeProvider, backend: FakeAppBac
 
 async def off_comes_before_everything(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
     await gw.switch(enabled=False)
-    await becomes(gw, DISABLED)
+    await status_becomes(gw, DISABLED)
     app = await gw.app(backend)
     nobody = App(app.account, "nobody-here", backend)
     evil = {"Origin": "https://evil.example"}
@@ -68,7 +68,7 @@ async def off_comes_before_everything(gw: Gateway, backend: FakeAppBackend, prov
             assert "Access-Control-Allow-Origin" not in response.headers
     models = await gw.http.get(app.path + "/models", headers=app.headers())
     refused(models, 503, "INFERENCE_DISABLED")
-    # The app's own page can read why.
+    # The app's own page can read the reason.
     response = await app.post({"prompt": "x"}, headers={"Origin": app.origin})
     refused(response, 503, "INFERENCE_DISABLED")
     assert response.headers["Access-Control-Allow-Origin"] == app.origin
@@ -78,7 +78,9 @@ async def off_comes_before_everything(gw: Gateway, backend: FakeAppBackend, prov
     assert len(provider.exchanges) == seen
 
 
-async def test_everywhere_within_a_second(launch: Launch, backend: FakeAppBackend, provider: FakeProvider) -> None:
+async def test_the_switch_takes_effect_in_every_process_within_a_second(
+    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
     async with launch() as gw, gateway(gw.redis.url, provider, gw.folder) as other:
         app = await gw.app(backend)
         for enabled, code in ((False, 503), (True, 200), (False, 503), (True, 200)):
@@ -89,7 +91,7 @@ async def test_everywhere_within_a_second(launch: Launch, backend: FakeAppBacken
 
 
 async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> None:
-    """The file needs no Redis: this test kills it at the end."""
+    """Checks that the file takes effect at once, even without Redis, which this kills at the end."""
     for _ in range(3):
         answered(await app.ask("x", token=app.token("file")))
         seen = len(provider.exchanges)
@@ -106,7 +108,7 @@ async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> No
     refused(response, 503, "INFERENCE_DISABLED")
 
 
-async def test_the_file_is_checked_again_and_cuts_nothing(
+async def test_the_file_is_checked_again_before_the_provider_and_cuts_no_stream(
     launch: Launch, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     async with launch() as gw, FakeAppBackend() as slow:
@@ -117,7 +119,7 @@ async def test_the_file_is_checked_again_and_cuts_nothing(
         async with running.stream(prompt) as source:
             events = source.aiter_sse()
             heard = [await anext(events)]
-            # A request that waits for its user's keys meets the file just before the provider.
+            # A request that waits for its app's keys is refused just before it reaches the provider.
             app = await gw.app(slow)
             slow.gate.clear()
             late = provider.plays(tokens("x"))

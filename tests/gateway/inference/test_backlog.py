@@ -1,4 +1,4 @@
-"""Clients that read slowly hold memory, within bounds, and no place at the provider."""
+"""Clients that read slowly hold a limited amount of memory, and no permit at the provider."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.inference.backlog import ANSWER, PIECE, Backlog, Backlogs
+from gateway.inference.backlog import ANSWER_BYTES, PIECE_BYTES, Backlog, Backlogs
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import flood, tokens
 from tests.support.accounts import App
 from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.metrics import metric
 from tests.support.polling import wait_until
 from tests.support.prices import cost
 
@@ -21,7 +22,7 @@ asynchronous = pytest.mark.asyncio(loop_scope="session")
 
 
 def kernel_room() -> int:
-    """Bytes that the kernel takes for a client on this machine that reads nothing."""
+    """Returns the bytes that the kernel buffers for a local client that reads nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(server.getsockname())
@@ -36,7 +37,7 @@ def kernel_room() -> int:
 
 TOKENS, EVENT = 2_000, 270  # the most tokens that a request may ask for; bytes of an event beside its token
 # A token's bytes, so that the kernel has no room for the whole answer: it takes up to half as much again in the end.
-LENGTH = (kernel_room() + ANSWER * 9 // 10) // TOKENS - EVENT
+LENGTH = (kernel_room() + ANSWER_BYTES * 9 // 10) // TOKENS - EVENT
 LONG = flood(TOKENS, LENGTH)
 
 
@@ -48,7 +49,7 @@ async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactor
 
 
 async def ask(app: App, prompt: str, stream: bool) -> socket.socket:
-    """Asks at the OpenAI door, and reads nothing."""
+    """Sends a request in the OpenAI format, and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -63,7 +64,7 @@ async def ask(app: App, prompt: str, stream: bool) -> socket.socket:
 
 
 async def settles(app: App, requests: int) -> None:
-    """Waits until so many requests have been paid for."""
+    """Waits until so many requests are settled."""
 
     async def paid() -> bool:
         return (await app.account.spend())["settled"] >= requests * cost(1, 1)
@@ -82,13 +83,13 @@ async def rest(client: socket.socket) -> bytes:
 
 @asynchronous
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_slow_readers_hold_no_places(
+async def test_slow_readers_hold_no_permits(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider, stream: bool
 ) -> None:
     hog, other = await narrow.app(backend), await narrow.app(backend)
     prompts = [provider.plays(LONG if stream else flood(TOKENS, 500)) for _ in range(6)]
     readers = [await ask(hog, prompt, stream) for prompt in prompts]
-    await settles(hog, 6)  # by its usage, which comes at the end of an answer
+    await settles(hog, 6)  # at its usage, which arrives at the end of an answer
     assert (await other.ask(provider.plays(tokens("a")))).status_code == 200
     for reader in readers:
         received = await rest(reader)
@@ -100,10 +101,10 @@ async def test_slow_readers_hold_no_places(
 
 
 @asynchronous
-async def test_a_slow_reader_that_resumes_gets_the_rest_as_it_comes(
+async def test_a_slow_reader_that_resumes_gets_the_rest_live(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
-    """Not only at the end: what is read again is live again."""
+    """It does not have to wait for the end of the answer."""
     app = await narrow.app(backend)
     first = LONG[:1_901]
     reader = await ask(app, provider.plays(first, 1.0, *tokens("live"), 30.0), True)
@@ -117,9 +118,7 @@ async def test_a_slow_reader_that_resumes_gets_the_rest_as_it_comes(
 
 
 async def stalled(gateway: Gateway) -> float:
-    text = (await gateway.http.get("/metrics")).text
-    ended = [line for line in text.splitlines() if line.startswith('gateway_connections_ended_total{reason="stalled"}')]
-    return float(ended[0].split()[1]) if ended else 0.0
+    return await metric(gateway, 'gateway_connections_ended_total{reason="stalled"}')
 
 
 @asynchronous
@@ -153,12 +152,12 @@ def test_an_account_may_hold_as_much_as_is_free() -> None:
         assert backlog.next_piece() == b"x" * 100_000
     kept["b"][0].clear()
     assert backlogs.free == 3_000_000 - 11 * 100_000
-    assert backlogs.take("d", 1_000_000)
+    assert backlogs.reserve("d", 1_000_000)
 
 
-def test_what_was_added_at_once_stays_together() -> None:
+def test_data_that_was_added_together_stays_together() -> None:
     backlog = Backlog(Backlogs(), "a")
-    assert all(backlog.add(part) for part in (b"a", b"b", b"c" * PIECE, b"d"))
-    assert len(backlog) == PIECE + 3
-    assert [backlog.next_piece() for _ in range(3)] == [b"ab", b"c" * PIECE, b"d"]
+    assert all(backlog.add(part) for part in (b"a", b"b", b"c" * PIECE_BYTES, b"d"))
+    assert len(backlog) == PIECE_BYTES + 3
+    assert [backlog.next_piece() for _ in range(3)] == [b"ab", b"c" * PIECE_BYTES, b"d"]
     assert not backlog

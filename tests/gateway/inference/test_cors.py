@@ -68,7 +68,7 @@ async def test_the_apps_own_page_reads_errors(app: App, provider: FakeProvider) 
     refused(limited, 429, "USER_RATE_LIMITED")
 
 
-async def test_the_other_door(app: App) -> None:
+async def test_the_openai_format(app: App) -> None:
     body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": "x"}]}
     readable(await post(app, app.origin, body, "/chat/completions"), app.origin)
     models = await app.gateway.http.get(app.path + "/models", headers=app.headers(Origin=app.origin))
@@ -76,7 +76,7 @@ async def test_the_other_door(app: App) -> None:
     readable(models, app.origin)
 
 
-async def test_no_browser_no_origin(app: App) -> None:
+async def test_without_an_origin(app: App) -> None:
     assert (await post(app, None)).status_code == 200
 
 
@@ -125,7 +125,7 @@ async def test_development_allows_the_app_over_http(app: App) -> None:
         assert (await preflight(app, origin)).headers["Access-Control-Allow-Origin"] == origin
 
 
-async def test_production_does_not(strict: Gateway, backend: FakeAppBackend) -> None:
+async def test_production_does_not_allow_the_app_over_http(strict: Gateway, backend: FakeAppBackend) -> None:
     secret = "thirty-two bytes at the very least"
     app = await strict.app(backend, auth={"kind": "secret", "secret": secret})
     headers = {"Authorization": "Bearer " + app.token(alg="HS256", key=secret)}
@@ -153,7 +153,7 @@ async def test_custom_domains(gw: Gateway, backend: FakeAppBackend) -> None:
         unreadable(response)
 
 
-async def test_a_verification_is_felt_within_a_second(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_a_verification_takes_effect_within_a_second(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, customDomain="new.example.org", customDomainVerified=False)
     origin = "https://new.example.org"
     refused(await post(app, origin), 403, "ORIGIN_NOT_ALLOWED")
@@ -165,10 +165,10 @@ async def test_a_verification_is_felt_within_a_second(gw: Gateway, backend: Fake
     }
     assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code < 300
 
-    async def felt() -> bool:
+    async def takes_effect() -> bool:
         return (await post(app, origin)).status_code == 200
 
-    await wait_until(felt, 1, 0.1)
+    await wait_until(takes_effect, 1, 0.1)
 
 
 @pytest.mark.parametrize("path", ["", "/chat/completions", "/models"])
@@ -185,7 +185,7 @@ async def test_preflight(app: App, path: str) -> None:
     assert headers["X-Request-Id"]
 
 
-async def test_preflights_count_for_nothing(app: App) -> None:
+async def test_preflights_do_not_count_against_limits(app: App) -> None:
     for _ in range(35):
         assert (await preflight(app, app.origin)).status_code in (200, 204)
     response = await post(app, app.origin)
@@ -200,7 +200,7 @@ async def test_preflight_of_an_unknown_app(app: App) -> None:
     unreadable(response)
 
 
-async def test_other_surfaces_are_no_pages_business(app: App) -> None:
+async def test_pages_may_not_read_other_routes(app: App) -> None:
     http = app.gateway.http
     for path in ("/account", "/capabilities", "/health", "/platform/inference"):
         unreadable(await http.get(path, headers={"Origin": app.origin}))

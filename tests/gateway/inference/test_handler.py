@@ -1,4 +1,4 @@
-"""The native format: the request, the whole answer, the stream, and what each costs."""
+"""The native format: the request, the whole answer, the stream, and their costs."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.support.accounts import App
-from tests.support.prices import PRICES, bound, cost
+from tests.support.prices import PRICES, cost, max_cost
 from tests.support.responses import answered, counted, ended, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -133,20 +133,20 @@ async def test_finish_reasons(app: App, provider: FakeProvider, finish: str) -> 
 
 
 @pytest.mark.parametrize("usage", [None, (-1, 5), (5, -1), (1.5, 2), ("7", 3), (None, 3), (True, 1), (10**30, 1)])
-async def test_usage_that_is_none_or_nonsense(app: App, provider: FakeProvider, usage: tuple | None) -> None:
+async def test_missing_or_invalid_usage(app: App, provider: FakeProvider, usage: tuple | None) -> None:
     prompt = provider.plays(tokens("x", usage=usage))
     body = answered(await app.ask(prompt, maxTokens=50))
     if usage != (10**30, 1):
         assert body["usage"] is None
-    assert await app.account.settled() == bound(prompt, 50)
+    assert await app.account.settled() == max_cost(prompt, 50)
     assert ended(await app.events(prompt, maxTokens=50))["usage"] == body["usage"]
-    assert await app.account.settled() == 2 * bound(prompt, 50)
+    assert await app.account.settled() == 2 * max_cost(prompt, 50)
 
 
-async def test_usage_above_the_bound_is_charged_at_the_bound(app: App, provider: FakeProvider) -> None:
+async def test_usage_above_the_maximum_cost_is_charged_at_the_maximum(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("x", usage=(5, 100_000)))
     answered(await app.ask(prompt, maxTokens=10))
-    assert await app.account.settled() == bound(prompt, 10)
+    assert await app.account.settled() == max_cost(prompt, 10)
 
 
 async def test_the_last_usage_counts(app: App, provider: FakeProvider) -> None:
@@ -156,10 +156,10 @@ async def test_the_last_usage_counts(app: App, provider: FakeProvider) -> None:
     assert await app.account.settled() == cost(5, 4)
 
 
-async def test_nonsense_after_usage_leaves_the_usage(app: App, provider: FakeProvider) -> None:
+async def test_invalid_data_after_the_usage_does_not_affect_it(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(chunk("a", usage=(5, 1)), chunk(finish="stop", usage=(-5, 1)), DONE)
     answered(await app.ask(prompt))
-    assert await app.account.settled() in (cost(5, 1), bound(prompt))
+    assert await app.account.settled() in (cost(5, 1), max_cost(prompt))
 
 
 async def test_the_model_that_answered_sets_the_price(app: App, provider: FakeProvider) -> None:
@@ -168,7 +168,7 @@ async def test_the_model_that_answered_sets_the_price(app: App, provider: FakePr
     assert await app.account.settled() == cost(100, 20, "qwen3.6-35b-a3b")
 
 
-async def test_a_model_outside_the_table_has_the_price_of_the_one_asked(app: App, provider: FakeProvider) -> None:
+async def test_an_unknown_model_has_the_price_of_the_requested_one(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("x", usage=(100, 20), model="something-new"))
     answered(await app.ask(prompt))
     assert await app.account.settled() == cost(100, 20)
@@ -197,7 +197,7 @@ async def test_request_ids_differ(app: App) -> None:
     assert len(set(ids)) == 3
 
 
-async def test_many_prompts_at_once_keep_apart(app: App, provider: FakeProvider) -> None:
+async def test_simultaneous_prompts_are_not_mixed_up(app: App, provider: FakeProvider) -> None:
     words = [f"word-{n}" for n in range(15)]
     prompts = [provider.plays(ROLE, 0.05, tokens(word)) for word in words]
 

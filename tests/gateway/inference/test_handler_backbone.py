@@ -15,7 +15,7 @@ from tests.support.accounts import App
 from tests.support.gateway_process import OPERATOR, Gateway, gateway
 from tests.support.key_leaks import unexplained
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered, refused, text_of
 
@@ -69,7 +69,7 @@ async def test_redis_killed_and_back(provider: FakeProvider, backend: FakeAppBac
             await asyncio.wait_for(provider.asked(leaving)[0].canceled.wait(), 1)
         gw.redis.start()
         await wait_until(lambda: gw.answers("/ready"), 5)
-        assert await settles(app) == spent + cost(3, 2) + bound(leaving)
+        assert await settles(app) == spent + cost(3, 2) + max_cost(leaving)
         await heals(app)
 
 
@@ -126,10 +126,10 @@ async def test_redis_frozen(provider: FakeProvider, backend: FakeAppBackend, tmp
         await heals(app)
 
 
-async def test_a_first_token_that_waits_for_the_settlement(
+async def test_a_first_token_that_waits_for_the_settlement_counts_the_wait(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
 ) -> None:
-    """What comes with the end of an answer is sent with it. The time to the first token had left out this wait."""
+    """A token that arrives with the end of an answer is sent with the end, after the settlement."""
     async with durable(provider, tmp_path) as gw:
         app = await gw.app(backend)
         answered(await app.ask("x"))
@@ -143,7 +143,7 @@ async def test_a_first_token_that_waits_for_the_settlement(
         assert 600 < (await gw.request_line(response.headers["X-Request-Id"]))["ttft_ms"] < 3_000
 
 
-async def test_redis_that_forgot_the_scripts(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+async def test_redis_without_the_scripts(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     async with durable(provider, tmp_path) as gw:
         app = await gw.app(backend)
         for _ in range(2):
@@ -153,7 +153,7 @@ async def test_redis_that_forgot_the_scripts(provider: FakeProvider, backend: Fa
         assert await app.account.settled() == 2 * cost(1, 1)
 
 
-async def test_redis_that_takes_no_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+async def test_redis_that_refuses_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     """Redis refuses writes (out of memory, or a replica after a failover): earlier reservations are settled later."""
     async with durable(provider, tmp_path) as gw:
         app = await gw.app(backend)

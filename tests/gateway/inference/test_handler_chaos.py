@@ -1,5 +1,5 @@
-"""Five hundred streams at once; browsers leave many of them, and the provider cuts many. Afterwards the settled money
-agrees to the nano-euro with what the provider did, and nothing stays reserved."""
+"""Five hundred simultaneous streams, of which browsers leave many and the provider cuts many. Afterwards, the settled
+money agrees to the nano-euro with the provider's answers, and nothing stays reserved."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tests.fakes.provider import DONE, ROLE, answer, chunk, event
 from tests.fakes.server import CLOSE, HANG, RESET, Script
 from tests.gateway.conftest import Launch
 from tests.support.accounts import App
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,11 +23,11 @@ ACCOUNTS = 10
 
 @dataclass
 class Fate:
-    """What happens to a stream, and therefore what it must cost."""
+    """The events of a stream, and the cost that follows from them."""
 
     script: Script
     cost: int
-    listens_to: int | None = None  # tokens after which the browser leaves; None: it stays to the end
+    listens_to: int | None = None  # tokens after which the browser leaves; None: never
 
 
 def fate(rng: random.Random, prompt: str) -> Fate:
@@ -38,13 +38,13 @@ def fate(rng: random.Random, prompt: str) -> Fate:
         case "well":
             return Fate([*paced, chunk(finish="stop"), chunk(usage=usage), DONE], cost(*usage))
         case "left":
-            return Fate([*paced, HANG], bound(prompt), rng.randint(1, count))
+            return Fate([*paced, HANG], max_cost(prompt), rng.randint(1, count))
         case "reported":
             return Fate([chunk("a", usage=usage), HANG], cost(*usage), 1)
         case "cut":
-            return Fate([*paced, CLOSE], bound(prompt))
+            return Fate([*paced, CLOSE], max_cost(prompt))
         case "error":
-            return Fate([*paced, event({"error": {"message": "kaputt"}}), DONE], bound(prompt))
+            return Fate([*paced, event({"error": {"message": "kaputt"}}), DONE], max_cost(prompt))
         case "refused":
             return Fate(answer(rng.choice([400, 429, 500]), {"error": "no"}), 0)
         case _:
@@ -52,7 +52,7 @@ def fate(rng: random.Random, prompt: str) -> Fate:
 
 
 async def live(app: App, prompt: str, user: str, listens_to: int | None) -> None:
-    """One browser, from its request until it leaves."""
+    """Acts as one browser, from its request until it leaves."""
     heard = 0
     async with app.stream(prompt, token=app.token(user)) as source:
         async for line in source.response.aiter_lines():
@@ -62,7 +62,9 @@ async def live(app: App, prompt: str, user: str, listens_to: int | None) -> None
     assert listens_to is None
 
 
-async def test_the_books_agree(launch: Launch, backend: FakeAppBackend, provider: FakeProvider) -> None:
+async def test_the_settled_money_matches_the_answers(
+    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -85,7 +87,7 @@ async def test_the_books_agree(launch: Launch, backend: FakeAppBackend, provider
 
 
 async def browsers_leave_at_any_time(app: App, provider: FakeProvider, rng: random.Random) -> None:
-    """Where the order of events is open, a stream costs its usage, its bound, or nothing if it was never sent."""
+    """Leaves at random times. A stream then costs its usage, its maximum, or nothing if it was never sent."""
     before = await app.account.settled()
     used, prompts = cost(50, 50), []
 
@@ -100,8 +102,8 @@ async def browsers_leave_at_any_time(app: App, provider: FakeProvider, rng: rand
         lives.append(impatient(prompts[-1], rng.random()))
     await asyncio.gather(*lives)
     charged = await app.account.settled() - before
-    worst = bound(prompts[0])
+    worst = max_cost(prompts[0])
     asked = sum(bool(provider.asked(p)) for p in prompts)
     assert asked * used <= charged <= len(prompts) * worst
-    # Each charge is a usage or a bound, so what exceeds the usages is a multiple of the difference.
+    # Each charge is a usage or a maximum cost, so the excess over the usages is a multiple of their difference.
     assert any((charged - n * used) % (worst - used) == 0 for n in range(asked, len(prompts) + 1))

@@ -1,4 +1,4 @@
-"""A fault of our own: the log says where it is, and holds nothing of the request."""
+"""A fault of the service itself: the log names its line, and contains nothing of the request."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The browser leaves, or stops reading: the provider notices within a second, and the cost is right."""
+"""The browser leaves or stops reading: the request at the provider ends within a second, and the cost is right."""
 
 import asyncio
 import json
@@ -11,8 +11,9 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, flood, tokens
 from tests.fakes.server import HANG, Exchange, Head, Script
 from tests.support.accounts import App
+from tests.support.metrics import metric
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -57,7 +58,7 @@ async def test_gone_before_the_first_token(app: App, provider: FakeProvider, sen
     since = time.monotonic()
     browser.close()
     await canceled_within_a_second(asked, since)
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -68,29 +69,27 @@ async def test_gone_in_the_middle(app: App, provider: FakeProvider, stream: bool
     if stream:
         await asyncio.get_running_loop().sock_recv(browser, 10)
     asked = await arrived(provider, prompt)
-    assert (await app.account.spend())["reserved"] == bound(prompt)
+    assert (await app.account.spend())["reserved"] == max_cost(prompt)
     since = time.monotonic()
     browser.close()
     await canceled_within_a_second(asked, since)
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
 async def anomalies(app: App) -> float:
-    text = (await app.gateway.http.get("/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith('gateway_usage_anomalies_total{kind="no usage"}')]
-    return float(lines[0].rpartition(" ")[2])
+    return await metric(app.gateway, 'gateway_usage_anomalies_total{kind="no usage"}')
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_leaving_is_no_anomaly(app: App, provider: FakeProvider, stream: bool) -> None:
-    """Each client that left counted as an answer without usage, so that metric told nothing about the provider."""
+async def test_leaving_is_not_an_anomaly(app: App, provider: FakeProvider, stream: bool) -> None:
+    """A client that left does not count as an answer without usage: that metric describes the provider."""
     before = await anomalies(app)
     prompt = provider.plays(ROLE, chunk("a"), HANG)
     browser = await connect(app)
     await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt, stream))
     await arrived(provider, prompt)
     browser.close()
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
     assert await anomalies(app) == before
     prompt = provider.plays(tokens("a", usage=None))
     await app.ask(prompt)
@@ -103,7 +102,7 @@ async def test_gone_while_tokens_flow(app: App, provider: FakeProvider) -> None:
         await anext(source.aiter_sse())
         since = time.monotonic()
     await canceled_within_a_second(provider.asked(prompt)[0], since)
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
 async def test_gone_by_reset(app: App, provider: FakeProvider) -> None:
@@ -115,10 +114,10 @@ async def test_gone_by_reset(app: App, provider: FakeProvider) -> None:
     since = time.monotonic()
     browser.close()
     await canceled_within_a_second(asked, since)
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
-async def test_usage_is_kept_though_the_browser_leaves_right_after(app: App, provider: FakeProvider) -> None:
+async def test_usage_counts_even_if_the_browser_leaves_right_after(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(chunk("a", usage=(5, 1)), HANG)
     async with app.stream(prompt) as source:
         await anext(source.aiter_sse())
@@ -141,7 +140,7 @@ async def test_the_next_request_after_a_disconnect_works(app: App, provider: Fak
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory of the gateway's process."""
+    """Returns the memory of the gateway's process in bytes."""
     with open(f"/proc/{pid}/statm") as statm:
         return int(statm.read().split()[1]) * 4096
 
@@ -165,7 +164,7 @@ async def test_a_slow_reader_holds_back_the_provider(app: App, provider: FakePro
     await wait_until(stalled)
     assert asked.written < total / 3, "the kernel's buffers may fill, no more"
     assert resident(process.pid) - before < 16 * 2**20
-    # When it reads again everything comes, in order and whole.
+    # When it reads again, everything arrives, complete and in order.
     received = bytearray()
     while b"event: done" not in received[-2000:]:
         received += await asyncio.wait_for(loop.sock_recv(browser, 2**18), 5)
@@ -183,10 +182,10 @@ async def test_a_slow_reader_that_leaves(app: App, provider: FakeProvider) -> No
     since = time.monotonic()
     browser.close()
     await canceled_within_a_second(asked, since)
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
-async def test_a_browser_that_goes_before_its_body_is_whole(
+async def test_a_browser_that_leaves_before_its_body_is_complete(
     app: App, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     prompt = provider.plays()

@@ -1,33 +1,19 @@
-"""Requests that no honest client sends. However they end, other clients notice nothing."""
+"""Hostile requests, which do not affect other clients."""
 
 import asyncio
-import json
 
 import pytest
 
 from tests.support.accounts import App
 from tests.support.polling import wait_until
-from tests.support.raw_http import Reply, request, send
+from tests.support.raw_http import bearer, error_of, is_healthy, request, send
 from tests.support.responses import answered, counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def bearer(app: App) -> str:
-    return f"Authorization: Bearer {app.token()}"
-
-
-def code(reply: Reply | None) -> tuple[int, str]:
-    assert reply
-    return reply.status, json.loads(reply.body)["error"]["code"]
-
-
-async def healthy(app: App) -> bool:
-    return (await app.ask("x", token=app.token("healthy"))).status_code == 200
-
-
 async def test_the_hand_written_client(app: App) -> None:
-    """Without this, the refusals below would prove nothing."""
+    """Shows that the client of the tests below works."""
     reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app)))
     assert reply
     assert reply.status == 200
@@ -38,26 +24,26 @@ async def test_several_tokens(app: App) -> None:
     good, bad = bearer(app), "Authorization: Bearer x.y.z"
     for headers in ((good, bad), (bad, good), (good, "Authorization: Bearer " + app.token("ben"))):
         reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', *headers))
-        assert code(reply) == (401, "TOKEN_INVALID")
+        assert error_of(reply) == (401, "TOKEN_INVALID")
 
 
 async def test_an_empty_token(app: App) -> None:
     for header in ("Authorization:", "Authorization: Bearer ", "Authorization:   Bearer  "):
         reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', header))
-        assert code(reply) == (401, "TOKEN_MISSING")
+        assert error_of(reply) == (401, "TOKEN_MISSING")
 
 
 async def test_several_origins(app: App) -> None:
     own, evil = f"Origin: {app.origin}", "Origin: https://evil.example"
     for headers in ((own, evil), (evil, own), (f"Origin: {app.origin}, https://evil.example",)):
         reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *headers))
-        assert code(reply) == (403, "ORIGIN_NOT_ALLOWED")
+        assert error_of(reply) == (403, "ORIGIN_NOT_ALLOWED")
         assert reply
         assert not [h for h in reply.headers if h.startswith("access-control-")]
 
 
 async def test_headers_in_several_lines(app: App) -> None:
-    """A list may come in lines; of what there is one of, none is believed."""
+    """Lines of a list are joined. A header that must be single is not trusted if it appears twice."""
     for lines in (("Accept: text/html", "Accept: text/event-stream"), ("Accept: text/event-stream", "Accept: */*")):
         reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *lines))
         assert reply
@@ -65,7 +51,7 @@ async def test_headers_in_several_lines(app: App) -> None:
     types = ("Content-Type: application/json", "Content-Type: image/png")
     for lines in (types, types[::-1]):
         reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *lines))
-        assert code(reply) == (400, "REQUEST_MALFORMED")
+        assert error_of(reply) == (400, "REQUEST_MALFORMED")
 
 
 @pytest.mark.parametrize(
@@ -94,17 +80,17 @@ async def test_headers_in_several_lines(app: App) -> None:
         "/capsule/" + "a" * 8000 + "/ai",
     ],
 )
-async def test_names_of_apps_that_are_none(app: App, path: str) -> None:
+async def test_names_that_no_app_can_have(app: App, path: str) -> None:
     path = path.format(app=app.name, APP=app.name.upper())
     reply = await send(app.gateway.port, request(path, b'{"prompt":"x"}', bearer(app)))
     assert reply
     assert reply.status in (404, 400, 414)
     assert "x-evil" not in reply.headers
     if reply.status == 404 and reply.headers.get("content-type", "").startswith("application/json"):
-        assert code(reply) == (404, "APP_NOT_FOUND")
+        assert error_of(reply) == (404, "APP_NOT_FOUND")
 
 
-async def test_an_encoded_name_is_the_same_app_or_none(app: App) -> None:
+async def test_an_encoded_name_is_the_same_app_or_unknown(app: App) -> None:
     path = "/capsule/" + "".join(f"%{ord(c):02x}" for c in app.name) + "/ai"
     reply = await send(app.gateway.port, request(path, b'{"prompt":"x"}', bearer(app)))
     assert reply
@@ -129,16 +115,16 @@ async def test_unknown_paths_look_alike(app: App) -> None:
         assert response.headers["X-Request-Id"]
 
 
-async def test_a_request_id_of_the_client_does_no_harm(app: App) -> None:
+async def test_a_request_id_from_the_client_is_ignored(app: App) -> None:
     for evil in ("x" * 5000, "a b;c\"'<script>"):
         response = await app.post({"prompt": ""}, headers=app.headers(**{"X-Request-Id": evil}))
         error = refused(response, 400, "REQUEST_MALFORMED")
         assert error["requestId"] != evil
 
 
-async def test_a_hundred_tokens_nobody_signed(app: App) -> None:
+async def test_a_hundred_tokens_without_a_valid_signature(app: App) -> None:
     """Invalid tokens neither slow other requests down nor count against limits."""
     bad = [app.ask("x", token=f"a.b.{n}") for n in range(100)]
     assert {r.status_code for r in await asyncio.gather(*bad)} == {401}
-    assert await healthy(app)
-    await wait_until(lambda: healthy(app))
+    assert await is_healthy(app)
+    await wait_until(lambda: is_healthy(app))

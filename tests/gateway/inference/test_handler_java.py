@@ -1,4 +1,4 @@
-"""java.net.http asks for HTTP/2 with every request to a plain address (`Upgrade: h2c`)."""
+"""java.net.http, which requests HTTP/2 with every request to a plain address (`Upgrade: h2c`)."""
 
 import asyncio
 import json

@@ -13,7 +13,7 @@ from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import CLOSE
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
-from tests.support.prices import bound
+from tests.support.prices import max_cost
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 async def send(app: App, body: str, **headers: str) -> list[httpx.Response]:
-    """The responses in both formats."""
+    """Returns the responses in both formats."""
     fault = BODIES[body]
     headers = {"Content-Type": fault.get("type", "application/json"), **headers}
     return [await app.post(content=fault["content"], path=path, headers=headers) for path in ("", "/chat/completions")]
@@ -60,12 +60,12 @@ async def test_token_then_app_rate_then_user_rate(app: App) -> None:
                 refused(response, 429, "APP_RATE_LIMITED")
 
 
-async def test_user_rate_then_cap_then_body(penny: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    app = await penny.app(backend, "free")
+async def test_user_rate_then_cap_then_body(low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await low_caps.app(backend, "free")
     for _ in range(19):
         refused(await app.post({}), 400, "REQUEST_MALFORMED")
     filling = provider.plays(ROLE, chunk("x"), CLOSE, prompt="f" * 3744)
-    assert bound(filling, 1000) == 1_200_000
+    assert max_cost(filling, 1000) == 1_200_000
     refused(await app.ask(filling, maxTokens=1000), 502, "PROVIDER_ERROR")
     assert await app.account.settled() == 1_200_000
     for body in BODIES:

@@ -14,10 +14,10 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.collector import HEADER_SECRET, FakeCollector, Span
 from tests.fakes.provider import MODEL, ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG, answer
-from tests.gateway.inference.concurrency.test_permits_handler import metric
 from tests.support.accounts import App
 from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.metrics import metric
 from tests.support.polling import wait_until
 from tests.support.prices import cost
 
@@ -39,7 +39,7 @@ async def collector() -> AsyncIterator[FakeCollector]:
 async def traced(
     provider: FakeProvider, collector: FakeCollector, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
-    """One request at the provider at once. Nothing confidential may have reached the collector, or the log."""
+    """A gateway with traces and one permit. At the end, nothing confidential has reached the collector or the log."""
     settings = collector.settings(GATEWAY_PROVIDER_CONCURRENCY="1", GATEWAY_DRAIN="1")
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("traced"), **settings) as gw:
         gw.confidential |= {USER, HEADER_SECRET, collector.address}
@@ -156,7 +156,7 @@ async def test_a_trace_that_its_caller_does_not_sample_is_left_out(
     other = secrets.token_hex(16)
     unsampled = await ask(shop, provider.plays(tokens("a")), headers={"traceparent": f"00-{other}-{CALLER_SPAN}-00"})
     assert unsampled.status_code == 200
-    await trace_of(collector, await ask(shop, provider.plays(tokens("b"))))  # comes later
+    await trace_of(collector, await ask(shop, provider.plays(tokens("b"))))  # exported later
     assert not [span for span in collector.spans if span.trace == other]
 
 
@@ -170,7 +170,7 @@ async def test_a_trace_that_its_caller_does_not_sample_is_left_out(
         ("", "NOT_FOUND", False, {"path": "/secret-looking-path"}),
     ],
 )
-async def test_a_refusal_names_its_stage_and_is_no_failure(
+async def test_a_refusal_names_its_stage_and_is_not_a_failure(
     shop: App, collector: FakeCollector, stage: str, code: str, failed: bool, request_: dict[str, Any]
 ) -> None:
     method, path = request_.pop("method", "POST"), shop.path + request_.pop("path", "")
@@ -194,7 +194,7 @@ async def test_a_refusal_names_its_stage_and_is_no_failure(
     ],
     ids=["status", "cut", "congested"],
 )
-async def test_a_failure_of_the_provider_is_one_of_the_exchange(
+async def test_a_failure_of_the_provider_is_a_failure_of_the_exchange(
     shop: App, provider: FakeProvider, collector: FakeCollector, steps: list[Any], code: str
 ) -> None:
     response = await ask(shop, provider.plays(*steps), stream=True)
@@ -205,7 +205,9 @@ async def test_a_failure_of_the_provider_is_one_of_the_exchange(
     assert (settle.name, settle.error, settle.failed) == ("settle", None, False)
 
 
-async def test_a_client_that_leaves_is_no_failure(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
+async def test_a_client_that_leaves_is_not_a_failure(
+    shop: App, provider: FakeProvider, collector: FakeCollector
+) -> None:
     prompt = provider.plays(ROLE, chunk("Gu"), HANG)
     async with shop.stream(prompt) as source:
         request_id = source.response.headers["X-Request-Id"]
@@ -233,7 +235,7 @@ async def test_waiting_for_the_provider_is_a_stage(
     assert [span.name for span in stages] == ["verify", "admit", "wait", f"chat {MODEL}", "settle"]
 
 
-async def test_the_list_of_models_is_verified_and_nothing_else(shop: App, collector: FakeCollector) -> None:
+async def test_a_request_for_the_models_has_one_stage(shop: App, collector: FakeCollector) -> None:
     response = await shop.gateway.http.get(f"{shop.path}/models", headers=shop.headers())
     root, *stages = await trace_of(collector, response)
     assert root.name == "GET /capsule/{app}/ai/models"

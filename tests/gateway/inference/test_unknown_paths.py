@@ -1,4 +1,4 @@
-"""Addresses below an app's `/ai/` that do not exist: a 404 in JSON that says what was meant."""
+"""Unknown addresses below an app's `/ai/` get a 404 in JSON that explains the likely mistake."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_hints(path: str) -> None:
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_an_unknown_address_below_ai(app: App) -> None:
-    """It was the plain text of any unknown address, and a browser's preflight failed before it."""
+    """A browser's preflight passes, so that the page can read the explanation."""
     http, origin = app.gateway.http, {"Origin": app.origin}
     for path in ("/responses", "/v1/chat/completions", "/embeddings", "/", "/models/gpt-5"):
         for method in ("GET", "POST"):

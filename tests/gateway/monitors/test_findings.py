@@ -1,4 +1,4 @@
-"""Findings: what is open, what is told and how often, over the wire and by the rule itself."""
+"""Findings: which are open, and which the account is notified of, by the rule itself and over HTTP."""
 
 import asyncio
 import json
@@ -11,104 +11,114 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.deploys.keys import site_key
-from gateway.events.catalog import encode
+from gateway.events.catalog import encode_data
 from gateway.events.keys import bodies_key
 from gateway.events.webhooks import DATA_BYTES
 from gateway.monitors import findings, health
-from gateway.monitors.findings import Open, merge
+from gateway.monitors.findings import OpenFinding, merge_scan
 from gateway.monitors.keys import certificate_key, health_key, monitored_keys
-from gateway.monitors.scans import Reported, Scan
+from gateway.monitors.scans import ReportedFinding, Scan
 from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeAppBackend
-from tests.gateway.monitors.test_scans import fixture
 from tests.support.accounts import App
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.responses import refused
+from tests.support.scans import scan_fixture
 
 NOW = 1_782_979_200  # 2026-07-02T08:00:00Z
 DEADLINES = {"red": 7, "yellow": 30}
 WEEK, MONTH = "2026-07-09T08:00:00.000Z", "2026-08-01T08:00:00.000Z"
 
 
-def a(cve: str, component: str = "lib@1", severity: Any = "high", fixed: str | None = "2", **fields: Any) -> Reported:
-    return Reported(cve=cve, component=component, severity=severity, fixedIn=fixed, **fields)
+def reported(
+    cve: str, component: str = "lib@1", severity: Any = "high", fixed: str | None = "2", **fields: Any
+) -> ReportedFinding:
+    return ReportedFinding(cve=cve, component=component, severity=severity, fixedIn=fixed, **fields)
 
 
 class Ledger:
     """An app's findings over its scans."""
 
     def __init__(self, live: bool = True) -> None:
-        self.open: list[Open] = []
+        self.open: list[OpenFinding] = []
         self.live, self.now = live, float(NOW)
 
-    def scan(self, *reported: Reported, ignored: int = 0) -> tuple[list[str], tuple[int, int, int]]:
-        """The CVEs that are told, and new, known, ignored."""
+    def scan(self, *reported: ReportedFinding, ignored: int = 0) -> tuple[list[str], tuple[int, int, int]]:
+        """Return the CVEs to notify, and the counts: new, known, ignored."""
         scan = Scan(list(reported), ignored)
-        self.open, telling, counts = merge(self.open, scan, self.now, DEADLINES, self.live)
-        return [each.cve for each in telling], (counts.new, counts.known, counts.ignored)
+        self.open, notify, counts = merge_scan(self.open, scan, self.now, DEADLINES, self.live)
+        return [each.cve for each in notify], (counts.new, counts.known, counts.ignored)
 
 
 # The rule
 
 
-def test_red_is_told_once_while_it_is_open() -> None:
+def test_a_red_finding_is_notified_once_while_it_is_open() -> None:
     app = Ledger()
-    assert app.scan(a("CVE-1"), a("CVE-2", severity="low")) == (["CVE-1"], (2, 0, 0))
+    assert app.scan(reported("CVE-1"), reported("CVE-2", severity="low")) == (["CVE-1"], (2, 0, 0))
     for _ in range(3):
-        assert app.scan(a("CVE-1"), a("CVE-2", severity="low")) == ([], (0, 2, 0))
-    assert app.scan(a("CVE-1"), a("CVE-3")) == (["CVE-3"], (1, 1, 0))
+        assert app.scan(reported("CVE-1"), reported("CVE-2", severity="low")) == ([], (0, 2, 0))
+    assert app.scan(reported("CVE-1"), reported("CVE-3")) == (["CVE-3"], (1, 1, 0))
 
 
-def test_what_disappears_and_comes_back_is_new() -> None:
+def test_a_finding_that_disappears_and_comes_back_is_new() -> None:
     app = Ledger()
-    app.scan(a("CVE-1"))
+    app.scan(reported("CVE-1"))
     assert app.scan() == ([], (0, 0, 0))
     assert app.open == []
-    assert app.scan(a("CVE-1")) == (["CVE-1"], (1, 0, 0))
+    assert app.scan(reported("CVE-1")) == (["CVE-1"], (1, 0, 0))
 
 
 def test_a_finding_is_the_same_when_cve_and_component_are() -> None:
     app = Ledger()
-    app.scan(a("CVE-1", "lib@1"))
-    assert app.scan(a("CVE-1", "lib@1"), a("CVE-1", "lib@2")) == (["CVE-1"], (1, 1, 0))
+    app.scan(reported("CVE-1", "lib@1"))
+    assert app.scan(reported("CVE-1", "lib@1"), reported("CVE-1", "lib@2")) == (["CVE-1"], (1, 1, 0))
 
 
-def test_of_an_app_that_is_not_live_it_is_told_by_the_first_scan_after() -> None:
+def test_a_red_finding_of_an_app_that_is_not_live_waits_for_the_first_scan_after() -> None:
     app = Ledger(live=False)
-    assert app.scan(a("CVE-1")) == ([], (1, 0, 0))
+    assert app.scan(reported("CVE-1")) == ([], (1, 0, 0))
     app.live = True
-    assert app.scan(a("CVE-1")) == (["CVE-1"], (0, 1, 0))
-    assert app.scan(a("CVE-1")) == ([], (0, 1, 0))
+    assert app.scan(reported("CVE-1")) == (["CVE-1"], (0, 1, 0))
+    assert app.scan(reported("CVE-1")) == ([], (0, 1, 0))
 
 
-def test_yellow_that_turns_red_is_told_and_red_that_turned_yellow_is_not_told_again() -> None:
+def test_a_finding_that_turns_red_is_notified_once() -> None:
     app = Ledger()
-    assert app.scan(a("CVE-1", fixed=None)) == ([], (1, 0, 0))
+    assert app.scan(reported("CVE-1", fixed=None)) == ([], (1, 0, 0))
     app.now += 86_400
-    assert app.scan(a("CVE-1")) == (["CVE-1"], (0, 1, 0))
+    assert app.scan(reported("CVE-1")) == (["CVE-1"], (0, 1, 0))
     assert app.open[0].deadlineAt == "2026-07-10T08:00:00.000Z"
-    assert app.scan(a("CVE-1", severity="low")) == ([], (0, 1, 0))
-    assert app.scan(a("CVE-1")) == ([], (0, 1, 0))
+    assert app.scan(reported("CVE-1", severity="low")) == ([], (0, 1, 0))
+    assert app.scan(reported("CVE-1")) == ([], (0, 1, 0))
 
 
-def test_deadlines_are_of_the_first_scan_unless_they_are_given() -> None:
+def test_the_first_scan_sets_the_deadline_unless_the_scan_gives_one() -> None:
     app = Ledger()
-    app.scan(a("CVE-1"), a("CVE-2", severity="low"), a("CVE-3", deadlineAt="2027-01-01T00:00:00.000Z"))
+    app.scan(
+        reported("CVE-1"), reported("CVE-2", severity="low"), reported("CVE-3", deadlineAt="2027-01-01T00:00:00.000Z")
+    )
     app.now += 5 * 86_400
-    app.scan(a("CVE-1"), a("CVE-2", severity="low"), a("CVE-3", deadlineAt="2027-02-01T00:00:00.000Z"))
+    app.scan(
+        reported("CVE-1"), reported("CVE-2", severity="low"), reported("CVE-3", deadlineAt="2027-02-01T00:00:00.000Z")
+    )
     assert [each.deadlineAt for each in app.open] == [WEEK, MONTH, "2027-02-01T00:00:00.000Z"]
 
 
-def test_named_twice_the_worse_one_counts() -> None:
+def test_of_duplicates_the_most_severe_counts() -> None:
     app = Ledger()
-    told, counts = app.scan(a("CVE-1", severity="low"), a("CVE-1", severity="critical"), a("CVE-1"), ignored=2)
-    assert (told, counts) == (["CVE-1"], (1, 0, 4))
+    notified, counts = app.scan(
+        reported("CVE-1", severity="low"), reported("CVE-1", severity="critical"), reported("CVE-1"), ignored=2
+    )
+    assert (notified, counts) == (["CVE-1"], (1, 0, 4))
     assert app.open[0].severity == "critical"
 
 
 SCANS = st.lists(
     st.lists(
-        st.builds(a, st.sampled_from(["1", "2", "3"]), st.sampled_from(["x", "y"]), st.sampled_from(["high", "low"])),
+        st.builds(
+            reported, st.sampled_from(["1", "2", "3"]), st.sampled_from(["x", "y"]), st.sampled_from(["high", "low"])
+        ),
         max_size=5,
     ),
     max_size=8,
@@ -116,40 +126,42 @@ SCANS = st.lists(
 
 
 @given(SCANS, st.lists(st.booleans(), min_size=8, max_size=8))
-def test_of_any_sequence(scans: list[list[Reported]], live: list[bool]) -> None:
+def test_any_sequence_of_scans(scans: list[list[ReportedFinding]], live: list[bool]) -> None:
     app = Ledger()
-    told: set[tuple[str, str]] = set()  # of what is open
+    notified: set[tuple[str, str]] = set()  # of the open findings
     for scan, app.live in zip(scans, live, strict=False):
         named = {(each.cve, each.component) for each in scan}
         red = {(each.cve, each.component) for each in scan if each.red}
-        told &= named
+        notified &= named
         before = {(each.cve, each.component) for each in app.open}
-        app.open, telling, counts = merge(app.open, Scan(scan, 0), NOW, DEADLINES, app.live)
-        now = [(each.cve, each.component) for each in telling]
-        assert sorted(now) == sorted(red - told if app.live else ())
-        told |= set(now)
+        app.open, notify, counts = merge_scan(app.open, Scan(scan, 0), NOW, DEADLINES, app.live)
+        now = [(each.cve, each.component) for each in notify]
+        assert sorted(now) == sorted(red - notified if app.live else ())
+        notified |= set(now)
         assert {(each.cve, each.component) for each in app.open} == named
         assert (counts.new, counts.known) == (len(named - before), len(named & before))
         assert counts.new + counts.known + counts.ignored == len(scan)
 
 
-def test_an_event_stays_within_its_bound() -> None:
+def test_an_event_stays_below_its_size_limit() -> None:
     app = Ledger()
-    app.open, telling, _ = merge([], Scan([a(f"CVE-{n}", "é" * 300) for n in range(3000)], 0), NOW, DEADLINES, True)
-    events = list(findings.events(telling))
+    app.open, notify, _ = merge_scan(
+        [], Scan([reported(f"CVE-{n}", "é" * 300) for n in range(3000)], 0), NOW, DEADLINES, True
+    )
+    events = list(findings.split_into_events(notify))
     assert len(events) > 1
-    assert all(len(encode(event, "a" * 63, "a" * 63)) <= DATA_BYTES for event in events)
+    assert all(len(encode_data(event, "a" * 63, "a" * 63)) <= DATA_BYTES for event in events)
     assert [each.cve for event in events for each in event.findings] == [f"CVE-{n}" for n in range(3000)]
 
 
-# Over the wire
+# Over HTTP
 
 
 async def send(app: App, scan: Any) -> Any:
     return await app.gateway.platform("POST", f"apps/{app.name}/findings", scan)
 
 
-async def taken_in(app: App, scan: Any) -> tuple[int, int, int]:
+async def send_accepted(app: App, scan: Any) -> tuple[int, int, int]:
     response = await send(app, scan)
     assert response.status_code == 200, response.text
     body = response.json()
@@ -162,8 +174,8 @@ async def go_live(app: App) -> None:
         await client.hset(site_key(app.account.id, app.name), "live", "dep_1")
 
 
-async def told(app: App) -> list[dict[str, Any]]:
-    """The data of what waits to be delivered of the account."""
+async def queued_data(app: App) -> list[dict[str, Any]]:
+    """Return the data of the account's events that wait for delivery."""
     async with redis.asyncio.Redis.from_url(app.gateway.redis.url, decode_responses=True) as client:
         entries = await client.xrange(f"{partition_tag(app.account.id)}:events")
         bodies = await client.hgetall(bodies_key(app.account.id))
@@ -173,7 +185,7 @@ async def told(app: App) -> list[dict[str, Any]]:
 
 
 async def shown(app: App) -> dict[str, Any]:
-    """The app's row of the account's page."""
+    """Return the app's row of the account's page."""
     (row,) = (await app.account.get("/account/apps")).json()
     return row
 
@@ -186,8 +198,8 @@ async def test_a_scan_of_a_live_app(app: App) -> None:
     await go_live(app)
     red = {"cve": "CVE-1", "component": "lib@1", "severity": "critical", "fixedIn": "2"}
     yellow = {"cve": "CVE-2", "component": "lib@1", "severity": "low", "fixedIn": None}
-    assert await taken_in(app, {"findings": [red, yellow, red]}) == (2, 0, 1)
-    (data,) = await told(app)
+    assert await send_accepted(app, {"findings": [red, yellow, red]}) == (2, 0, 1)
+    (data,) = await queued_data(app)
     deadline = data["findings"][0]["deadlineAt"]
     assert data == {
         "appId": app.name,
@@ -196,22 +208,22 @@ async def test_a_scan_of_a_live_app(app: App) -> None:
         "findings": [{**red, "tier": "red", "deadlineAt": deadline}],
     }
     assert (await shown(app))["openFindings"] == {"red": 1, "yellow": 1}
-    assert await taken_in(app, {"findings": [yellow, red]}) == (0, 2, 0)
-    assert len(await told(app)) == 1
-    assert await taken_in(app, {"findings": []}) == (0, 0, 0)
+    assert await send_accepted(app, {"findings": [yellow, red]}) == (0, 2, 0)
+    assert len(await queued_data(app)) == 1
+    assert await send_accepted(app, {"findings": []}) == (0, 0, 0)
     assert (await shown(app))["openFindings"] == {"red": 0, "yellow": 0}
-    assert await taken_in(app, {"findings": [red]}) == (1, 0, 0)
-    assert len(await told(app)) == 2
+    assert await send_accepted(app, {"findings": [red]}) == (1, 0, 0)
+    assert len(await queued_data(app)) == 2
 
 
 @wire
-async def test_of_an_app_that_is_not_live(app: App) -> None:
+async def test_a_scan_of_an_app_that_is_not_live(app: App) -> None:
     red = {"cve": "CVE-1", "component": "lib@1", "severity": "critical", "fixedIn": "2"}
-    assert await taken_in(app, {"findings": [red]}) == (1, 0, 0)
-    assert await told(app) == []
+    assert await send_accepted(app, {"findings": [red]}) == (1, 0, 0)
+    assert await queued_data(app) == []
     await go_live(app)
-    assert await taken_in(app, {"findings": [red]}) == (0, 1, 0)
-    assert len(await told(app)) == 1
+    assert await send_accepted(app, {"findings": [red]}) == (0, 1, 0)
+    assert len(await queued_data(app)) == 1
 
 
 @wire
@@ -223,62 +235,62 @@ async def test_of_an_app_that_is_not_live(app: App) -> None:
         ("osv", (2, 0, 1), ["CVE-2026-3001"], {"red": 1, "yellow": 1}),
     ],
 )
-async def test_what_scanners_print(app: App, name: str, counts: Any, cves: list[str], open_: Any) -> None:
+async def test_the_formats_of_scanners(app: App, name: str, counts: Any, cves: list[str], open_: Any) -> None:
     await go_live(app)
-    assert await taken_in(app, fixture(name)) == counts
-    (data,) = await told(app)
+    assert await send_accepted(app, scan_fixture(name)) == counts
+    (data,) = await queued_data(app)
     assert [each["cve"] for each in data["findings"]] == cves
     assert (await shown(app))["openFindings"] == open_
 
 
 @wire
-async def test_a_malformed_scan_loses_nothing(app: App) -> None:
+async def test_a_malformed_scan_changes_nothing(app: App) -> None:
     red = {"cve": "CVE-1", "component": "lib@1", "severity": "critical", "fixedIn": "2"}
-    await taken_in(app, {"findings": [red]})
+    await send_accepted(app, {"findings": [red]})
     for scan in ({"findings": [red, {**red, "cve": None}]}, {"nothing": []}, {"matches": [{}]}, []):
         error = refused(await send(app, scan), 400, "REQUEST_MALFORMED")
         assert error is None or error
-    many = [{**red, "cve": f"CVE-{n}"} for n in range(findings.MOST_OPEN + 1)]
+    many = [{**red, "cve": f"CVE-{n}"} for n in range(findings.MAX_OPEN + 1)]
     response = await send(app, {"findings": many})
     refused(response, 400, "REQUEST_MALFORMED")
     assert "5000" in response.text
     assert (await shown(app))["openFindings"] == {"red": 1, "yellow": 0}
-    assert await taken_in(app, {"findings": [red]}) == (0, 1, 0)
+    assert await send_accepted(app, {"findings": [red]}) == (0, 1, 0)
 
 
 @wire
 async def test_a_large_scan(app: App) -> None:
-    """More than the megabyte that other bodies may have, and more than one event can hold."""
+    """A scan may be larger than other bodies (1 MiB), and its events are split."""
     await go_live(app)
     many = [
         {"cve": f"CVE-{n}", "component": f"{'c' * 250}-{n}", "severity": "high", "fixedIn": "2"}
-        for n in range(findings.MOST_OPEN)
+        for n in range(findings.MAX_OPEN)
     ]
     assert len(msgspec.json.encode(many)) > 1_048_576
-    assert await taken_in(app, {"findings": many}) == (findings.MOST_OPEN, 0, 0)
-    data = await told(app)
-    assert sum(len(each["findings"]) for each in data) == findings.MOST_OPEN
+    assert await send_accepted(app, {"findings": many}) == (findings.MAX_OPEN, 0, 0)
+    data = await queued_data(app)
+    assert sum(len(each["findings"]) for each in data) == findings.MAX_OPEN
     assert max(len(msgspec.json.encode(each)) for each in data) <= DATA_BYTES
-    assert await taken_in(app, {"findings": many}) == (0, findings.MOST_OPEN, 0)
-    assert len(await told(app)) == len(data)
+    assert await send_accepted(app, {"findings": many}) == (0, findings.MAX_OPEN, 0)
+    assert len(await queued_data(app)) == len(data)
 
 
 @wire
-async def test_scans_at_the_same_time_tell_once(app: App, twin: Gateway) -> None:
+async def test_concurrent_scans_notify_once(app: App, twin: Gateway) -> None:
     await go_live(app)
     red = {"cve": "CVE-1", "component": "lib@1", "severity": "critical", "fixedIn": "2"}
     everywhere = [app, app.at(twin)] * 3
     answers = await asyncio.gather(*(send(each, {"findings": [red]}) for each in everywhere))
     assert {answer.status_code for answer in answers} == {200}
     assert sum(answer.json()["new"] for answer in answers) == 1
-    assert len(await told(app)) == 1
+    assert len(await queued_data(app)) == 1
 
 
 @wire
 async def test_a_deleted_app_leaves_nothing(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend)
     red = {"cve": "CVE-1", "component": "lib@1", "severity": "critical", "fixedIn": "2"}
-    await taken_in(app, {"findings": [red]})
+    await send_accepted(app, {"findings": [red]})
     await gw.platform("DELETE", f"apps/{app.name}")
     refused(await send(app, {"findings": []}), 404, "NOT_FOUND")
     async with redis.asyncio.Redis.from_url(gw.redis.url) as client:
@@ -294,7 +306,7 @@ async def test_only_operators_send_scans(app: App) -> None:
 
 
 @wire
-async def test_what_is_shown_before_anything_was_seen(app: App) -> None:
+async def test_an_app_before_its_first_inspection(app: App) -> None:
     row = await shown(app)
     assert row["status"] == "never-live"
     assert (row["health"], row["healthSince"], row["certificateExpiresAt"]) == ("unknown", None, None)
@@ -304,7 +316,7 @@ async def test_what_is_shown_before_anything_was_seen(app: App) -> None:
 
 
 @wire
-async def test_what_the_monitors_saw_is_shown(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_an_app_after_its_inspection(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, plan="starter")
     await go_live(app)
     tag = partition_tag(app.account.id)
@@ -317,4 +329,4 @@ async def test_what_the_monitors_saw_is_shown(gw: Gateway, backend: FakeAppBacke
     assert row["certificateExpiresAt"] == "2026-07-02T08:00:00.007Z"
     await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})
     row = await shown(app)
-    assert (row["health"], row["healthSince"]) == ("unknown", None), "it is not probed any more"
+    assert (row["health"], row["healthSince"]) == ("unknown", None), "it is no longer probed"

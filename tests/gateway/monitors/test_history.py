@@ -1,32 +1,32 @@
-"""How an outage is split into days, and when it counts."""
+"""An outage is split into days, and counted when it ends."""
 
 from gateway.monitors.health import AppHealth
-from gateway.monitors.history import DAY, DAYS, changes, outage
+from gateway.monitors.history import DAY_MS, DAYS, count_ended_outage, split_outage
 
 MIDNIGHT = 1_783_036_800_000  # 2026-07-03T00:00:00Z
 
 
 def test_an_outage_over_midnight_counts_on_both_days() -> None:
-    counted = outage(MIDNIGHT - 5_000, MIDNIGHT + 7_000)
+    counted = split_outage(MIDNIGHT - 5_000, MIDNIGHT + 7_000)
     assert counted == {
         "2026-07-02:down": 5_000,
         "2026-07-02:outages": 1,
         "2026-07-03:down": 7_000,
         "2026-07-03:outages": 1,
     }
-    assert outage(MIDNIGHT, MIDNIGHT) == {}
-    assert outage(MIDNIGHT, MIDNIGHT + DAY) == {"2026-07-03:down": DAY, "2026-07-03:outages": 1}
+    assert split_outage(MIDNIGHT, MIDNIGHT) == {}
+    assert split_outage(MIDNIGHT, MIDNIGHT + DAY_MS) == {"2026-07-03:down": DAY_MS, "2026-07-03:outages": 1}
 
 
-def test_an_endless_outage_is_bounded() -> None:
-    counted = outage(0, MIDNIGHT)
+def test_an_outage_counts_90_days_at_most() -> None:
+    counted = split_outage(0, MIDNIGHT)
     assert len(counted) == 2 * DAYS
-    assert sum(value for name, value in counted.items() if name.endswith(":down")) == DAYS * DAY
+    assert sum(value for name, value in counted.items() if name.endswith(":down")) == DAYS * DAY_MS
 
 
-def test_it_counts_when_it_ends() -> None:
+def test_an_outage_is_counted_when_it_ends() -> None:
     down, up = AppHealth(status="unhealthy", since=MIDNIGHT), AppHealth(status="healthy", since=MIDNIGHT + 60_000)
-    assert changes(down, down, MIDNIGHT + 30_000) == {}
-    assert changes(up, up, MIDNIGHT + 90_000) == {}
-    assert changes(AppHealth(failures=2), up, MIDNIGHT + 90_000) == {}
-    assert changes(down, up, MIDNIGHT + 60_000) == {"2026-07-03:down": 60_000, "2026-07-03:outages": 1}
+    assert count_ended_outage(down, down, MIDNIGHT + 30_000) == {}
+    assert count_ended_outage(up, up, MIDNIGHT + 90_000) == {}
+    assert count_ended_outage(AppHealth(failures=2), up, MIDNIGHT + 90_000) == {}
+    assert count_ended_outage(down, up, MIDNIGHT + 60_000) == {"2026-07-03:down": 60_000, "2026-07-03:outages": 1}

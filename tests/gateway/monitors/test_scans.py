@@ -1,37 +1,30 @@
-"""Scans in four formats: the scanners' by their published schemas, made by hand."""
+"""Scans are read in four formats: our own, and those of three scanners."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.errors import RequestMalformed
 from gateway.monitors import scans
-from gateway.monitors.scans import Reported, Severity
-
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "scans"
-
-
-def fixture(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_text())
-    return found
+from gateway.monitors.scans import ReportedFinding, Severity
+from tests.support.scans import scan_fixture
 
 
 def read(scan: Any) -> scans.Scan:
-    return scans.read(json.dumps(scan).encode())
+    return scans.read_scan(json.dumps(scan).encode())
 
 
-def a(cve: str, component: str, severity: Severity, fixed: str | None = None, **fields: Any) -> Reported:
-    return Reported(cve=cve, component=component, severity=severity, fixedIn=fixed, **fields)
+def reported(cve: str, component: str, severity: Severity, fixed: str | None = None, **fields: Any) -> ReportedFinding:
+    return ReportedFinding(cve=cve, component=component, severity=severity, fixedIn=fixed, **fields)
 
 
 def test_trivy() -> None:
-    scan = read(fixture("trivy"))
-    twice = a("CVE-2026-1004", "@scope/parser@2.0.0", "medium", "1.9.9, 2.0.1")
+    scan = read(scan_fixture("trivy"))
+    twice = reported("CVE-2026-1004", "@scope/parser@2.0.0", "medium", "1.9.9, 2.0.1")
     assert scan.reported == [
-        a("CVE-2026-1001", "libssl3@3.0.11-1", "critical", "3.0.13-1"),
-        a("CVE-2026-1002", "zlib1g@1:1.2.13", "high"),
+        reported("CVE-2026-1001", "libssl3@3.0.11-1", "critical", "3.0.13-1"),
+        reported("CVE-2026-1002", "zlib1g@1:1.2.13", "high"),
         twice,
         twice,
     ]
@@ -40,28 +33,28 @@ def test_trivy() -> None:
 
 
 def test_grype() -> None:
-    scan = read(fixture("grype"))
+    scan = read(scan_fixture("grype"))
     assert scan.reported == [
-        a("CVE-2026-2001", "lodash@4.17.21", "high", "4.17.22"),
-        a("CVE-2026-2002", "curl@8.5.0", "medium", "8.5.1", exploited=True),
-        a("CVE-2026-2003", "busybox@1.36", "critical"),
-        a("CVE-2026-2004", "apt@2.6", "negligible"),
+        reported("CVE-2026-2001", "lodash@4.17.21", "high", "4.17.22"),
+        reported("CVE-2026-2002", "curl@8.5.0", "medium", "8.5.1", exploited=True),
+        reported("CVE-2026-2003", "busybox@1.36", "critical"),
+        reported("CVE-2026-2004", "apt@2.6", "negligible"),
     ]
     assert scan.ignored == 1
     assert [each.red for each in scan.reported] == [True, True, False, False]
 
 
 def test_osv_scanner() -> None:
-    scan = read(fixture("osv"))
+    scan = read(scan_fixture("osv"))
     assert scan.reported == [
-        a("CVE-2026-3001", "minimist@1.2.5", "critical", "0.2.4, 1.2.6"),
-        a("GHSA-gggg-hhhh-iiii", "qs@6.5.0", "medium"),
+        reported("CVE-2026-3001", "minimist@1.2.5", "critical", "0.2.4, 1.2.6"),
+        reported("GHSA-gggg-hhhh-iiii", "qs@6.5.0", "medium"),
     ]
     assert scan.ignored == 1
 
 
 def test_osv_scanner_without_groups() -> None:
-    scan = fixture("osv")
+    scan = scan_fixture("osv")
     for found in scan["results"][0]["packages"]:
         del found["groups"]
     assert [each.cve for each in read(scan).reported] == ["CVE-2026-3001", "GHSA-gggg-hhhh-iiii"]
@@ -79,7 +72,7 @@ def test_osv_scanner_without_groups() -> None:
     ],
 )
 def test_the_bands_of_a_score(severity: str, scores: list[str]) -> None:
-    scan = fixture("osv")
+    scan = scan_fixture("osv")
     for score in scores:
         scan["results"][0]["packages"][0]["groups"][0]["max_severity"] = score
         assert read(scan).reported[0].severity == severity
@@ -91,9 +84,9 @@ def test_our_own() -> None:
     bare = {"cve": "CVE-3", "component": "b", "severity": "Moderate", "tier": "red", "fixedIn": None}
     scan = read({"findings": [listed, full, bare]})
     assert scan.reported == [
-        a("CVE-1", "a", "high", "2"),
-        a("CVE-2", "a", "high", "2", tier="yellow", deadlineAt="2026-07-09T10:00:00.000Z"),
-        a("CVE-3", "b", "medium", tier="red"),
+        reported("CVE-1", "a", "high", "2"),
+        reported("CVE-2", "a", "high", "2", tier="yellow", deadlineAt="2026-07-09T10:00:00.000Z"),
+        reported("CVE-3", "b", "medium", tier="red"),
     ]
     assert [each.red for each in scan.reported] == [True, False, True]
 
@@ -142,11 +135,11 @@ def test_what_is_malformed_is_named(scan: Any, named: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"nonsense", b'{"findings": [}', b'{"findings": ["\xff"]}'])
 def test_what_is_no_json(body: bytes) -> None:
     with pytest.raises(RequestMalformed):
-        scans.read(body)
+        scans.read_scan(body)
 
 
 def test_a_scanners_long_words_are_cut() -> None:
-    scan = fixture("trivy")
+    scan = scan_fixture("trivy")
     first = scan["Results"][0]["Vulnerabilities"][0]
     first.update(PkgName="p" * 1000, FixedVersion=", ".join(map(str, range(1000))))
     found = read(scan).reported[0]

@@ -1,4 +1,4 @@
-"""What operators see of all accounts, apps and failed deploys, over HTTP."""
+"""Operators list all accounts, apps and failed deploys over HTTP."""
 
 import secrets
 
@@ -52,7 +52,7 @@ async def test_failed_deploys_are_listed(hosted: App) -> None:
     assert (failed["id"], failed["account"], failed["error"]) == (deploy, hosted.account.id, "build: exit status 1")
 
 
-async def test_lists_have_bounds(gw: Gateway) -> None:
+async def test_invalid_limits(gw: Gateway) -> None:
     queries = ["accounts?limit=101", "apps?limit=0", f"accounts?search={'x' * 201}", "apps?health=healthy"]
     for query in [*queries, "deploys/failed?limit=x"]:
         refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")

@@ -1,4 +1,4 @@
-"""What needs an operator is listed: unhealthy apps as long as they are, and deploys that failed within a day."""
+"""Unhealthy apps, expiring certificates, and deploys that failed within a day are listed."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from gateway.deploys.keys import failed_deploys_key, site_key
 from gateway.monitors.health import AppHealth
 from gateway.monitors.keys import certificate_ends_key, certificate_key, health_key, unhealthy_key
 from gateway.operations.needs_attention import (
-    EXPIRING,
+    EXPIRING_MS,
     count_ended_deploys,
     count_expiring_certificates,
     count_failed_deploys,
@@ -17,7 +17,6 @@ from gateway.operations.needs_attention import (
 )
 from gateway.process import Gateway
 from gateway.redis.partitions import partition_tag
-from tests.gateway.operations.test_overview import gateway as gateway
 
 NOW = 1_782_979_200_000
 
@@ -41,7 +40,7 @@ async def test_unhealthy_apps(gateway: Gateway) -> None:
     shop, blog, cafe = [await put_app(gateway, name) for name in ("shop", "blog", "cafe")]
     await observe(gateway, shop, AppHealth(status="unhealthy", since=NOW))
     await observe(gateway, blog, AppHealth(status="unhealthy", since=NOW - 1000))
-    await observe(gateway, cafe, AppHealth(status="healthy", since=NOW))  # its monitor died before it took it out
+    await observe(gateway, cafe, AppHealth(status="healthy", since=NOW))  # its monitor died before it removed the app
     assert [app.id for app, _ in await list_unhealthy_apps(gateway.registry, 10)] == ["blog", "shop"]
     assert [app.id for app, _ in await list_unhealthy_apps(gateway.registry, 1)] == ["blog"]
     assert await count_unhealthy_apps(gateway.registry) == 2
@@ -53,11 +52,11 @@ async def test_unhealthy_apps(gateway: Gateway) -> None:
 
 
 async def test_expiring_certificates(gateway: Gateway) -> None:
-    for name, end in (("shop", NOW + EXPIRING), ("blog", NOW + EXPIRING + 1), ("cafe", NOW)):
+    for name, end in (("shop", NOW + EXPIRING_MS), ("blog", NOW + EXPIRING_MS + 1), ("cafe", NOW)):
         app = await put_app(gateway, name)
         tag = partition_tag(app.account)
         await gateway.store.client.zadd(certificate_ends_key(tag), {name: end})
-        if name != "cafe":  # it has no custom domain any more
+        if name != "cafe":  # it no longer has a custom domain
             await gateway.store.client.hset(certificate_key(tag, name), "expiresAt", end)
     assert await count_expiring_certificates(gateway.store, NOW) == 1
     assert await gateway.store.client.zscore(certificate_ends_key(tag), "cafe") is None

@@ -1,13 +1,11 @@
-"""What the operators' page shows is what is there, and the gauges show the same."""
+"""The snapshot of the operators' page and the gauges show the state of the service."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable
@@ -19,33 +17,15 @@ from gateway.process import Gateway
 from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
 from gateway.telemetry.keys import spenders_key
-from tests.gateway.telemetry.desk import line
+from tests.support.counters import request_line
+from tests.support.gateway_parts import open_gateway
 from tests.support.redis_servers import RedisServer, cluster
 
 CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
-async def inside(url: str) -> AsyncIterator[Gateway]:
-    """A gateway's parts without its server."""
-    settings = Settings(redis_url=url, inference=True, processing_approved=True, provider_key="key")
-    gateway = Gateway(settings)
-    following = asyncio.create_task(gateway.registry.follow_changes())
-    await gateway.availability.reload()
-    yield gateway
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-    await gateway.http.close()
-    await gateway.store.close()
-
-
-@pytest_asyncio.fixture
-async def gateway(redis_url: str) -> AsyncIterator[Gateway]:
-    async for gateway in inside(redis_url):
-        yield gateway
-
-
 async def take_snapshot(gateway: Gateway) -> dict[str, Any]:
-    return msgspec.to_builtins(await gateway.overview.snapshot())
+    return msgspec.to_builtins(await gateway.overview.take_snapshot())
 
 
 async def crash(gateway: Gateway, account: str, times: int = 1) -> None:
@@ -62,7 +42,7 @@ async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
     assert (snapshot["spend"]["total"], snapshot["spend"]["top"]) == (0, [])
     assert snapshot["webhooks"] == {"waiting": 0, "pending": 0, "oldestMs": None}
     assert snapshot["models"] == []
-    assert snapshot["troubles"] == {
+    assert snapshot["needsAttention"] == {
         "failedDeploys": 0,
         "unhealthyApps": 0,
         "missingWorkers": ["webhooks", "deploys", "monitors", "sites"],
@@ -74,10 +54,11 @@ async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
     assert 0 < snapshot["redis"]["latencyMs"] < 2000
 
 
-async def test_requests_and_their_codes_are_in_their_minute(gateway: Gateway) -> None:
+async def test_requests_and_codes_count_in_their_minute(gateway: Gateway) -> None:
     for _ in range(9):
-        gateway.counters.request("acc", line(ttft_ms=180.0, input_tokens=1, output_tokens=1, nano_euro=10))
-    gateway.counters.request("acc", line(code="SPEND_CAP_REACHED"))
+        answer = request_line(ttft_ms=180.0, input_tokens=1, output_tokens=1, nano_euro=10)
+        gateway.counters.count_request("acc", answer)
+    gateway.counters.count_request("acc", request_line(code="SPEND_CAP_REACHED"))
     await gateway.counters.flush()
     snapshot = await take_snapshot(gateway)
     # The minute may have ended in between.
@@ -89,11 +70,11 @@ async def test_requests_and_their_codes_are_in_their_minute(gateway: Gateway) ->
     assert [process["streams"] for process in snapshot["gateways"]] == [0]
 
 
-async def test_who_spent_most_comes_first_with_what_redis_says(gateway: Gateway) -> None:
+async def test_the_accounts_that_spent_the_most_come_first(gateway: Gateway) -> None:
     accounts = [(await gateway.registry.create_account(f"Account {n}", "free"))[0] for n in range(10)]
     day = time.strftime("%Y-%m-%d", time.gmtime())
     for n, account in enumerate(accounts):
-        gateway.counters.request(account.id, line(nano_euro=1000 * (n + 1)))
+        gateway.counters.count_request(account.id, request_line(nano_euro=1000 * (n + 1)))
         await gateway.store.client.hset(spend_key(account.id, day), mapping={"settled": 7 * n, "reserved": 5})
         await gateway.store.client.expire(spend_key(account.id, day), 60)
     await gateway.counters.flush()
@@ -111,7 +92,7 @@ async def test_who_spent_most_comes_first_with_what_redis_says(gateway: Gateway)
     assert await gateway.store.client.ttl(spenders_key(day)) > 0
 
 
-async def test_a_process_that_died_is_no_longer_shown(gateway: Gateway) -> None:
+async def test_a_dead_process_is_not_shown(gateway: Gateway) -> None:
     await gateway.counters.flush()
     await gateway.store.client.sadd("{ops}:processes", "dead-1")
     assert [process["id"] for process in (await take_snapshot(gateway))["gateways"]] == [gateway.counters._id]
@@ -132,15 +113,15 @@ async def test_queues_and_workers_of_all_partitions(kind: str, valkey: RedisServ
 
 
 async def queues_and_workers(url: str) -> None:
-    async for gateway in inside(url):
+    async with open_gateway(url) as gateway:
         accounts = [f"acc_{n}" for n in range(40)]
         for account in accounts:
             await crash(gateway, account)
-        client, now = gateway.redis.client, await gateway.overview._now() + 5000
+        client, now = gateway.store.client, await gateway.overview._read_clock() + 5000
         backlog = await read_backlog(gateway.store, now)
         assert (backlog.webhooks.waiting, backlog.webhooks.pending, backlog.workers) == (40, 0, [])
         assert 5000 <= backlog.webhooks.oldestMs < 15_000
-        # Two workers read; one of them dies with what it has in hand.
+        # Two workers read; one of them dies with pending entries.
         for tag in PARTITION_TAGS:
             await client.xgroup_create(f"{tag}:events", "webhooks", "0", mkstream=True)
             await client.xgroup_create(f"{tag}:builds", "deploys", "0", mkstream=True)
@@ -169,8 +150,8 @@ async def queues_and_workers(url: str) -> None:
         assert 3000 <= one.heartbeatMs < 5000
         assert two.heartbeatMs is None
         assert two.pending > 0
-        assert backlog.workers_alive() == {"webhooks": 1, "deploys": 1, "monitors": 1, "sites": 0}
-        assert await client.smembers("{ops}:workers") == {"monitors:one"}, "the dead are forgotten"
+        assert backlog.count_workers_alive() == {"webhooks": 1, "deploys": 1, "monitors": 1, "sites": 0}
+        assert await client.smembers("{ops}:workers") == {"monitors:one"}, "dead workers are removed"
         assert backlog.outcomes == {"delivered": 5}
         snapshot = await take_snapshot(gateway)
         assert snapshot["webhooks"]["waiting"] == 40
@@ -181,7 +162,7 @@ def gauge(gateway: Gateway, name: str, **labels: str) -> float | None:
     return gateway.metrics.registry.get_sample_value(name, labels)
 
 
-async def test_the_gauges_show_it_too(gateway: Gateway) -> None:
+async def test_the_gauges(gateway: Gateway) -> None:
     await crash(gateway, "acc", 3)
     await asyncio.sleep(0.01)
     await gateway.overview.refresh_gauges()
@@ -196,7 +177,7 @@ async def test_the_gauges_show_it_too(gateway: Gateway) -> None:
 
 
 async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Gateway) -> None:
-    """A process that starts reads counts of all time: a zero before them would look like an increase."""
+    """A process that starts reads counts of all time. A zero before them would look like an increase."""
     outcomes = ("delivered", "failed", "dropped")
     assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [None, None, None]
     tag = PARTITION_TAGS[3]
@@ -209,9 +190,9 @@ async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Gateway)
     assert gauge(gateway, "gateway_apps_unhealthy") == 0
 
 
-async def test_the_clock_names_the_keys_of_now(gateway: Gateway) -> None:
-    """Whatever the time zone of whoever looks: Grafana reads it from Redis."""
-    gateway.counters.request("acc", line(nano_euro=10))
+async def test_the_clock_has_the_names_of_current_keys(gateway: Gateway) -> None:
+    """Grafana reads it from Redis, because it renders times in the viewer's time zone."""
+    gateway.counters.count_request("acc", request_line(nano_euro=10))
     await gateway.counters.flush()
     await gateway.overview.refresh_gauges()
     clock = await gateway.store.client.hgetall("{ops}:clock")
@@ -229,7 +210,7 @@ async def test_models_have_their_own_figures(gateway: Gateway) -> None:
         ("llama-3.3-70b-instruct", "PROVIDER_TIMEOUT", None),
         ("llama-3.3-70b-instruct", "CLIENT_GONE", 2500.0),
     ):
-        gateway.counters.request("acc", line(model=model, code=code, ttft_ms=ttft_ms), admitted=True)
+        gateway.counters.count_request("acc", request_line(model=model, code=code, ttft_ms=ttft_ms), admitted=True)
     await gateway.counters.flush()
     oss, llama = (await take_snapshot(gateway))["models"]
     assert (oss["model"], oss["requests"], oss["errors"]) == ("gpt-oss-120b", 3, 0)
@@ -249,10 +230,10 @@ async def test_an_account_above_its_cap_is_noticed(gateway: Gateway) -> None:
         await gateway.overview.refresh_gauges()
         return gauge(gateway, "gateway_cap_breaches_total")
 
-    assert await breaches(cap, 1) == 0  # nobody looks at an account whose money did not move
-    gateway.counters.request(account.id, line(nano_euro=1))
+    assert await breaches(cap, 1) == 0  # an account whose spend did not change is not checked
+    gateway.counters.count_request(account.id, request_line(nano_euro=1))
     assert await breaches(cap - 1, 1) == 0
-    gateway.counters.request(account.id, line(nano_euro=1))
+    gateway.counters.count_request(account.id, request_line(nano_euro=1))
     assert await breaches(cap - 1, 2) == 1
     assert await breaches(cap - 1, 2) == 1
 
@@ -260,7 +241,7 @@ async def test_an_account_above_its_cap_is_noticed(gateway: Gateway) -> None:
 async def test_without_redis_there_is_no_snapshot(gateway: Gateway) -> None:
     lost = Gateway(Settings(redis_url="redis://127.0.0.1:1/0"))
     with pytest.raises(BackboneUnavailable):
-        await lost.overview.snapshot()
+        await lost.overview.take_snapshot()
     await lost.http.close()
     await lost.store.close()
 
@@ -271,26 +252,26 @@ async def test_without_redis_there_is_no_snapshot(gateway: Gateway) -> None:
 class Counted:
     taken = 0
 
-    async def snapshot(self) -> dict[str, int]:
+    async def take_snapshot(self) -> dict[str, int]:
         self.taken += 1
         return {"n": self.taken}
 
 
-async def test_all_viewers_share_a_snapshot_and_nobody_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operations.overview.SNAPSHOT_INTERVAL", 0.05)
+async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.operations.overview.SNAPSHOT_SECONDS", 0.05)
     overview = Counted()
     feed = SnapshotFeed(overview)  # type: ignore[arg-type]
-    viewers = [feed.events() for _ in range(20)]
+    viewers = [feed.stream_events() for _ in range(20)]
     for seen in range(1, 4):
-        told = set(await asyncio.gather(*(anext(viewer) for viewer in viewers)))
-        assert told == {b'data: {"n":%d}\n\n' % seen}
-    late = feed.events()
+        events = set(await asyncio.gather(*(anext(viewer) for viewer in viewers)))
+        assert events == {b'data: {"n":%d}\n\n' % seen}
+    late = feed.stream_events()
     assert await anext(late) == b'data: {"n":3}\n\n'  # at once, without waiting for the next
     for viewer in [*viewers, late]:
         await viewer.aclose()
     taken = overview.taken
     await asyncio.sleep(0.15)
     assert (feed.viewers, overview.taken) == (0, taken)
-    again = feed.events()
+    again = feed.stream_events()
     assert await anext(again) == b'data: {"n":%d}\n\n' % (taken + 1)
     await again.aclose()

@@ -1,4 +1,4 @@
-"""The operators' page over the wire: who gets in, what is told, and when it ends."""
+"""The operators' page over HTTP: access, figures, and the end of its stream."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ import httpx_sse
 import pytest
 import pytest_asyncio
 
-from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, OPERATOR, SESSION_SECONDS
-from gateway.operations.page_routes import VIEWERS
+from gateway.accounts.sessions import ACCOUNT, FAILED_PER_MINUTE, OPERATOR, SESSION_SECONDS
+from gateway.operations.page_routes import MAX_VIEWERS
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, tokens
 from tests.gateway.conftest import COUNTED_SOON, Launch
@@ -68,7 +68,7 @@ async def snapshot(gw: Gateway) -> dict[str, Any]:
 # -- who gets in ---------------------------------------------------------------------------------------------
 
 
-async def test_the_token_buys_a_cookie_that_no_script_reads(visitor: Visitor) -> None:
+async def test_a_log_in_sets_a_cookie_that_scripts_cannot_read(visitor: Visitor) -> None:
     response = await visitor.log_in()
     assert (response.status_code, response.content) == (204, b"")
     _, *attributes = response.headers["set-cookie"].split("; ")
@@ -83,7 +83,7 @@ async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Cookie": f"{OPERATOR}=wrong"}])
-async def test_nobody_else_watches(gw: Gateway, headers: dict[str, str]) -> None:
+async def test_other_credentials_are_refused(gw: Gateway, headers: dict[str, str]) -> None:
     refused(await gw.http.get("/ops/events", headers=headers), 401, "UNAUTHORIZED")
 
 
@@ -108,7 +108,7 @@ async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, vis
     refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
 
 
-async def test_another_sites_page_turns_nothing(gw: Gateway, visitor: Visitor) -> None:
+async def test_another_site_s_page_changes_nothing(gw: Gateway, visitor: Visitor) -> None:
     evil = "http://demo.apps.localhost"
     refused(await visitor.log_in(Origin=evil), 403, "CSRF_REFUSED")
     await visitor.log_in()
@@ -119,7 +119,7 @@ async def test_another_sites_page_turns_nothing(gw: Gateway, visitor: Visitor) -
     assert (await visitor.call("PUT", "/platform/inference", {"enabled": True})).status_code == 200
 
 
-async def test_logging_out_ends_it(visitor: Visitor) -> None:
+async def test_a_log_out_ends_the_session(visitor: Visitor) -> None:
     await visitor.log_in()
     token = visitor.http.cookies[OPERATOR]
     assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
@@ -128,27 +128,27 @@ async def test_logging_out_ends_it(visitor: Visitor) -> None:
 
 
 async def test_failed_log_ins_are_limited(visitor: Visitor) -> None:
-    for n in range(FAILED_A_MINUTE):
+    for n in range(FAILED_PER_MINUTE):
         refused(await visitor.log_in(f"wrong {n}"), 401, "UNAUTHORIZED")
     refused(await visitor.log_in(), 429, "LOGINS_LIMITED")
 
 
 @pytest.mark.parametrize("path", ["/ops", "/ops/page.js", "/ops/style.css"])
-async def test_its_files_are_there_for_everybody(gw: Gateway, path: str) -> None:
+async def test_its_files_are_public(gw: Gateway, path: str) -> None:
     response = await gw.http.get(path)
     assert response.status_code == 200
     assert "script-src 'self'" in response.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("path", ["/ops/none.js", "/ops/..%2findex.html"])
-async def test_no_other_files_are(gw: Gateway, path: str) -> None:
+async def test_other_files_are_not_served(gw: Gateway, path: str) -> None:
     assert (await gw.http.get(path)).status_code == 404
 
 
 # -- what is told --------------------------------------------------------------------------------------------
 
 
-async def test_what_happens_shows(launch: Launch, backend: FakeAppBackend) -> None:
+async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend) -> None:
     async with launch(COUNTED_SOON) as gw:
         app = await gw.app(backend)
         for _ in range(20):
@@ -195,9 +195,9 @@ async def test_open_streams_show(gw: Gateway, app: App) -> None:
     assert (await asking).status_code == 200
 
 
-async def test_there_is_a_bound_on_viewers(gw: Gateway) -> None:
+async def test_the_number_of_viewers_is_limited(gw: Gateway) -> None:
     async with AsyncExitStack() as viewers:
-        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(VIEWERS)]
+        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(MAX_VIEWERS)]
         for each in seen:
             await anext(each)
         refused(await gw.http.get("/ops/events", headers=BEARER), 429, "VIEWERS_LIMITED")
@@ -210,7 +210,7 @@ async def test_there_is_a_bound_on_viewers(gw: Gateway) -> None:
         await wait_until(room)
 
 
-async def test_redis_being_away_is_told_and_so_is_its_return(gw: Gateway) -> None:
+async def test_the_stream_reports_when_redis_is_away_and_back(gw: Gateway) -> None:
     async with watching(gw) as seen:
         assert (await anext(seen)).event == "message"
         gw.redis.freeze()
@@ -225,7 +225,7 @@ async def test_redis_being_away_is_told_and_so_is_its_return(gw: Gateway) -> Non
                 pass
 
 
-async def test_a_drain_ends_it(launch: Launch) -> None:
+async def test_a_drain_ends_the_stream(launch: Launch) -> None:
     async with launch() as gw, watching(gw) as seen:
         await anext(seen)
         stopping = asyncio.create_task(gw.stop())

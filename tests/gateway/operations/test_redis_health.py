@@ -1,4 +1,4 @@
-"""A Redis that takes no writes, wholly or in part, is seen, named and measured; money survives it."""
+"""A Redis that accepts no writes, in whole or in part, is noticed and reported, and no settlement is lost."""
 
 import asyncio
 import shutil
@@ -14,11 +14,11 @@ from gateway.inference.spend.admission import Reservation
 from gateway.inference.spend.reservations import ReservationRecord
 from gateway.operations import redis_health
 from gateway.operations.redis_health import RedisHealth
-from gateway.redis.client import ATTEMPT, Store
+from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import compare_and_set
 from gateway.telemetry.metrics import Metrics
-from tests.gateway.inference.admissions import Books, desk
+from tests.gateway.inference.admissions import Books, admission_process
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, cluster
 from workers.monitors.leases import settle_overdue
@@ -61,10 +61,10 @@ def run(server: RedisServer, command: str) -> None:
 
 
 @pytest.mark.parametrize("code", STATES)
-async def test_every_kind_of_call_while_redis_takes_no_writes(own: RedisServer, code: str) -> None:
+async def test_each_kind_of_call_while_redis_accepts_no_writes(own: RedisServer, code: str) -> None:
     broken, mended = STATES[code]
-    async with watched(own.url) as watch, desk(own.url) as gateway:
-        books = Books(gateway.redis.client)
+    async with watched(own.url) as watch, admission_process(own.url) as gateway:
+        books = Books(gateway.store.client)
         running, overdue = await gateway.reserve(1000), await gateway.reserve(300)
         await books.client.zadd(f"{partition_tag('acc_one')}:leases", {overdue.id: 1})
         assert (await watch.health.check(), watch.up()) == ("", 1)
@@ -88,14 +88,14 @@ async def test_every_kind_of_call_while_redis_takes_no_writes(own: RedisServer, 
 
 
 async def test_a_lost_reservation_is_booked_while_the_memory_is_full(own: RedisServer) -> None:
-    async with desk(own.url) as gateway:
-        books = Books(gateway.redis.client)
+    async with admission_process(own.url) as gateway:
+        books = Books(gateway.store.client)
         day, now = await books.today(), (await books.client.time())[0] * 1000
         run(own, STATES["OOM"][0])
         record = ReservationRecord("acc_one", day, 1000, now + 60_000, "shop")
         for _ in range(2):
             await gateway.settle(Reservation("lost", "acc_one", 1000, record), 7)
-        assert not gateway.admission._unwritten
+        assert not gateway.admission.pending
         assert await books.spend() == (7, 0)
 
 
@@ -113,15 +113,15 @@ async def test_a_disk_that_is_full(own: RedisServer) -> None:
             shutil.rmtree(client.config_get("dir")["dir"])
             client.bgsave()
             await wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
-            with pytest.raises(BackboneUnavailable, match=r"cannot save to its disk \(MISCONF\)"):
+            with pytest.raises(BackboneUnavailable, match=r"cannot save its data to disk \(MISCONF\)"):
                 await watch.health.check()
 
 
-async def test_a_fault_shows_within_seconds_without_being_asked_for(
+async def test_a_fault_is_noticed_within_seconds_without_a_request(
     own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert redis_health.INTERVAL + ATTEMPT < 5
-    monkeypatch.setattr(redis_health, "INTERVAL", 0.1)
+    assert redis_health.CHECK_SECONDS + COMMAND_SECONDS < 5
+    monkeypatch.setattr(redis_health, "CHECK_SECONDS", 0.1)
     async with watched(own.url) as watch:
         checking = asyncio.create_task(watch.health.keep_checking())
         await wait_until(lambda: watch.up() == 1)
@@ -137,7 +137,7 @@ def full(slots: list[Any]) -> None:
         client.config_set("maxmemory", 1)
 
 
-async def test_a_cluster_of_which_a_part_takes_writes_is_ready() -> None:
+async def test_a_cluster_that_accepts_some_writes_is_ready() -> None:
     with cluster() as url:
         async with watched(url) as watch:
             assert (await watch.health.check(), watch.up()) == ("", 1)

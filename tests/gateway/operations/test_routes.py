@@ -1,4 +1,4 @@
-"""Operators' surface, the account's view, health, metrics and the log line."""
+"""The operators' API, the account's view, health, metrics and the log line."""
 
 import json
 import re
@@ -33,7 +33,7 @@ async def test_only_operators_enter(gw: Gateway) -> None:
             refused(response, 401, "UNAUTHORIZED")
 
 
-async def test_without_a_token_the_surface_is_closed(launch: Launch) -> None:
+async def test_without_an_operator_token_the_api_is_closed(launch: Launch) -> None:
     async with launch(GATEWAY_OPERATOR_TOKEN="") as gw:
         for authorization in ("Bearer ", "Bearer None", f"Bearer {OPERATOR}", "Bearer null"):
             headers = {"Authorization": authorization.strip()}
@@ -82,12 +82,12 @@ async def test_an_account(gw: Gateway) -> None:
         ({"name": "", "plan": "free"}, "name"),
     ],
 )
-async def test_accounts_that_are_none(gw: Gateway, body: dict[str, Any], field: str) -> None:
+async def test_malformed_accounts(gw: Gateway, body: dict[str, Any], field: str) -> None:
     error = refused(await gw.platform("POST", "accounts", body), 400, "REQUEST_MALFORMED")
     assert field in error["message"]
 
 
-async def test_accounts_that_are_not_there(gw: Gateway) -> None:
+async def test_unknown_accounts(gw: Gateway) -> None:
     refused(await gw.platform("PATCH", "accounts/acc_nobody", {"plan": "free"}), 404, "NOT_FOUND")
     account = await gw.account()
     error = refused(await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "gold"}), 400, "REQUEST_MALFORMED")
@@ -95,7 +95,7 @@ async def test_accounts_that_are_not_there(gw: Gateway) -> None:
 
 
 @pytest.mark.parametrize("credential", ["", "Bearer ", "Bearer csk_nonsense", "Basic x", "Bearer " + "x" * 5000])
-async def test_keys_that_are_none(gw: Gateway, credential: str) -> None:
+async def test_invalid_keys(gw: Gateway, credential: str) -> None:
     headers = {"Authorization": credential.strip()} if credential else {}
     for path in ("/account", "/account/apps"):
         refused(await gw.http.get(path, headers=headers), 401, "UNAUTHORIZED")
@@ -136,15 +136,15 @@ async def test_an_app(gw: Gateway, backend: FakeAppBackend) -> None:
 @pytest.mark.parametrize(
     "name", ["Shop", "a--b", "-a", "a-", "a.b", "a_b", "a" * 64, "caf%C3%A9", "%2e%2e", "a%2fb", "a%20b", "a:b"]
 )
-async def test_names_that_are_none(gw: Gateway, backend: FakeAppBackend, name: str) -> None:
+async def test_invalid_names(gw: Gateway, backend: FakeAppBackend, name: str) -> None:
     body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
     response = await gw.platform("PUT", f"apps/{name}", body)
     assert response.status_code in (400, 404)
     assert (await gw.http.get("/health")).status_code == 200
 
 
-async def test_no_app_takes_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
-    """An app named `<other>-preview` had its keys served by the other's preview while it was not live."""
+async def test_no_app_gets_the_address_of_another_s_previews(gw: Gateway, backend: FakeAppBackend) -> None:
+    """Otherwise the other's preview could serve the keys of an app named `<other>-preview`."""
     body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
     for path, fields in (("shop-preview", {}), ("shop-preview", {"name": "shop"}), ("shop", {"name": "shop-preview"})):
         error = refused(await gw.platform("PUT", f"apps/{path}", body | fields), 400, "REQUEST_MALFORMED")
@@ -170,13 +170,13 @@ async def test_no_app_takes_the_address_of_anothers_previews(gw: Gateway, backen
         [],
     ],
 )
-async def test_auths_that_are_none(gw: Gateway, auth: Any) -> None:
+async def test_malformed_auths(gw: Gateway, auth: Any) -> None:
     body = {"account": (await gw.account()).id, "auth": auth}
     error = refused(await gw.platform("PUT", "apps/odd-auth", body), 400, "REQUEST_MALFORMED")
     assert "auth" in error["message"]
 
 
-async def test_apps_of_nobody(gw: Gateway) -> None:
+async def test_apps_of_unknown_accounts(gw: Gateway) -> None:
     for body in ({}, {"account": "acc_nobody"}, {"account": 5}, {"account": None}, []):
         response = await gw.platform("PUT", "apps/of-nobody", body)
         assert response.status_code in (400, 404)
@@ -185,7 +185,7 @@ async def test_apps_of_nobody(gw: Gateway) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff", b"[" * 50_000])
-async def test_bodies_that_are_none(gw: Gateway, content: bytes) -> None:
+async def test_malformed_bodies(gw: Gateway, content: bytes) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
     for method, path in (("POST", "accounts"), ("PUT", "apps/no-body"), ("PUT", "inference")):
         response = await gw.http.request(method, f"/platform/{path}", content=content, headers=headers)
@@ -212,29 +212,29 @@ async def test_metrics(gw: Gateway, app: App) -> None:
     assert not [secret for secret in gw.secrets if secret in text]
 
 
-async def test_one_log_line_a_request(gw: Gateway, app: App, provider: FakeProvider) -> None:
-    """Who, what, how much and how long; at the harness' end the log is searched for content."""
+async def test_one_log_line_per_request(gw: Gateway, app: App, provider: FakeProvider) -> None:
+    """It has no content: the harness searches the log for prompts and answers at its end."""
     response = await app.ask(provider.plays(tokens("x", usage=(41, 43))))
     answered(response)
     wrong = await app.ask("")
     await wait_until(lambda: wrong.headers["X-Request-Id"] in gw.log)
     lines = [json.loads(line) for line in gw.log.splitlines() if line.startswith("{")]
 
-    def told(request_id: str) -> dict[str, Any]:
+    def log_line(request_id: str) -> dict[str, Any]:
         (line,) = [x for x in lines if request_id in x.values() and x.get("level") != "debug"]
         return line
 
-    line = told(response.headers["X-Request-Id"])
+    line = log_line(response.headers["X-Request-Id"])
     assert {app.name, "gpt-oss-120b", 200, 41, 43, cost(41, 43)} <= _values(line)
     assert len([k for k in line if "ttft" in k.lower() or "duration" in k.lower()]) == 2
-    assert {app.name, 400, "REQUEST_MALFORMED"} <= _values(told(wrong.headers["X-Request-Id"]))
+    assert {app.name, 400, "REQUEST_MALFORMED"} <= _values(log_line(wrong.headers["X-Request-Id"]))
 
 
 def _values(line: dict[str, Any]) -> set[Any]:
     return {value for value in line.values() if isinstance(value, str | int)}
 
 
-async def test_a_repository_s_password_is_kept_apart_and_sealed(gw: Gateway) -> None:
+async def test_a_repository_s_password_is_stored_apart_and_encrypted(gw: Gateway) -> None:
     account = await gw.account()
     gw.confidential.add("hunter2-of-bob")
     url = "https://bob:hunter2-of-bob@git.example/bob/x.git"
@@ -243,7 +243,7 @@ async def test_a_repository_s_password_is_kept_apart_and_sealed(gw: Gateway) -> 
     assert answer.json()["repository"] == {"url": "https://git.example/bob/x.git", "branch": "main"}
     assert "hunter2" not in (await gw.platform("GET", "apps/with-a-password")).text
     store = Store(gw.redis.url)
-    app = await Registry(store, Vault(ENCRYPTION_KEY)).find("with-a-password")
+    app = await Registry(store, Vault(ENCRYPTION_KEY)).find_app("with-a-password")
     await store.close()
     assert app is not None
     assert app.repository is not None

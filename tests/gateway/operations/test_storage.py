@@ -1,4 +1,4 @@
-"""Dead letters, and who stores how much, over all partitions."""
+"""Dead letters and the storage of accounts, over all partitions."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -48,7 +48,7 @@ async def everywhere(store: Store, *command: str) -> None:
         await store._commands.call_everywhere(*command)
 
 
-async def bury(store: Store, tag: str, number: int) -> None:
+async def add_letter(store: Store, tag: str, number: int) -> None:
     key = stream_key(tag, "events")
     await store.client.xgroup_create(key, "webhooks", "0", mkstream=True)
     entry = await store.client.xadd(key, {"n": number})
@@ -61,7 +61,7 @@ async def bury(store: Store, tag: str, number: int) -> None:
 
 async def test_the_newest_dead_letters_of_all_partitions(store: Store) -> None:
     for number, tag in enumerate(PARTITION_TAGS):
-        await bury(store, tag, number)
+        await add_letter(store, tag, number)
     letters = await read_dead_letters(store)
     assert letters.count == await count_dead_letters(store) == 16
     assert len(letters.newest) == 10
@@ -72,8 +72,8 @@ async def test_the_newest_dead_letters_of_all_partitions(store: Store) -> None:
         assert letter.fields["long"] == "x" * 256
 
 
-async def test_a_letter_that_is_not_ours_hides_no_other(store: Store) -> None:
-    await bury(store, "{p19}", 1)
+async def test_a_foreign_letter_hides_no_other(store: Store) -> None:
+    await add_letter(store, "{p19}", 1)
     await store.client.xadd(dead_letters_key("{p19}"), {"fields": "[", "odd": "1"})
     odd, whole = (await read_dead_letters(store)).newest
     assert (odd.stream, odd.reason, odd.fields) == ("", "", {})
@@ -81,8 +81,8 @@ async def test_a_letter_that_is_not_ours_hides_no_other(store: Store) -> None:
 
 
 @pytest.mark.parametrize("expired", [False, True])
-async def test_a_full_redis_takes_no_event(store: Store, expired: bool) -> None:
-    """Redis refuses a script before its first write only, and only for commands that may need memory."""
+async def test_a_full_redis_accepts_no_event(store: Store, expired: bool) -> None:
+    """Redis refuses a script only before its first write, and only for commands that may need memory."""
     account = "acc_1"
     webhooks, app = Webhooks(store, Vault(""), allow_private=True), App(id="a", name="a", account=account, createdAt="")
     await webhooks.emit(app, CRASH)
@@ -101,7 +101,7 @@ async def test_a_full_redis_takes_no_event(store: Store, expired: bool) -> None:
     assert await store.client.xlen(stream) == 2
 
 
-async def test_who_stores_most(store: Store) -> None:
+async def test_the_accounts_that_store_the_most(store: Store) -> None:
     registry = Registry(store, Vault(""))
     webhooks = Webhooks(store, Vault(""), allow_private=True)
     accounts = [(await registry.create_account(f"Account {n}", "free"))[0] for n in range(10)]
@@ -110,11 +110,11 @@ async def test_who_stores_most(store: Store) -> None:
             await webhooks.emit(App(id="app", name="app", account=account.id, createdAt=""), CRASH)
     storage = await read_storage(store, registry)
     assert [row.name for row in storage.top] == [f"Account {n}" for n in range(9, 1, -1)]
-    assert storage.top[0].bytes == await webhooks.stored_bytes(accounts[9].id) == 10 * storage.top[-1].bytes / 3
+    assert storage.top[0].bytes == await webhooks.count_stored_bytes(accounts[9].id) == 10 * storage.top[-1].bytes / 3
 
     # The log and the events of one account expire.
     gone = accounts[9].id
     await store.client.delete(bodies_key(gone))
     assert gone not in {row.account for row in (await read_storage(store, registry)).top}
-    assert await webhooks.stored_bytes(gone) == 0
-    assert await webhooks.stored_bytes(accounts[8].id) == storage.top[1].bytes
+    assert await webhooks.count_stored_bytes(gone) == 0
+    assert await webhooks.count_stored_bytes(accounts[8].id) == storage.top[1].bytes

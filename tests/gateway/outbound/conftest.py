@@ -15,7 +15,7 @@ from tests.gateway.outbound.origins import Handler, Serve
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts servers on loopback, and ends them and what they still do."""
+    """Starts servers on loopback, and at the end stops them and their tasks."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(handler: Handler, tls: ssl.SSLContext | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Servers that a client under test calls, and names that resolve to them."""
+"""Servers for the client under test, and names that resolve to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 def names(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[list[str]]]) -> list[str]:
-    """Answers look-ups in order and repeats the last answer. Returns the list of names looked up."""
+    """Answers lookups in order and repeats the last answer. Returns the list of names looked up."""
     asked: list[str] = []
 
     async def look_up(name: str, _port: int, **_: object) -> list[str]:
@@ -31,7 +31,7 @@ def names(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[list[str]]]) 
 
 
 def answering(*pieces: bytes, then: Callable[[], Awaitable[object]] | None = None) -> Handler:
-    """Reads a request, sends the pieces; afterwards closes, or does `then`."""
+    """Returns a handler that reads a request, sends the pieces, and then closes or runs `then`."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -55,7 +55,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Recorder:
-    """Answers every request of every connection with 200, and keeps what was sent."""
+    """Answers every request with 200 and records it."""
 
     def __init__(self, answer: bytes = OK) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""Which addresses may be called, and how their names are resolved."""
+"""Addresses that may be called, and how their names are resolved."""
 
 from __future__ import annotations
 
@@ -116,15 +116,15 @@ def test_a_host_that_is_not_public(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
-        ("", "can't be read|must start"),
+        ("", "cannot be parsed|must start"),
         ("example.com", "must start with https"),
         ("//example.com/", "must start with https"),
-        ("https:example.com", "names no host"),
-        ("https:///s3cret", "names no host"),
-        ("https://", "names no host"),
-        ("https://:8443/s3cret", "names no host"),
+        ("https:example.com", "has no host"),
+        ("https:///s3cret", "has no host"),
+        ("https://", "has no host"),
+        ("https://:8443/s3cret", "has no host"),
         ("http://example.com/s3cret", "must start with https"),
         ("ftp://example.com/s3cret", "must start with https"),
         ("file:///s3cret", "must start with https"),
@@ -151,28 +151,28 @@ def test_a_host_that_is_not_public(host: str) -> None:
         ("https://exam ple.com/s3cret", "space"),
         ("https://example.com:0/s3cret", "port must be"),
         ("https://example.com:65536/s3cret", "port must be"),
-        ("https://example.com:99999999999999999999/s3cret", "port must be|can't be read"),
+        ("https://example.com:99999999999999999999/s3cret", "port must be|cannot be parsed"),
         ("https://example.com:-1/s3cret", "port must be"),
-        ("https://example.com:80a/s3cret", "can't be read"),
+        ("https://example.com:80a/s3cret", "cannot be parsed"),
         ("https://exam%70le.com/s3cret", "not valid"),
         ("https://127%2e0.0.1/s3cret", "not valid"),
         ("https://%31%32%37.0.0.1/s3cret", "not valid"),
-        ("https://example..com/s3cret", "not valid|can't be read"),
-        ("https://.example.com/s3cret", "not valid|can't be read"),
+        ("https://example..com/s3cret", "not valid|cannot be parsed"),
+        ("https://.example.com/s3cret", "not valid|cannot be parsed"),
         ("https://-a.example.com/s3cret", "not valid"),
         ("https://a-.example.com/s3cret", "not valid"),
         ("https://*.example.com/s3cret", "not valid"),
         ("https://exa$mple.com/s3cret", "not valid"),
         (f"https://{'a' * 64}.example.com/s3cret", "not valid"),
         (f"https://{'a.' * 127}example.com/s3cret", "not valid"),
-        ("https://xn--a/s3cret", "can't be read"),
-        ("https://[::1/s3cret", "can't be read"),
+        ("https://xn--a/s3cret", "cannot be parsed"),
+        ("https://[::1/s3cret", "cannot be parsed"),
         ("https://example.com/s3cret" + "a" * 2048, "longer than 2048"),
         ("https://example.com/s3cret" + "ü" * 500, "longer than 2048"),
     ],
 )
-def test_a_url_that_is_refused_tells_why_and_no_secret(url: str, told: str) -> None:
-    with pytest.raises(BlockedAddress, match=told) as refused:
+def test_a_refused_url_is_explained_without_secrets(url: str, message: str) -> None:
+    with pytest.raises(BlockedAddress, match=message) as refused:
         check_url(url, allow_private=False)
     assert refused.value.reason == "blocked"
     assert "s3cret" not in str(refused.value)
@@ -200,7 +200,7 @@ AUTHORITY = st.text("0123456789abcfx.:[]%@/\\?#-_。１① \tü\u200b", max_size
 @given(st.text(max_size=40) | AUTHORITY.map("https://{}/".format) | AUTHORITY.map("https://{}.example.com".format))
 @example("https://[")
 @example("https://xn--\u0080.com/")
-def test_whatever_is_written_is_refused_or_has_one_reading(url: str) -> None:
+def test_every_text_is_refused_or_has_one_interpretation(url: str) -> None:
     try:
         canonical = check_url(url, allow_private=False)
     except BlockedAddress:
@@ -224,7 +224,7 @@ async def test_the_addresses_of_a_public_name(monkeypatch: pytest.MonkeyPatch) -
         ("1.1.1.1", 443),
         ("2606:4700::1", 443),
     ]
-    assert len(await resolve("a.example.com", 443, tenant="acc", allow_private=False)) == addresses.MOST_ADDRESSES
+    assert len(await resolve("a.example.com", 443, tenant="acc", allow_private=False)) == addresses.MAX_ADDRESSES
     assert asked == ["a.example.com."] * 2, "the final dot keeps search domains out"
 
 
@@ -246,23 +246,23 @@ async def test_one_address_that_is_not_public_refuses_the_name(
     names(monkeypatch, {"mixed.example.com": [found]})
     with pytest.raises(BlockedAddress) as refused:
         await resolve("mixed.example.com", 443, tenant="acc", allow_private=False)
-    assert not any(address in str(refused.value) for address in found), "an internal address is not theirs to learn"
+    assert not any(address in str(refused.value) for address in found), "customers must not learn internal addresses"
     assert await resolve("mixed.example.com", 443, tenant="acc", allow_private=True)
 
 
 @pytest.mark.parametrize(
     "host", ["127.1", "[::1]", "::1", "0x7f.1", "localhost", "a.internal", "a\x00.com", "", "a%b.c"]
 )
-async def test_resolve_judges_the_text_too(host: str) -> None:
+async def test_resolve_checks_the_text_too(host: str) -> None:
     with pytest.raises(BlockedAddress):
         await resolve(host, 443, tenant="acc", allow_private=False)
 
 
 async def test_a_name_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its public address leads past its firewall, to ports that only the machine may reach."""
+    """Through its public address, a call would bypass the firewall and reach ports that only this machine may use."""
     names(monkeypatch, {"me.example.com": [["93.184.215.14", "93.184.215.15"]]})
     monkeypatch.setattr(addresses, "is_own_service", lambda address, port: (address, port) == ("93.184.215.15", 8443))
-    with pytest.raises(BlockedAddress, match="this service itself"):
+    with pytest.raises(BlockedAddress, match="an address of this service"):
         await resolve("me.example.com", 8443, tenant="acc", allow_private=False)
     assert len(await resolve("me.example.com", 443, tenant="acc", allow_private=False)) == 2
 
@@ -291,7 +291,7 @@ async def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def hanging_names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
-    """Look-ups under .evil.example and .tarpit.co.uk hang until the end, others answer; yields the names that hang."""
+    """Makes lookups under .evil.example and .tarpit.co.uk hang until the end. Yields the names that hang."""
     over, hanging = threading.Event(), list[str]()
 
     def getaddrinfo(name: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
@@ -306,7 +306,7 @@ def hanging_names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
 
 
 async def look_up_hanging_names(hanging_names: list[str], tenant: str, domain: str = "evil.example") -> int:
-    """Asks for 50 names that hang, and gives up; returns how many of them hold a thread now."""
+    """Looks up 50 names that hang, and gives up. Returns how many of them hold a thread now."""
 
     async def impatient(number: int) -> None:
         with contextlib.suppress(TimeoutError):
@@ -317,10 +317,10 @@ async def look_up_hanging_names(hanging_names: list[str], tenant: str, domain: s
     return len(hanging_names)
 
 
-async def test_names_that_hang_hold_up_no_other_tenant(hanging_names: list[str]) -> None:
-    """Turns were shared by the last two labels of a name: one tenant's names under co.uk held up all others there."""
+async def test_hanging_names_do_not_delay_other_tenants(hanging_names: list[str]) -> None:
+    """Slots are shared by tenant, and a lookup that hangs keeps its slot after its caller has given up."""
     held = await look_up_hanging_names(hanging_names, "evil")
-    assert held <= addresses.LOOKUPS // 8, "turns last as long as threads, not as patience"
+    assert held <= addresses.MAX_LOOKUPS // 8, "a slot is held as long as its thread runs"
     async with asyncio.timeout(2):
         for tenant in ("one", "two"):
             names = [f"n{n}.good{n}.com" for n in range(100)] + [f"n{n}.evil{n}.example" for n in range(100)]
@@ -329,8 +329,8 @@ async def test_names_that_hang_hold_up_no_other_tenant(hanging_names: list[str])
     assert len(hanging_names) == held
 
 
-async def test_tarpits_of_many_tenants_hold_up_nobody_under_the_same_suffix(hanging_names: list[str]) -> None:
-    """Sixteen domains, each of an account of its own, once made every name time out."""
+async def test_hanging_names_of_many_tenants_do_not_delay_others(hanging_names: list[str]) -> None:
+    """Sixteen accounts, each with a domain whose lookups hang, do not delay the names of others."""
     await asyncio.gather(*(look_up_hanging_names(hanging_names, f"evil-{n}", f"d{n}.tarpit.co.uk") for n in range(16)))
     assert len(hanging_names) >= 16
     async with asyncio.timeout(2):
@@ -338,11 +338,11 @@ async def test_tarpits_of_many_tenants_hold_up_nobody_under_the_same_suffix(hang
             assert await resolve("hooks.shop.co.uk", 443, tenant=f"good-{tenant}", allow_private=False)
 
 
-async def test_the_operators_names_wait_for_no_customers_name(hanging_names: list[str]) -> None:
-    """All hosted apps shared four look-ups with each other, by the last two labels of their names."""
+async def test_the_operators_names_do_not_wait_for_customers_names(hanging_names: list[str]) -> None:
+    """The names of hosted apps have slots of their own, even while customers' names hold all others."""
     tenants = itertools.count()
     async with asyncio.timeout(20):
-        while len(hanging_names) < addresses.LOOKUPS:  # every turn there is
+        while len(hanging_names) < addresses.MAX_LOOKUPS:  # all slots
             await asyncio.gather(*(look_up_hanging_names(hanging_names, f"evil-{next(tenants)}") for _ in range(20)))
     before = len(hanging_names)
     async with asyncio.timeout(1):
@@ -353,7 +353,7 @@ async def test_the_operators_names_wait_for_no_customers_name(hanging_names: lis
     assert len(hanging_names) == before
 
 
-def test_a_look_up_that_hangs_does_not_hold_up_the_exit() -> None:
+def test_a_hanging_lookup_does_not_delay_the_exit() -> None:
     program = """
 import asyncio, socket, time
 from gateway.outbound import addresses

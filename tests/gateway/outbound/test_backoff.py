@@ -1,6 +1,6 @@
-"""How long an origin that failed is left alone."""
+"""The pauses after failed calls to an origin."""
 
-from gateway.outbound.backoff import FIRST_PAUSE, LONGEST_PAUSE, Backoff
+from gateway.outbound.backoff import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Backoff
 
 
 class Clock:
@@ -18,10 +18,10 @@ def test_pauses_double_and_end_with_a_success() -> None:
         pauses.append(backoff.remaining)
         clock.now += backoff.remaining
         assert backoff.remaining == 0
-    assert pauses == [FIRST_PAUSE, 2, 4, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert pauses == [FIRST_PAUSE_SECONDS, 2, 4, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
     backoff.note_success()
     backoff.note_failure(0.01)
-    assert backoff.remaining == FIRST_PAUSE
+    assert backoff.remaining == FIRST_PAUSE_SECONDS
 
 
 def test_an_origin_that_hangs_is_left_alone_as_long_as_it_was_waited_for() -> None:
@@ -29,7 +29,7 @@ def test_an_origin_that_hangs_is_left_alone_as_long_as_it_was_waited_for() -> No
     backoff.note_failure(3.0)
     assert backoff.remaining == 3.0
     backoff.note_failure(1_000.0)
-    assert backoff.remaining == LONGEST_PAUSE
+    assert backoff.remaining == LONGEST_PAUSE_SECONDS
 
 
 def test_single_failures_are_tolerated() -> None:
@@ -41,4 +41,4 @@ def test_single_failures_are_tolerated() -> None:
         backoff.note_success()
     for _ in range(3):
         backoff.note_failure(0.01)
-    assert backoff.remaining == FIRST_PAUSE
+    assert backoff.remaining == FIRST_PAUSE_SECONDS

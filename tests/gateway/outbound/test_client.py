@@ -1,4 +1,4 @@
-"""Calls that need the whole answer, to real servers."""
+"""Calls that need the complete response, to real servers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_connection_the_server_closed_is_not_used_again(serve: Serve, cl
 @pytest.mark.parametrize(
     "location", ["http://127.0.0.1:1/", "https://xn--a/", "http://[", "//", "file:///etc/passwd", "\xff"]
 )
-async def test_a_redirect_is_an_answer(serve: Serve, client: Client, location: str) -> None:
+async def test_a_redirect_is_returned(serve: Serve, client: Client, location: str) -> None:
     port = await serve(
         Recorder(f"HTTP/1.1 302 F\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode("latin-1"))
     )
@@ -95,7 +95,7 @@ async def test_no_cookies_no_proxies_no_address_in_the_logs(
         (answering(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100, then=forever), "timeout"),
     ],
 )
-async def test_an_answer_that_fails(serve: Serve, client: Client, handler: Handler, reason: str) -> None:
+async def test_a_response_that_fails(serve: Serve, client: Client, handler: Handler, reason: str) -> None:
     failed = await failure(client, f"http://127.0.0.1:{await serve(handler)}/s3cret", budget=0.5)
     assert failed.reason == reason
 
@@ -142,10 +142,10 @@ async def test_a_drip_outlives_every_step_but_not_the_budget(serve: Serve, start
         began = time.monotonic()
         assert (await failure(client, url, budget=0.7)).reason == "timeout"
         assert 0.6 < time.monotonic() - began < 2
-        await asyncio.wait_for(gone.wait(), 5)  # the connection is closed, not left to the garbage collector
+        await asyncio.wait_for(gone.wait(), 5)  # the call closes the connection, not the garbage collector
 
 
-async def test_a_huge_answer_is_cut_with_flat_memory(serve: Serve, client: Client) -> None:
+async def test_a_huge_response_is_cut_off_with_flat_memory(serve: Serve, client: Client) -> None:
     sent = 0
 
     async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -165,33 +165,33 @@ async def test_a_huge_answer_is_cut_with_flat_memory(serve: Serve, client: Clien
             sent = 0
             with pytest.raises(ResponseTooLarge, match="more than 65536 bytes"):
                 await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=65536)
-            assert (await client.send("GET", url, tenant="acc", budget=5, drain=65536)).status == 200
+            assert (await client.send("GET", url, tenant="acc", budget=5, drain_bytes=65536)).status == 200
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
     assert sent < 50_000_000
 
 
-async def test_exactly_the_bound_is_whole(serve: Serve, client: Client) -> None:
+async def test_a_body_of_exactly_max_bytes_is_complete(serve: Serve, client: Client) -> None:
     url = f"http://127.0.0.1:{await serve(Recorder())}/"
     assert (await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=2)).body == b"ok"
     assert (await failure(client, url, max_bytes=1)).reason == "too-large"
 
 
-async def test_a_compressed_answer_is_never_inflated(serve: Serve, client: Client) -> None:
+async def test_a_compressed_response_is_never_decompressed(serve: Serve, client: Client) -> None:
     bomb = gzip.compress(bytes(50_000_000))
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
     url = f"http://127.0.0.1:{await serve(Recorder(head + bomb))}/s3cret"
     tracemalloc.start()
     try:
         assert (await failure(client, url, max_bytes=100_000)).reason == "encoded"
-        assert (await client.send("GET", url, tenant="acc", budget=5, drain=100_000)).status == 200
+        assert (await client.send("GET", url, tenant="acc", budget=5, drain_bytes=100_000)).status == 200
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
 
 
-async def test_where_only_the_status_counts_a_late_or_cut_body_does_not(serve: Serve, client: Client) -> None:
+async def test_send_succeeds_although_the_body_is_late_or_truncated(serve: Serve, client: Client) -> None:
     head = b"HTTP/1.1 204 No\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
     for handler, status in (
         (answering(head[1], then=forever), 200),
@@ -199,10 +199,10 @@ async def test_where_only_the_status_counts_a_late_or_cut_body_does_not(serve: S
         (answering(head[0], then=forever), 204),
     ):
         url = f"http://127.0.0.1:{await serve(handler)}/"
-        assert (await client.send("GET", url, tenant="acc", budget=0.3, drain=100)).status == status
+        assert (await client.send("GET", url, tenant="acc", budget=0.3, drain_bytes=100)).status == status
 
 
-async def test_calls_that_are_canceled_leave_their_place(serve: Serve) -> None:
+async def test_canceled_calls_release_their_slots(serve: Serve) -> None:
     open_connections = 0
 
     async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -229,7 +229,7 @@ async def test_calls_that_are_canceled_leave_their_place(serve: Serve) -> None:
 
 
 async def test_origins_that_hang_leave_room_for_other_tenants(serve: Serve, client: Client) -> None:
-    """Sixteen origins of one account held all connections: everybody else waited for up to 5.8 s."""
+    """Sixteen origins of one account hang, and calls of other accounts get a connection at once."""
     hanging = [f"http://127.0.0.1:{await serve(answering(then=forever))}/" for _ in range(16)]
     calls = [asyncio.create_task(failure(client, url, budget=3)) for url in hanging for _ in range(40)]
     await asyncio.sleep(0.2)

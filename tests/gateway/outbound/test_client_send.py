@@ -1,4 +1,4 @@
-"""Calls that need the status only, such as deliveries: outcome, budget, and what must never happen."""
+"""Calls that need only the status, such as deliveries: their outcome, budget and limits."""
 
 import asyncio
 import socket
@@ -30,7 +30,9 @@ async def client() -> AsyncIterator[Client]:
 
 async def post(client: Client, url: str, *, budget: float = 5, drain: int = 65536) -> int:
     headers = {"Content-Type": "application/json", "X-Service-Event": "app.crashed"}
-    answer = await client.send("POST", url, headers=headers, content=BODY, tenant="acc", budget=budget, drain=drain)
+    answer = await client.send(
+        "POST", url, headers=headers, content=BODY, tenant="acc", budget=budget, drain_bytes=drain
+    )
     return answer.status
 
 
@@ -41,7 +43,7 @@ async def failure(client: Client, url: str, *, budget: float = 5) -> str:
     return failed.value.reason
 
 
-async def test_the_very_bytes(client: Client, receiver: FakeReceiver) -> None:
+async def test_requests_are_sent_unchanged(client: Client, receiver: FakeReceiver) -> None:
     assert await post(client, receiver.url("/a%2Fb/%7Bx%7D?q=%20+&r=é")) == 204
     (exchange,) = receiver.exchanges
     assert (exchange.method, exchange.path) == ("POST", "/a%2Fb/%7Bx%7D?q=%20+&r=%C3%A9")
@@ -54,11 +56,11 @@ async def test_the_very_bytes(client: Client, receiver: FakeReceiver) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299, 301, 302, 307, 400, 401, 404, 410, 429, 500, 502, 503, 599])
-async def test_a_status_is_an_answer(client: Client, receiver: FakeReceiver, status: int) -> None:
+async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, status: int) -> None:
     other = receiver.url("/elsewhere")
     receiver.plays("/events", answer(status, b"x" if status != 204 else b"", {"Location": other}))
     assert await post(client, receiver.url()) == status
-    assert len(receiver.exchanges) == 1, "neither followed nor tried again"
+    assert len(receiver.exchanges) == 1, "neither followed nor repeated"
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[", "//", "\xff", "http://127.0.0.1:1/"])
@@ -85,7 +87,9 @@ async def test_a_redirect_is_not_even_parsed(client: Client, receiver: FakeRecei
         (drip(pause=0.05), "timeout"),
     ],
 )
-async def test_no_answer(client: Client, receiver: FakeReceiver, script: Script, reason: str) -> None:
+async def test_calls_without_a_response_fail(
+    client: Client, receiver: FakeReceiver, script: Script, reason: str
+) -> None:
     receiver.plays("/s3cret", script)
     began = time.monotonic()
     assert await failure(client, receiver.url("/s3cret"), budget=0.5) == reason
@@ -104,21 +108,21 @@ async def test_no_answer(client: Client, receiver: FakeReceiver, script: Script,
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno")],
     ],
 )
-async def test_the_headers_decide(client: Client, receiver: FakeReceiver, body: Script) -> None:
-    """A body that is late, cut or broken changes nothing, and costs no more than the budget."""
+async def test_the_headers_decide_the_outcome(client: Client, receiver: FakeReceiver, body: Script) -> None:
+    """A late, truncated or broken body changes nothing, and takes no longer than the budget."""
     receiver.plays("/events", body)
     began = time.monotonic()
     assert await post(client, receiver.url(), budget=0.5) == 200
     assert time.monotonic() - began < 1.5
 
 
-async def test_a_drip_is_hung_up_on(client: Client, receiver: FakeReceiver) -> None:
+async def test_the_connection_of_a_drip_is_closed(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/s3cret", drip(pause=0.05))
     await failure(client, receiver.url("/s3cret"), budget=0.2)
     await asyncio.wait_for(receiver.exchanges[0].canceled.wait(), 2)
 
 
-async def test_a_huge_answer_is_cut_with_flat_memory(client: Client, receiver: FakeReceiver) -> None:
+async def test_a_huge_response_is_cut_off_with_flat_memory(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/events", HUGE_ANSWER)
     await post(client, receiver.url())
     tracemalloc.start()
@@ -142,9 +146,9 @@ async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: 
     assert len(receiver.exchanges) == 6
 
 
-async def test_idle_connections_go_before_servers_end_them() -> None:
-    """Node, uvicorn and Apache close after 5 seconds; a POST that meets the closing is lost."""
-    assert outbound.KEEP_ALIVE < 5
+async def test_idle_connections_are_closed_before_servers_close_them() -> None:
+    """Node, uvicorn and Apache close them after 5 seconds, and a POST at that moment would be lost."""
+    assert outbound.KEEP_ALIVE_SECONDS < 5
 
 
 async def test_a_post_on_a_connection_that_dies_is_not_repeated(client: Client, receiver: FakeReceiver) -> None:
@@ -193,7 +197,7 @@ async def test_nobody_listens(client: Client) -> None:
 
 
 def names(monkeypatch: pytest.MonkeyPatch, *answers: list[str] | Exception) -> list[str]:
-    """What look-ups answer, in order, the last for ever; returns the list of names looked up."""
+    """Answers lookups in order and repeats the last answer. Returns the list of names looked up."""
     asked: list[str] = []
     left = list(answers)
 
@@ -232,7 +236,7 @@ async def test_all_addresses_of_a_name_are_tried(
 
 
 async def test_only_names_under_the_operators_domain_are_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Customers' names must not take the turns of look-ups that are kept for hosted apps."""
+    """Customers' names must not take the lookup slots of hosted apps."""
     asked: dict[str, tuple[object, object]] = {}
 
     async def look_up(name: str, _port: int, *, tenant: str, own: bool) -> list[str]:
@@ -271,7 +275,7 @@ async def test_an_address_that_is_not_public_is_blocked(url: str) -> None:
 async def test_a_name_that_changes_gains_nothing(
     monkeypatch: pytest.MonkeyPatch, tls: tuple[ssl.SSLContext, str]
 ) -> None:
-    """Public when it was saved and at one delivery, private at the next: judged at each, connected to the judged."""
+    """Every connection checks the addresses again and goes to a checked one."""
     closing_answer = [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"), CLOSE]
     async with FakeReceiver(tls[0]) as receiver:
         receiver.default = closing_answer
@@ -295,8 +299,8 @@ async def test_a_name_that_changes_gains_nothing(
     assert len(receiver.exchanges) == 1
 
 
-async def test_the_last_look_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a resolver of aiohttp's might do some day."""
+async def test_the_last_check_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds whatever aiohttp does with the name."""
 
     async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
         return [("127.0.0.1", 443)]
@@ -307,8 +311,8 @@ async def test_the_last_look_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -
     await client.close()
 
 
-async def test_the_last_look_finds_ports_of_this_machine_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public address of the machine's own leads past its firewall to services that only the machine may reach."""
+async def test_the_last_check_covers_ports_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public address of this machine would bypass its firewall."""
 
     async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
         return [("127.0.0.1", 8443)]
@@ -381,7 +385,7 @@ async def test_a_handshake_that_hangs_is_in_the_budget() -> None:
 # Many
 
 
-async def test_those_that_hang_leave_nothing_behind(client: Client, receiver: FakeReceiver) -> None:
+async def test_calls_that_time_out_close_their_connections(client: Client, receiver: FakeReceiver) -> None:
     receiver.hangs("/s3cret")
     for _ in range(3):
         calls = [failure(client, receiver.url("/s3cret"), budget=0.3) for _ in range(100)]
@@ -390,7 +394,7 @@ async def test_those_that_hang_leave_nothing_behind(client: Client, receiver: Fa
     assert await post(client, receiver.url()) == 204
 
 
-async def test_a_call_that_is_canceled_hangs_up(client: Client, receiver: FakeReceiver) -> None:
+async def test_a_canceled_call_closes_its_connection(client: Client, receiver: FakeReceiver) -> None:
     receiver.hangs("/events")
     call = asyncio.create_task(post(client, receiver.url()))
     exchange: Exchange = await wait_until(lambda: receiver.exchanges and receiver.exchanges[0])
@@ -399,13 +403,13 @@ async def test_a_call_that_is_canceled_hangs_up(client: Client, receiver: FakeRe
     await asyncio.wait_for(exchange.canceled.wait(), 2)
 
 
-async def test_headers_of_a_kind(client: Client, receiver: FakeReceiver) -> None:
+async def test_header_values_may_be_latin_1(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/events", [Head(200, {"Content-Length": "0", "X": "é"})])
     assert await post(client, receiver.url()) == 200
 
 
-async def test_the_beginning_of_an_answer(client: Client, receiver: FakeReceiver) -> None:
-    """Also of one that is late, cut, or too long to be read."""
+async def test_the_beginning_of_the_body_is_kept(client: Client, receiver: FakeReceiver) -> None:
+    """Also if the body is late, truncated or too long."""
     late: Script = [Head(200), b"abc", b"def", HANG]
     for script, keep, expected in (
         (answer(200, b"abcdef"), 4, b"abcd"),
@@ -416,5 +420,5 @@ async def test_the_beginning_of_an_answer(client: Client, receiver: FakeReceiver
         (HUGE_ANSWER, 100, bytes(100)),
     ):
         receiver.plays("/events", script)
-        got = await client.send("GET", receiver.url(), tenant="acc", budget=1, drain=65536, keep=keep)
+        got = await client.send("GET", receiver.url(), tenant="acc", budget=1, drain_bytes=65536, keep_bytes=keep)
         assert (got.status, got.body) == (200, expected)

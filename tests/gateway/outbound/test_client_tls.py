@@ -1,4 +1,4 @@
-"""Calls over TLS, and to names that change."""
+"""Calls over TLS, and calls to names whose addresses change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.gateway.outbound.origins import OK, Recorder, Serve, answering, failu
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[ssl.SSLContext, str]]:
-    """Makes a server's context for a name, and the file to trust it with."""
+    """Returns a function that makes a server's TLS context for a name, and the CA file for it."""
     folder = tmp_path_factory.mktemp("tls")
 
     def make(name: str, *, expired: bool = False) -> tuple[ssl.SSLContext, str]:

@@ -1,4 +1,4 @@
-"""Turns that tenants share: whoever holds none gets one at once, whatever the others hold."""
+"""A limiter shared by tenants: a tenant without slots gets one at once, whatever the others hold."""
 
 import asyncio
 import contextlib
@@ -8,17 +8,19 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.outbound.tenant_limiter import Turns
+from gateway.outbound.tenant_limiter import TenantLimiter
 
 
-async def take_all(turns: Turns, tenant: str, count: int) -> tuple[list[Callable[[], None]], list[asyncio.Task[None]]]:
-    """What the tenant gets of `count` turns it asks for, and the tasks that wait for the rest."""
+async def acquire_all(
+    limiter: TenantLimiter, tenant: str, count: int
+) -> tuple[list[Callable[[], None]], list[asyncio.Task[None]]]:
+    """Asks for `count` slots. Returns the release functions of those granted, and the tasks that wait for the rest."""
     got: list[Callable[[], None]] = []
 
-    async def take() -> None:
-        got.append(await turns.take(tenant))
+    async def acquire() -> None:
+        got.append(await limiter.acquire(tenant))
 
-    tasks = [asyncio.create_task(take()) for _ in range(count)]
+    tasks = [asyncio.create_task(acquire()) for _ in range(count)]
     await asyncio.sleep(0.01)
     return got, [task for task in tasks if not task.done()]
 
@@ -30,58 +32,58 @@ async def end(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def test_one_tenant_leaves_most_turns_to_others() -> None:
-    turns = Turns(512)
-    got, waiting = await take_all(turns, "greedy", 300)
+    limiter = TenantLimiter(512)
+    got, waiting = await acquire_all(limiter, "greedy", 300)
     assert len(got) == 29
     await end(waiting)
 
 
 @pytest.mark.parametrize("tenants", [1, 10, 100, 200])
 async def test_a_tenant_without_turns_never_waits(tenants: int) -> None:
-    """Sixteen origins of one account held every turn: 32 calls each, of 256."""
-    turns, waiting = Turns(512), []
+    """However many tenants hold all the slots that they may."""
+    limiter, waiting = TenantLimiter(512), []
     for number in range(tenants):
-        waiting += (await take_all(turns, f"greedy-{number}", 20))[1]
+        waiting += (await acquire_all(limiter, f"greedy-{number}", 20))[1]
     async with asyncio.timeout(0.1):
-        (await turns.take("modest"))()
+        (await limiter.acquire("modest"))()
     await end(waiting)
 
 
 async def test_turns_that_end_go_to_those_who_wait_in_rotation() -> None:
-    turns = Turns(2)
-    first, second = await turns.take("a"), await turns.take("b")
+    limiter = TenantLimiter(2)
+    first, second = await limiter.acquire("a"), await limiter.acquire("b")
     order: list[str] = []
 
-    async def take(tenant: str) -> None:
-        turn = await turns.take(tenant)
+    async def acquire(tenant: str) -> None:
+        release = await limiter.acquire(tenant)
         order.append(tenant)
         await asyncio.sleep(0)
-        turn()
+        release()
 
-    tasks = [asyncio.create_task(take(tenant)) for tenant in ("c", "c", "c", "d", "d", "e")]
+    tasks = [asyncio.create_task(acquire(tenant)) for tenant in ("c", "c", "c", "d", "d", "e")]
     await asyncio.sleep(0.01)
     first()
     first()  # a second call does nothing
     await asyncio.gather(*tasks)
     assert order == ["c", "d", "e", "c", "d", "c"]
     second()
-    assert (turns._free, turns._held, turns._waiting) == (2, {}, {})
+    assert (limiter._free, limiter._held, limiter._waiting) == (2, {}, {})
 
 
-async def test_nothing_is_lost_or_given_twice_whoever_gives_up() -> None:
-    """Tasks are canceled at random: while they wait, in the moment they are served, and while they hold a turn."""
-    turns, holding, dice = Turns(8), Counter[str](), random.Random(5)
+async def test_cancellation_neither_loses_nor_duplicates_slots() -> None:
+    """Tasks are canceled at random: while they wait, at the moment they are served, and while they hold a slot."""
+    limiter, holding, dice = TenantLimiter(8), Counter[str](), random.Random(5)
     tasks: list[asyncio.Task[None]] = []
 
     async def call(tenant: str) -> None:
-        turn = await turns.take(tenant)
+        release = await limiter.acquire(tenant)
         holding[tenant] += 1
         assert holding.total() <= 8
         try:
             await asyncio.sleep(dice.random() / 500)
         finally:
             holding[tenant] -= 1
-            turn()
+            release()
 
     for _ in range(2_000):
         tasks.append(asyncio.create_task(call(dice.choice("abcdef"))))
@@ -93,4 +95,4 @@ async def test_nothing_is_lost_or_given_twice_whoever_gives_up() -> None:
         for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-    assert (turns._free, turns._held, turns._waiting) == (8, {}, {})
+    assert (limiter._free, limiter._held, limiter._waiting) == (8, {}, {})

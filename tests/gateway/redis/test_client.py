@@ -1,4 +1,4 @@
-"""The store against single servers and a cluster of three."""
+"""The store with single servers and with a cluster of three."""
 
 import asyncio
 import itertools
@@ -20,8 +20,8 @@ from gateway.inference.keys import spend_key
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admission
 from gateway.redis import client as store_module
-from gateway.redis.client import LUA, Store
-from gateway.redis.errors import backbone
+from gateway.redis.client import LUA_FOLDER, Store
+from gateway.redis.errors import map_redis_errors
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
 from gateway.settings import Settings
@@ -65,30 +65,35 @@ def test_keys_of_an_account_share_its_slot() -> None:
         assert all(name.startswith(partition_tag(f"acc_{n}") + ":") for name in names)
 
 
-@pytest.mark.parametrize("name", ["admit", "settle", "overdue", "change"])
-def test_a_script_opens_with_its_contract(name: str) -> None:
-    contract = (LUA / f"{name}.lua").read_text().partition("\n\n")[0]
-    assert contract.startswith(f"-- {name}.lua: ")
-    assert all(word in contract for word in ("-- KEYS", "-- ARGV", "-- Returns"))
+@pytest.mark.parametrize("path", sorted(LUA_FOLDER.rglob("*.lua")), ids=lambda path: path.stem)
+def test_a_script_opens_with_its_contract(path: Path) -> None:
+    text = path.read_text()
+    contract, _, body = text.partition("\n\n")
+    assert contract.startswith(f"-- {path.name}: ")
+    if "KEYS[" in text:
+        assert all(word in contract for word in ("-- KEYS", "-- Returns"))
+    assert ("-- ARGV" in contract) == ("ARGV" in body)
 
 
 async def test_a_connection_that_uvloop_has_closed_is_a_fault(redis_url: str) -> None:
-    """redis-py then lets a RuntimeError through, which ended workers."""
+    """redis-py raises a RuntimeError then."""
 
     async def write_to_a_closed_connection() -> None:
         async with opened(redis_url) as store, store.subscription(CHANGES_CHANNEL) as subscription:
             subscription.connection._writer.transport.abort()
             await asyncio.sleep(0.01)
-            with backbone():
+            with map_redis_errors():
                 await subscription.connection.send_command("PING")
 
     with pytest.raises(BackboneUnavailable) as raised:
         await asyncio.to_thread(uvloop.run, write_to_a_closed_connection())
-    assert isinstance(raised.value.__cause__, RuntimeError), "redis-py has become better: simplify backbone()"
+    assert isinstance(raised.value.__cause__, RuntimeError), (
+        "redis-py maps this itself now: simplify map_redis_errors()"
+    )
 
 
-def test_errors_of_our_own_are_none() -> None:
-    with pytest.raises(RuntimeError), backbone():
+def test_our_own_errors_are_not_mapped() -> None:
+    with pytest.raises(RuntimeError), map_redis_errors():
         raise RuntimeError
 
 
@@ -128,9 +133,9 @@ async def test_a_change_reaches_a_subscription(server_url: str) -> None:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[RedisServer]:
-    """Behind a password, on a unix socket too."""
+    """A server with a password, which also listens on a unix socket."""
     server = RedisServer("valkey", "--unixsocket", str(tmp_path / "s"), "--requirepass", "secret")
-    server._answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
+    server.answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
     yield server.start()
     server.stop()
 
@@ -140,7 +145,7 @@ def locked(tmp_path: Path) -> Iterator[RedisServer]:
     [lambda s, path: f"unix://:secret@{path}/s?db=2", lambda s, path: f"redis://:secret@127.0.0.1:{s.port}/2"],
     ids=["unix socket", "tcp"],
 )
-async def test_every_way_in_uses_the_password_and_the_database(
+async def test_every_connection_uses_the_password_and_the_database(
     locked: RedisServer, tmp_path: Path, address: Callable[[RedisServer, Path], str]
 ) -> None:
     async with opened(address(locked, tmp_path)) as store, store.subscription(CHANGES_CHANNEL) as subscription:
@@ -152,7 +157,7 @@ async def test_every_way_in_uses_the_password_and_the_database(
         assert store.client.get_connection_kwargs()["db"] == 2
 
 
-async def test_a_password_that_nobody_asks_for(valkey: RedisServer) -> None:
+async def test_a_password_that_the_server_does_not_require(valkey: RedisServer) -> None:
     async with opened(f"redis://:needless@127.0.0.1:{valkey.port}/0") as store:
         assert await store.get("app:shop") is None
         assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
@@ -167,7 +172,7 @@ async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
 
 
 async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServer) -> None:
-    """Out of memory, or a replica: known by its answer, not by a lost connection."""
+    """It answers with an error, because its memory is full or it is a replica."""
     async with opened(redis_url) as store:
         await store.client.config_set("maxmemory", "1")
         try:
@@ -182,12 +187,12 @@ async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServe
 
 
 async def write(store: Store) -> None:
-    with backbone():
+    with map_redis_errors():
         await store.client.set("written", 1, ex=60)
 
 
-async def test_a_demoted_primary_is_left(tmp_path: Path) -> None:
-    """A failover behind one address: connections to the old primary live on, and it refuses every write."""
+async def test_connections_leave_a_demoted_primary(tmp_path: Path) -> None:
+    """After a failover behind one address, connections to the old primary still work, and it refuses every write."""
     old, new = RedisServer("valkey").start(), RedisServer("valkey").start()
     try:
         async with Proxy(old.port) as proxy, opened(proxy.url) as store:
@@ -204,7 +209,7 @@ async def test_a_demoted_primary_is_left(tmp_path: Path) -> None:
                     except BackboneUnavailable:
                         refusals += 1
                 assert await attempt() is not False
-            assert refusals <= 2, "each kind of connection meets the old primary once"
+            assert refusals <= 2, "each kind of connection reaches the old primary once"
             with new.client() as client:
                 assert client.get("app:shop") == b"{}"
     finally:
@@ -243,9 +248,9 @@ def nodes() -> Iterator[str]:
 async def following(url: str) -> AsyncIterator[Registry]:
     store = Store(url)
     registry = Registry(store, Vault(""))
-    task = asyncio.create_task(registry.follow_changes())
+    task = asyncio.create_task(registry.cache.follow_changes())
     try:
-        await wait_until(lambda: registry.live or task.done())
+        await wait_until(lambda: registry.cache.is_current or task.done())
         assert not task.done(), task.exception()
         yield registry
     finally:
@@ -270,12 +275,12 @@ async def test_admission_in_a_cluster(nodes: str) -> None:
             with pytest.raises(SpendCapReached):
                 await admission.admit(app, account, "ana", 40_000_000)
             await admission.settle(admitted.reservation, 7)
-            await admission.settle(admitted.reservation, admitted.reservation.bound)
+            await admission.settle(admitted.reservation, admitted.reservation.max_cost)
             day = time.strftime("%Y-%m-%d", time.gmtime(seconds))
             assert await store.client.hmget(spend_key(account.id, day), "settled", "reserved") == ["7", "0"]
 
 
-async def test_the_first_thing_a_process_does_in_a_cluster_is_to_subscribe(nodes: str) -> None:
+async def test_a_process_can_subscribe_before_any_command(nodes: str) -> None:
     async with opened(nodes) as store, store.subscription(CHANGES_CHANNEL) as subscription:
         assert (await subscription.get_message(timeout=2))["type"] == "subscribe"
 
@@ -291,11 +296,11 @@ async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:
             assert await there.app(before.name) == before
             await here.put_app(after, before)
 
-            async def felt(after: App = after) -> bool:
+            async def is_current(after: App = after) -> bool:
                 return await there.app(after.name) == after
 
-            await wait_until(felt)
-        assert len(await there.apps_of(account.id)) == 12
+            await wait_until(is_current)
+        assert len(await there.list_apps(account.id)) == 12
 
 
 async def test_leases_are_found_on_every_node(nodes: str) -> None:
@@ -308,7 +313,7 @@ async def test_leases_are_found_on_every_node(nodes: str) -> None:
                 "u",
                 app_limit=30,
                 user_limit=20,
-                bound=5,
+                max_cost=5,
                 cap=50_000_000,
                 reservation=f"r-{account.id}",
                 lease=0,
@@ -321,7 +326,7 @@ async def test_leases_are_found_on_every_node(nodes: str) -> None:
 
 @pytest.fixture
 async def node() -> AsyncIterator[RedisServer]:
-    """A cluster of one."""
+    """A cluster of one node."""
     server = RedisServer("valkey", "--cluster-enabled", "yes").start()
     with server.client() as client:
         client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
@@ -331,8 +336,8 @@ async def node() -> AsyncIterator[RedisServer]:
 
 
 async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a fault like any other: refused with a 503, remembered for later, and nothing that runs beside dies."""
-    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
+    """Requests get 503, settlements wait, and background tasks keep running."""
+    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
     async with following(f"redis+cluster://127.0.0.1:{node.port}") as registry:
         store = registry.store
         admission = Admission(Settings(), store, Metrics())
@@ -341,23 +346,22 @@ async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.Mon
         reservation = (await admission.admit(app, account, "ana", 100)).reservation
         assert reservation
         node.kill()
-        await wait_until(lambda: not registry.live, timeout=3)
+        await wait_until(lambda: not registry.cache.is_current, timeout=3)
         with pytest.raises(BackboneUnavailable):
             await store.get("app:shop")
         with pytest.raises(BackboneUnavailable):
             await admission.admit(app, account, "ana", 100)
         await admission.settle(reservation, 7)
-        assert await admission.settle_unwritten() is False
-        assert reservation.id in admission._unwritten
+        assert await admission.settle_pending() is False
+        assert admission.pending == 2
         assert await settle_overdue(store) == 0
 
 
-async def test_a_cluster_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway that starts first waits for it."""
-    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
+async def test_a_gateway_waits_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
     async with opened("redis+cluster://127.0.0.1:1") as store:
         registry = Registry(store, Vault(""))
-        task = asyncio.create_task(registry.follow_changes())
+        task = asyncio.create_task(registry.cache.follow_changes())
         with pytest.raises(BackboneUnavailable):
             await store.get("app:shop")
         await asyncio.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Scripts in a cluster of three primaries, with and without replicas: redirections, lost nodes, seeds that are down."""
+"""Scripts in a cluster of three primaries, with redirections, lost nodes and seeds that are down."""
 
 import asyncio
 import gc
@@ -19,9 +19,9 @@ from gateway.events import scripts as events_scripts
 from gateway.events.keys import bodies_key, deliveries_key, outcomes_key
 from gateway.events.records import QueuedEvent
 from gateway.redis.client import Store
-from gateway.redis.errors import backbone
+from gateway.redis.errors import map_redis_errors
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
-from gateway.redis.scripts import increment
+from gateway.redis.scripts import increment_counters
 from tests.support.polling import wait_until
 from tests.support.redis_servers import (
     BINARIES,
@@ -36,20 +36,20 @@ from tests.support.stores import opened
 
 @pytest.fixture(params=BINARIES, scope="module")
 def whole(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
-    """A cluster for the tests that leave it as they found it."""
+    """A cluster for tests that restore it."""
     with replicated_cluster(request.param) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[ReplicatedCluster]:
-    """A cluster of whose primaries each test may lose one of its own."""
+    """A cluster for tests that each lose another primary."""
     with replicated_cluster() as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+def remove_keys(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     gc.collect()
     if "whole" in request.fixturenames:
@@ -60,10 +60,12 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
 
 async def count_everywhere(store: Store) -> None:
     """Runs a script in each partition at once."""
-    await asyncio.gather(*(increment(store, f"{tag}:tests", "hash", 60, {"calls": 1}) for tag in PARTITION_TAGS))
+    await asyncio.gather(
+        *(increment_counters(store, f"{tag}:tests", "hash", 60, {"calls": 1}) for tag in PARTITION_TAGS)
+    )
 
 
-async def counted(store: Store) -> list[int]:
+async def read_counts(store: Store) -> list[int]:
     return [int(await store.client.hget(f"{tag}:tests", "calls") or 0) for tag in PARTITION_TAGS]
 
 
@@ -77,7 +79,7 @@ def slot_of(tag: str) -> int:
 
 async def passes(store: Store, tag: str) -> bool:
     try:
-        await increment(store, f"{tag}:tests", "hash", 60, {"calls": 1})
+        await increment_counters(store, f"{tag}:tests", "hash", 60, {"calls": 1})
     except BackboneUnavailable:
         return False
     return True
@@ -87,19 +89,19 @@ async def test_scripts_reach_the_primary_of_their_keys(whole: ReplicatedCluster)
     async with opened(whole.url) as store:
         for _ in range(3):
             await count_everywhere(store)
-        assert await counted(store) == [3] * 16
+        assert await read_counts(store) == [3] * 16
 
 
-async def test_a_seed_that_is_down_is_passed_over(whole: ReplicatedCluster) -> None:
+async def test_a_seed_that_is_down_is_skipped(whole: ReplicatedCluster) -> None:
     alive = f"127.0.0.1:{whole.primaries[1].port}"
     async with opened(f"redis+cluster://127.0.0.1:{free_port()},{alive}") as store:
         await count_everywhere(store)
-        assert await counted(store) == [1] * 16
+        assert await read_counts(store) == [1] * 16
         async with store.subscription("changes") as subscription:
             assert (await subscription.get_message(timeout=10))["type"] == "subscribe"
 
 
-async def test_a_node_that_knows_few_slots_is_not_believed(whole: ReplicatedCluster) -> None:
+async def test_a_node_that_knows_few_slots_is_not_trusted(whole: ReplicatedCluster) -> None:
     stranger = RedisServer("valkey", *CLUSTER_OPTIONS).start()
     try:
         with stranger.client() as client:
@@ -116,7 +118,7 @@ async def test_no_seed_answers() -> None:
         assert not await passes(store, "{p09}")
 
 
-def move_begins(source: RedisServer, target: RedisServer, slot: int) -> None:
+def begin_move(source: RedisServer, target: RedisServer, slot: int) -> None:
     with source.client() as old, target.client() as new:
         new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old.execute_command("CLUSTER MYID"))
         old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", new.execute_command("CLUSTER MYID"))
@@ -128,7 +130,7 @@ def move_keys(source: RedisServer, target: RedisServer, slot: int) -> None:
             old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 2000, "KEYS", *found)
 
 
-def move_ends(source: RedisServer, target: RedisServer, slot: int) -> None:
+def end_move(source: RedisServer, target: RedisServer, slot: int) -> None:
     with source.client() as old, target.client() as new:
         own = new.execute_command("CLUSTER MYID")
         new.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
@@ -136,7 +138,7 @@ def move_ends(source: RedisServer, target: RedisServer, slot: int) -> None:
 
 
 async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
-    """ASK while its keys leave, MOVED afterwards; no call fails, and each runs once."""
+    """Nodes answer ASK while the keys move, and MOVED afterwards. No call fails, and each runs once."""
     slot = slot_of("{p09}")
     source = whole.primaries[whole.owner(slot)]
     target = whole.primaries[(whole.owner(slot) + 1) % 3]
@@ -145,56 +147,56 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
 
         async def call() -> None:
             nonlocal calls
-            await increment(store, "{p09}:tests", "hash", 60, {"calls": 1})
+            await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
             calls += 1
 
         await call()
-        for step in (move_begins, move_keys, move_ends):
+        for step in (begin_move, move_keys, end_move):
             await asyncio.to_thread(step, source, target, slot)
             await asyncio.gather(*(call() for _ in range(20)))
         await call()
         with target.client() as client:
             assert int(client.hget("{p09}:tests", "calls")) == calls == 62
-    for step in (move_begins, move_keys, move_ends):
+    for step in (begin_move, move_keys, end_move):
         await asyncio.to_thread(step, target, source, slot)
 
 
 async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -> None:
-    """Where a key has left, a script would make it anew: a limit would be forgotten, and the move could not go on."""
+    """A script would create a key that has already moved: a limit would be lost, and the migration would fail."""
     account = next(id for id in map("acc_{}".format, range(1000)) if partition_tag(id) == "{p09}")
     first, second = (QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
-    fails = deploys_scripts.Advance(
+    fails = deploys_scripts.Transition(
         account, "app", "dep_1", "live", {"state": "failed", "id": "dep_1", "account": account}
     )
     registrations = f"{REGISTRATIONS_KEY}:{time.strftime('%Y-%m-%d', time.gmtime())}"
     async with opened(whole.url) as store:
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
-            bodies_key(account): lambda: events_scripts.emit(store, second),
+            bodies_key(account): lambda: events_scripts.emit_event(store, second),
             ended_deploys_key("{p09}"): lambda: deploys_scripts.advance_deploy(store, fails),
-            registrations: lambda: accounts_scripts.register(store, 1),
+            registrations: lambda: accounts_scripts.count_registration(store, 1),
         }
-        await store.client.hset(deploy_key(account, "dep_1"), mapping={"state": "live"})
+        await store.client.hset(deploy_key(account, "dep_1"), mapping={"state": "live", "address": "live"})
         for hash in (site_key(account, "app"), outcomes_key("{p09}"), ended_deploys_key("{p09}")):
             await store.client.hset(hash, "live", 1)
         for stream in (stream_key("{p09}", "builds"), deliveries_key(account)):
             await store.client.xadd(stream, {"id": "x"})
-        await events_scripts.emit(store, first)
-        assert (await accounts_scripts.register(store, 1)).accepted
+        await events_scripts.emit_event(store, first)
+        assert (await accounts_scripts.count_registration(store, 1)).accepted
         for part, call in calls.items():
             slot = slot_of(part.partition(":")[0])
             home, away = whole.primaries[whole.owner(slot)], whole.primaries[(whole.owner(slot) + 1) % 3]
-            await asyncio.to_thread(move_begins, home, away, slot)
+            await asyncio.to_thread(begin_move, home, away, slot)
             with home.client() as client:
                 client.execute_command("MIGRATE", "127.0.0.1", away.port, part, 0, 2000)
             with pytest.raises(BackboneUnavailable):
                 await call()
-            for step in (move_keys, move_ends):
+            for step in (move_keys, end_move):
                 await asyncio.to_thread(step, home, away, slot)
-            for step in (move_begins, move_keys, move_ends):
+            for step in (begin_move, move_keys, end_move):
                 await asyncio.to_thread(step, away, home, slot)
-        await events_scripts.emit(store, second)
+        await events_scripts.emit_event(store, second)
         assert await deploys_scripts.advance_deploy(store, fails)
-        assert not (await accounts_scripts.register(store, 1)).accepted
+        assert not (await accounts_scripts.count_registration(store, 1)).accepted
         assert set(await store.client.hgetall(bodies_key(account))) == {"evt_1", "evt_2"}
         assert await store.client.hgetall(ended_deploys_key("{p09}")) == {"live": "1", "failed": "1"}
 
@@ -207,10 +209,10 @@ async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -
         reads = store.blocking_client()
 
         async def read() -> list[str]:
-            """Waits as a worker does when the slot has just moved."""
+            """Retries as a worker does when the slot has just moved."""
 
             async def answered() -> Any:
-                with suppress(BackboneUnavailable), backbone():
+                with suppress(BackboneUnavailable), map_redis_errors():
                     return await reads.xreadgroup("readers", "one", {stream: ">"}, count=10, block=1000)
                 return None
 
@@ -218,19 +220,19 @@ async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -
             return [fields["n"] for _, fields in entries]
 
         await store.client.xgroup_create(stream, "readers", mkstream=True)
-        for n, step in enumerate((move_begins, move_keys, move_ends)):
+        for n, step in enumerate((begin_move, move_keys, end_move)):
             await store.client.xadd(stream, {"n": str(n)})
             assert await read() == [str(n)]
             await asyncio.to_thread(step, source, target, slot)
         await store.client.xadd(stream, {"n": "3"})
         assert await read() == ["3"]
         await reads.aclose()
-    for step in (move_begins, move_keys, move_ends):
+    for step in (begin_move, move_keys, end_move):
         await asyncio.to_thread(step, target, source, slot)
 
 
 async def test_a_slot_that_no_node_serves_for_a_while(whole: ReplicatedCluster) -> None:
-    """CLUSTERDOWN."""
+    """Its calls fail with CLUSTERDOWN until a node serves it again."""
     slot = slot_of("{p09}")
     async with opened(whole.url) as store:
         await count_everywhere(store)
@@ -260,8 +262,8 @@ async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:
         assert await passes(store, other)
 
 
-async def test_a_primary_that_was_replaced_is_left(servers: ReplicatedCluster) -> None:
-    """It lives on, as a replica: no connection breaks, and every write is redirected."""
+async def test_connections_leave_a_primary_that_was_replaced(servers: ReplicatedCluster) -> None:
+    """It becomes a replica: no connection breaks, and it redirects every write."""
     async with opened(servers.url) as store:
         await count_everywhere(store)
         await asyncio.to_thread(servers.fail_over, 1)
@@ -269,7 +271,7 @@ async def test_a_primary_that_was_replaced_is_left(servers: ReplicatedCluster) -
             await count_everywhere(store)
 
 
-async def test_a_frozen_primary_fails_its_own_partitions_alone(servers: ReplicatedCluster) -> None:
+async def test_a_frozen_primary_affects_only_its_own_partitions(servers: ReplicatedCluster) -> None:
     index, tag, other = 2, tag_on(servers, 2), tag_on(servers, 1)
     async with opened(servers.url) as store:
         await count_everywhere(store)

@@ -1,4 +1,4 @@
-"""What a fault of Redis is called, met for real where a server can be brought to it."""
+"""The explanations of Redis's failures, with real servers where they can be made to fail."""
 
 import socket
 import ssl
@@ -9,21 +9,21 @@ from redis.exceptions import ResponseError
 
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
-from gateway.redis.errors import backbone
+from gateway.redis.errors import map_redis_errors
 from gateway.redis.faults import advise, code_of, describe
-from gateway.redis.scripts import increment
+from gateway.redis.scripts import increment_counters
 from tests.support.redis_servers import RedisServer, free_port
 
 
 async def faults_of(url: str) -> list[tuple[str, str]]:
-    """Code and reason, met by a script and by another command."""
+    """Returns code and reason of the failures of a script and of another command."""
     store, met = Store(url), []
     try:
         for attempt in (
-            lambda: increment(store, "{p09}:n", "hash", 60, {"n": 1}),
+            lambda: increment_counters(store, "{p09}:n", "hash", 60, {"n": 1}),
             lambda: store.get("secret-key"),
         ):
-            with pytest.raises(BackboneUnavailable) as raised, backbone():
+            with pytest.raises(BackboneUnavailable) as raised, map_redis_errors():
                 await attempt()
             cause = raised.value.__cause__
             met.append((code_of(cause), describe(cause)))
@@ -45,7 +45,7 @@ async def test_a_host_without_an_address() -> None:
 
 
 async def test_a_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.redis.client.ATTEMPT", 0.3)
+    monkeypatch.setattr("gateway.redis.client.COMMAND_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         script, command = await faults_of(f"redis://127.0.0.1:{silent.getsockname()[1]}")
     assert command[1] == "Redis does not answer"
@@ -63,7 +63,7 @@ async def test_a_certificate_that_is_not_trusted(tls: tuple[ssl.SSLContext, str]
             client.config_set("requirepass", "secret")
         store = Store(url, ca_file=file)
         assert await store.check_writes() == (1, [])
-        await increment(store, "{p09}:n", "hash", 60, {"n": 1})
+        await increment_counters(store, "{p09}:n", "hash", 60, {"n": 1})
         await store.close()
     finally:
         server.stop()
@@ -87,7 +87,7 @@ async def test_a_password_that_is_wrong(login: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "reason"),
     [
-        ("MISCONF Errors writing to the AOF file", "MISCONF", "Redis cannot save to its disk (MISCONF)"),
+        ("MISCONF Errors writing to the AOF file", "MISCONF", "Redis cannot save its data to disk (MISCONF)"),
         ("OOM command not allowed. script: 1a2b", "OOM", "the memory of Redis is full (OOM)"),
         ("ERR unknown command 'prompt'", "ERR", "Redis cannot be reached (ERR)"),
         ("NOSUCH", "NOSUCH", "Redis cannot be reached (NOSUCH)"),

@@ -1,4 +1,4 @@
-"""The shared connection to Redis, against a real server."""
+"""The shared connection to Redis, with a real server."""
 
 import asyncio
 import gc
@@ -30,22 +30,22 @@ async def connected(url: str, timeout: float = 1.0) -> AsyncIterator[Pipeline]:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[RedisServer]:
-    """Behind a password, on TCP and a unix socket."""
+    """A server with a password, on TCP and on a unix socket."""
     server = RedisServer(
         "valkey", "--unixsocket", str(tmp_path / "s"), "--user", "default", "on", ">secret", "~*", "&*", "+@all"
     )
-    server._answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
+    server.answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
     yield server.start()
     server.stop()
 
 
-async def test_answers_come_to_who_called(redis_url: str) -> None:
+async def test_each_caller_gets_its_own_answer(redis_url: str) -> None:
     async with connected(redis_url) as pipeline:
         answers = await asyncio.gather(*[pipeline.call("ECHO", f"{n}é") for n in range(500)])
         assert answers == [f"{n}é" for n in range(500)]
 
 
-async def test_a_caller_that_leaves_does_not_shift_the_answers(redis_url: str) -> None:
+async def test_a_canceled_caller_does_not_shift_the_answers(redis_url: str) -> None:
     async with connected(redis_url) as pipeline:
         await pipeline.call("PING")
         leaving = [asyncio.ensure_future(pipeline.call("ECHO", "gone")) for _ in range(10)]
@@ -55,7 +55,7 @@ async def test_a_caller_that_leaves_does_not_shift_the_answers(redis_url: str) -
         assert await pipeline.call("ECHO", "mine") == "mine"
 
 
-async def test_an_error_concerns_one_call(redis_url: str) -> None:
+async def test_an_error_affects_only_its_call(redis_url: str) -> None:
     async with connected(redis_url) as pipeline:
         bad, good = await asyncio.gather(pipeline.call("NONSENSE"), pipeline.call("PING"), return_exceptions=True)
         assert isinstance(bad, ResponseError)
@@ -102,7 +102,7 @@ async def test_tls(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_a_server_that_stops_answering_ends_every_call(redis_url: str) -> None:
+async def test_every_call_fails_when_the_server_stops_answering(redis_url: str) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -137,7 +137,7 @@ async def test_a_script_the_server_forgot_is_sent_again(redis_url: str) -> None:
     await store.close()
 
 
-async def test_failed_connection_that_nobody_waits_for_is_no_fault_of_the_loop() -> None:
+async def test_a_failed_connection_without_callers_is_not_reported_to_the_loop() -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
     pipeline = Pipeline(f"redis://127.0.0.1:{free_port()}/0", 1)

@@ -1,4 +1,4 @@
-"""A primary that another server replaces while the connections to it live."""
+"""A primary that is replaced while the connections to it still work."""
 
 import asyncio
 import time
@@ -12,8 +12,8 @@ from gateway.inference.keys import spend_key
 from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.spend.reservations import ReservationRecord
 from gateway.redis.client import Store
-from gateway.redis.primary import Sentinels
-from gateway.redis.scripts import increment
+from gateway.redis.primary import PrimaryWatch, Sentinels
+from gateway.redis.scripts import increment_counters
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until
@@ -22,7 +22,7 @@ from tests.support.tcp_proxy import Proxy
 
 
 async def test_one_address_whose_server_changes() -> None:
-    """Nothing ends the connections to the former server, which takes writes as before."""
+    """The connections to the former server stay open, and it still accepts writes."""
     former, successor = RedisServer().start(), RedisServer().start()
     try:
         async with Proxy(former.port) as address:
@@ -30,11 +30,11 @@ async def test_one_address_whose_server_changes() -> None:
             changes: list[float] = []
             store.on_change(lambda: changes.append(time.monotonic()))
             try:
-                await increment(store, "{p09}:tests", "hash", 60, {"calls": 1})
+                await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
                 await store.client.set("a", "1", ex=60)
                 address.target = successor.port
                 await wait_until(lambda: changes, 5)
-                await increment(store, "{p09}:tests", "hash", 60, {"calls": 1})
+                await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
                 await store.client.set("b", "1", ex=60)
                 with successor.client() as client:
                     assert client.hget("{p09}:tests", "calls") == b"1"
@@ -47,7 +47,59 @@ async def test_one_address_whose_server_changes() -> None:
         successor.stop()
 
 
-async def test_what_a_former_primary_confirmed_is_settled_again() -> None:
+async def test_a_check_that_crashes_does_not_end_the_watch() -> None:
+    checks = 0
+
+    async def crash() -> None:
+        nonlocal checks
+        checks += 1
+        raise RuntimeError("the connection was closed while it was in use")
+
+    watch = PrimaryWatch(crash)
+    watch.request_check()
+    try:
+        await wait_until(lambda: checks > 1, 3)
+    finally:
+        await watch.close()
+
+
+async def test_connections_that_fail_to_close_do_not_keep_the_next_ones_at_the_former_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    former, successor = RedisServer().start(), RedisServer().start()
+    try:
+        async with Proxy(former.port) as address:
+            store = Store(address.url)
+            try:
+                await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
+                await store.client.set("a", "1", ex=60)
+                disconnect = store.client.connection_pool.disconnect
+
+                async def disconnect_and_fail() -> None:
+                    await disconnect()
+                    raise TimeoutError
+
+                monkeypatch.setattr(store.client.connection_pool, "disconnect", disconnect_and_fail)
+                for server in (successor, former):  # the second change shows that the watch goes on
+                    address.target = server.port
+                    with server.client() as client:
+                        client.delete("b")
+
+                        async def is_written(client: Any = client) -> bool:
+                            await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
+                            await store.client.set("b", "1", ex=60)
+                            return bool(client.exists("b"))
+
+                        await wait_until(is_written, 5, 0.1)
+            finally:
+                monkeypatch.undo()
+                await store.close()
+    finally:
+        former.stop()
+        successor.stop()
+
+
+async def test_settlements_that_a_former_primary_confirmed_are_repeated() -> None:
     former, successor = RedisServer().start(), RedisServer().start()
     try:
         async with Proxy(former.port) as address:
@@ -77,7 +129,7 @@ async def test_what_a_former_primary_confirmed_is_settled_again() -> None:
 
 
 class Answers:
-    """One Sentinel: its configuration's epoch, the primary it knows, the one it names."""
+    """A Sentinel with the epoch of its configuration, the primary in its state, and the one that it names."""
 
     def __init__(self, epoch: int, knows: int, names: int, *, down: bool = False, dead: bool = False) -> None:
         self.dead = dead
@@ -106,14 +158,14 @@ class Answers:
     ("answers", "port"),
     [
         ([Answers(4, 1, 1), Answers(4, 1, 1), Answers(4, 1, 1)], 1),
-        ([Answers(3, 1, 1), Answers(4, 2, 2)], 2),  # the first was cut off
+        ([Answers(3, 1, 1), Answers(4, 2, 2)], 2),  # the first was partitioned
         ([Answers(4, 1, 1), Answers(4, 1, 2)], 2),  # the second leads a switchover
         ([Answers(4, 1, 1, dead=True), Answers(4, 2, 2)], 2),
         ([Answers(4, 1, 1, down=True), Answers(4, 1, 1, down=True)], None),
         ([Answers(4, 1, 1, dead=True)], None),
     ],
 )
-async def test_the_sentinel_with_the_newest_configuration_is_believed(answers: list[Answers], port: int | None) -> None:
+async def test_the_sentinel_with_the_newest_configuration_is_trusted(answers: list[Answers], port: int | None) -> None:
     sentinels = Sentinels([])  # type: ignore[no-untyped-call]
     sentinels.sentinels = answers
     if port is None:
@@ -121,3 +173,14 @@ async def test_the_sentinel_with_the_newest_configuration_is_believed(answers: l
             await sentinels.discover_master("main")
     else:
         assert await sentinels.discover_master("main") == ("10.0.0.1", port)
+
+
+async def test_an_older_configuration_is_not_trusted_after_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a while: Sentinels that were set up again begin with the first configuration."""
+    sentinels = Sentinels([])  # type: ignore[no-untyped-call]
+    sentinels.sentinels = [Answers(4, 1, 2)]
+    assert await sentinels.discover_master("main") == ("10.0.0.1", 2)
+    sentinels.sentinels = [Answers(4, 1, 1)]  # it has not heard of the switchover yet
+    assert await sentinels.discover_master("main") == ("10.0.0.1", 2)
+    monkeypatch.setattr(sentinels, "_newest_until", 0.0)
+    assert await sentinels.discover_master("main") == ("10.0.0.1", 1)

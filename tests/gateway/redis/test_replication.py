@@ -23,7 +23,7 @@ SLOTS = [key_slot(tag.strip("{}").encode()) for tag in PARTITION_TAGS]
 
 
 async def reserve(store: Store, account: str) -> None:
-    limits = {"app_limit": 99, "user_limit": 99, "bound": 1, "cap": 99, "lease": 1, "deadline": 0}
+    limits = {"app_limit": 99, "user_limit": 99, "max_cost": 1, "cap": 99, "lease": 1, "deadline": 0}
     await scripts.admit(store, account, "shop", "ana", reservation="r", **limits)
     await scripts.settle(store, partition_tag(account), "r", 0)
 
@@ -40,7 +40,7 @@ async def is_refused(store: Store, account: str) -> bool:
     return False
 
 
-async def test_calls_that_come_together_share_one_wait(redis_url: str) -> None:
+async def test_concurrent_calls_share_one_wait(redis_url: str) -> None:
     pipeline = ReplicatedPipeline(redis_url, 2.0, None, 1)
     store = Store(redis_url)
     try:
@@ -49,7 +49,7 @@ async def test_calls_that_come_together_share_one_wait(redis_url: str) -> None:
         replies = await asyncio.gather(*[pipeline.call(*echo, n) for n in range(50)])
         assert replies == [Replicated(str(n), 0) for n in range(50)]
         assert (await store.client.info("commandstats"))["cmdstat_wait"]["calls"] == 1
-        # What comes while a WAIT lasts makes up the next group.
+        # The calls during a WAIT form the next group.
         calls = [asyncio.create_task(pipeline.call(*echo, 0))]
         await asyncio.sleep(0.1)
         calls += [asyncio.create_task(pipeline.call(*echo, n)) for n in range(1, 50)]
@@ -64,8 +64,8 @@ async def test_calls_that_come_together_share_one_wait(redis_url: str) -> None:
         await store.close()
 
 
-async def test_a_server_that_is_silent_ends_every_call_in_time(redis_url: str, valkey: RedisServer) -> None:
-    """Those that wait for the group before them, too."""
+async def test_every_call_fails_in_time_if_the_server_is_silent(redis_url: str, valkey: RedisServer) -> None:
+    """Including the calls that wait for an earlier group."""
     pipeline = ReplicatedPipeline(redis_url, 1.0, None, 1)
     echo = ("EVAL", "return ARGV[1]", 0)
     await pipeline.call(*echo, 0)

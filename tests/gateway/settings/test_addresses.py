@@ -1,4 +1,4 @@
-"""Addresses and files that cannot be right stop the start, with one message that names the variable."""
+"""Invalid addresses and files end the start, with a message that names the variable."""
 
 from pathlib import Path
 
@@ -19,34 +19,34 @@ from tests.support.folders import as_ordinary_user, passable_folder
         ("redis://a:1,b:2", "several hosts"),
         ("redis://localhost/main", "the number of a database"),
         ("unix://", "must name a socket"),
-        ("redis://localhost?socket_timeout=abc", "wrong option"),
-        ("rediss://localhost?ssl_cert_reqs=maybe", "wrong option"),
+        ("redis://localhost?socket_timeout=abc", "invalid option"),
+        ("rediss://localhost?ssl_cert_reqs=maybe", "invalid option"),
         ("rediss://localhost?ssl_ca_certs=/nowhere.pem", "ssl_ca_certs that does not exist"),
-        (f"rediss://localhost?ssl_ca_certs={__file__}", "holds no certificates"),
-        (f"rediss://localhost?ssl_certfile={__file__}", "no certificate with its key"),
-        ("redis://localhost?color=red", "does not know: color"),
+        (f"rediss://localhost?ssl_ca_certs={__file__}", "contains no certificates"),
+        (f"rediss://localhost?ssl_certfile={__file__}", "must name a certificate"),
+        ("redis://localhost?color=red", "does not support: color"),
         ("redis+cluster://", "must name a host"),
         ("redis+cluster://a,,b", "must name a host"),
         ("redis+cluster://a/3", "only one"),
         ("redis+sentinel://a:26379", "the name of the service"),
     ],
 )
-def test_a_wrong_address_of_redis_is_explained(url: str, message: str) -> None:
+def test_an_invalid_address_of_redis_is_explained(url: str, message: str) -> None:
     with pytest.raises(BadSettings, match=f"^GATEWAY_REDIS_URL: .*{message}") as raised:
         load({"GATEWAY_REDIS_URL": url})
     assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("scheme", ["valkey", "valkeys", "valkey+cluster", "valkeys+sentinel"])
-def test_valkey_is_another_word_for_redis(scheme: str) -> None:
+def test_addresses_may_begin_with_valkey(scheme: str) -> None:
     settings = load({"GATEWAY_REDIS_URL": f"{scheme}://a/0"})
     assert settings.redis_url == f"{scheme.replace('valkey', 'redis')}://a/0"
 
 
 @pytest.mark.parametrize("text", ["nothing", "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----"])
-def test_certificates_that_are_none(tmp_path: Path, text: str) -> None:
+def test_files_without_certificates(tmp_path: Path, text: str) -> None:
     (path := tmp_path / "ca.pem").write_text(text)
-    with pytest.raises(BadSettings, match=r"^GATEWAY_CA_FILE: .* holds no certificates"):
+    with pytest.raises(BadSettings, match=r"^GATEWAY_CA_FILE: .* contains no certificates"):
         load({"GATEWAY_CA_FILE": str(path)})
 
 
@@ -62,20 +62,20 @@ def test_certificates_that_are_none(tmp_path: Path, text: str) -> None:
         ("https://[::1/{host}", "IPv6"),
     ],
 )
-def test_a_wrong_address_is_explained_and_not_repeated(name: str, text: str, message: str) -> None:
+def test_an_invalid_address_is_explained_and_not_repeated(name: str, text: str, message: str) -> None:
     with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: .*{message}") as raised:
         load({f"GATEWAY_{name}": text})
     assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["BASE_URL", "API_URL", "PROVIDER_URL"])
-def test_paths_are_appended_to_an_address(name: str) -> None:
+def test_an_address_for_paths_has_no_query_and_fragment(name: str) -> None:
     with pytest.raises(BadSettings, match=rf"^GATEWAY_{name}: .*without \? and #"):
         load({f"GATEWAY_{name}": "https://example.com/v1?version=2"})
 
 
 @pytest.mark.parametrize("key", ["two words", "schlüssel", "line\nbreak"])
-def test_a_key_that_no_header_can_hold_is_not_repeated(key: str) -> None:
+def test_a_key_that_is_no_header_value_is_not_repeated(key: str) -> None:
     with pytest.raises(BadSettings, match=r"^GATEWAY_PROVIDER_KEY: must be ASCII") as raised:
         load({"GATEWAY_PROVIDER_KEY": key})
     assert key not in str(raised.value)

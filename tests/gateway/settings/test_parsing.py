@@ -1,4 +1,4 @@
-"""Settings that are wrong, or not there."""
+"""Settings that are invalid or missing."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ BAD = {
 }
 
 
-async def test_one_message_names_every_bad_variable(gw: Gateway) -> None:
+async def test_one_message_names_every_invalid_variable(gw: Gateway) -> None:
     environment = {**gw.environment, **BAD}
     run = subprocess.run(
         [sys.executable, "-m", "gateway.cli", "serve", "--port", str(free_port())],
@@ -48,13 +48,13 @@ async def test_one_message_names_every_bad_variable(gw: Gateway) -> None:
         timeout=20,
     )
     assert run.returncode not in (0, None)
-    told = run.stdout + run.stderr
-    assert "Traceback" not in told
-    assert [name for name in BAD if name not in told] == []
-    assert "GATEWAY_OPERATOR_TOKEN" not in told
+    output = run.stdout + run.stderr
+    assert "Traceback" not in output
+    assert [name for name in BAD if name not in output] == []
+    assert "GATEWAY_OPERATOR_TOKEN" not in output
 
 
-async def test_secrets_need_a_key_to_be_stored(launch: Launch) -> None:
+async def test_secrets_are_refused_without_an_encryption_key(launch: Launch) -> None:
     async with launch(GATEWAY_ENCRYPTION_KEY="") as gw:
         account = await gw.account()
         body = {"account": account.id, "auth": {"kind": "secret", "secret": "secret of more than thirty-two bytes"}}
@@ -66,7 +66,7 @@ async def test_secrets_need_a_key_to_be_stored(launch: Launch) -> None:
 
 
 async def test_a_settings_file(gw: Gateway, provider: FakeProvider) -> None:
-    """`.env` in the working folder; the environment's own word comes first."""
+    """`.env` is read from the working folder, and the environment takes precedence."""
     folder = gw.folder / "with-env"
     folder.mkdir()
     (folder / ".env").write_text('# for tests\nGATEWAY_RATE_LIMITS=app=7,user=5\nGATEWAY_DRAIN="1"\n')
@@ -90,14 +90,15 @@ async def test_a_port_that_is_taken(gw: Gateway) -> None:
         text=True,
         timeout=20,
     )
-    line = f"capsule: port {gw.port} of 127.0.0.1 is in use: end what listens there, or choose another --port\n"
+    action = "stop the process that listens there, or choose another --port"
+    line = f"capsule: port {gw.port} of 127.0.0.1 is in use: {action}\n"
     assert (run.returncode, run.stdout, run.stderr) == (1, "", line)
 
 
 @pytest.mark.parametrize(
     "text", ["{0}", "ana:{0}", "ana={1}", "ana={0},ana={2}", "ana={0},bob={0}", "operator={0}", "={0}", "an a={0}"]
 )
-async def test_operators_tokens_that_are_none_are_not_repeated(text: str) -> None:
+async def test_invalid_operator_tokens_are_not_repeated(text: str) -> None:
     tokens = ["token-of-ana-" + "x" * 20, "short-token", "token-of-bob-" + "x" * 20]
     with pytest.raises(BadSettings) as caught:
         load({"GATEWAY_OPERATOR_TOKENS": text.format(*tokens)})
@@ -105,7 +106,7 @@ async def test_operators_tokens_that_are_none_are_not_repeated(text: str) -> Non
     assert not [token for token in tokens if token in str(caught.value)]
 
 
-async def test_operators_tokens() -> None:
+async def test_operator_tokens() -> None:
     tokens = {"ana": "abcdefghijklmnopqrst==", "bob@example.com": "0123456789abcdefghij"}
     text = ", ".join(f"{name}={token}" for name, token in tokens.items())
     assert load({"GATEWAY_OPERATOR_TOKENS": text}).operator_tokens == tokens
@@ -125,6 +126,6 @@ async def test_the_providers_quota(text: str, rate: ProviderRate | None) -> None
 
 
 @pytest.mark.parametrize("text", ["600", "requests=0", "requests=-1", "tokens=1e6", "minutes=1", "requests"])
-async def test_a_quota_that_is_none(text: str) -> None:
+async def test_an_invalid_quota(text: str) -> None:
     with pytest.raises(BadSettings, match="GATEWAY_PROVIDER_RATE: "):
         load({"GATEWAY_PROVIDER_RATE": text})

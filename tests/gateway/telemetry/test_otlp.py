@@ -1,4 +1,4 @@
-"""Collectors that hang, drip, refuse or are not there: no request waits for one, no memory fills, no stop is late."""
+"""Collectors that hang, drip, refuse or do not exist: no request waits for them, and memory stays bounded."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-%b"
 QUEUE, BATCH = 256, 64
-SOON_ENOUGH = 20  # seconds; the SDK waits 30, or for as long as the collector keeps on sending
+CLOSE_SECONDS = 20  # the SDK waits 30, or as long as the collector keeps sending
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -44,10 +44,10 @@ def tracer(collector: FakeCollector, monkeypatch: pytest.MonkeyPatch, request: p
     return OtlpTracer("test")
 
 
-def trace_of(tracer: OtlpTracer, stages: int = 3) -> bool:
-    """Whether the sampler takes it."""
+def record_trace(tracer: OtlpTracer, stages: int = 3) -> bool:
+    """Records a trace. Returns whether the sampler accepts it."""
     trace = tracer.begin("work", Kind.INTERNAL)
-    if trace is None:
+    if not trace.recorded:
         return False
     for number in range(stages):
         trace.enter(f"stage {number}")
@@ -69,33 +69,33 @@ async def close(tracer: OtlpTracer) -> float:
 @pytest.mark.parametrize("plays", [[HANG], drip(b"HTTP/1.1 200 OK\r\n" * 99, 0.5)], ids=["hangs", "drips"])
 async def test_a_collector_that_does_not_answer(tracer: OtlpTracer, collector: FakeCollector, plays: list) -> None:
     collector.plays = plays
-    assert trace_of(tracer)
+    assert record_trace(tracer)
     await wait_until(lambda: collector.exchanges, 10)
     before = spans_in_memory()
     for _ in range(QUEUE):
-        assert trace_of(tracer)
+        assert record_trace(tracer)
     assert spans_in_memory() - before <= QUEUE + BATCH
-    assert await close(tracer) < SOON_ENOUGH
+    assert await close(tracer) < CLOSE_SECONDS
 
 
 @pytest.mark.parametrize("tracer", [{"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}], indirect=True)
-async def test_a_collector_that_is_not_there(tracer: OtlpTracer) -> None:
+async def test_a_collector_that_does_not_exist(tracer: OtlpTracer) -> None:
     for _ in range(2 * QUEUE):
-        assert trace_of(tracer)
-    assert await close(tracer) < SOON_ENOUGH
+        assert record_trace(tracer)
+    assert await close(tracer) < CLOSE_SECONDS
 
 
-async def test_what_waits_is_sent_at_the_end(
+async def test_queued_spans_are_sent_at_the_end(
     tracer: OtlpTracer, collector: FakeCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(otlp, "FLUSH_SECONDS", 20)
     for _ in range(QUEUE // 4):
-        assert trace_of(tracer)
+        assert record_trace(tracer)
     await close(tracer)
     assert len(collector.spans) == QUEUE
     assert len({span.id for span in collector.spans}) == QUEUE
     assert len({span.trace for span in collector.spans}) == QUEUE // 4
-    assert trace_of(tracer), "late work is no error"
+    assert record_trace(tracer), "tracing after the end is not an error"
 
 
 @pytest.mark.parametrize(
@@ -106,21 +106,21 @@ async def test_what_waits_is_sent_at_the_end(
         ({"OTEL_TRACES_SAMPLER": "parentbased_always_off"}, 0, True, False),
         ({"OTEL_TRACES_SAMPLER": "nonsense"}, 64, True, False),
     ],
-    ids=["default", "off", "the caller's", "nonsense"],
+    ids=["default", "off", "the caller's", "invalid"],
     indirect=["tracer"],
 )
 async def test_the_sampler_decides(tracer: OtlpTracer, alone: int, sampled: bool, unsampled: bool) -> None:
-    assert sum(trace_of(tracer) for _ in range(64)) == alone
-    assert (tracer.begin("work", Kind.SERVER, traceparent=PARENT % b"01") is not None) == sampled
-    assert (tracer.begin("work", Kind.SERVER, traceparent=PARENT % b"00") is not None) == unsampled
+    assert sum(record_trace(tracer) for _ in range(64)) == alone
+    assert tracer.begin("work", Kind.SERVER, traceparent=PARENT % b"01").recorded == sampled
+    assert tracer.begin("work", Kind.SERVER, traceparent=PARENT % b"00").recorded == unsampled
     await close(tracer)
 
 
 @pytest.mark.parametrize(
     "tracer", [{"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5"}], indirect=True
 )
-async def test_a_share_of_all_traces(tracer: OtlpTracer) -> None:
-    assert 0 < sum(trace_of(tracer) for _ in range(64)) < 64
+async def test_a_sampling_ratio(tracer: OtlpTracer) -> None:
+    assert 0 < sum(record_trace(tracer) for _ in range(64)) < 64
     await close(tracer)
 
 
@@ -145,7 +145,7 @@ async def test_a_gateway_does_not_notice_a_broken_collector(
         assert "Finished server process" in gw.log
 
 
-async def test_each_of_several_processes_sends_what_it_has_at_the_end(
+async def test_every_process_sends_its_queued_spans_at_the_end(
     valkey: RedisServer, provider: FakeProvider, backend: FakeAppBackend, collector: FakeCollector, tmp_path: Path
 ) -> None:
     settings = collector.settings(OTEL_BSP_SCHEDULE_DELAY="3600000")

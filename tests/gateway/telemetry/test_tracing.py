@@ -1,4 +1,4 @@
-"""When traces are on, what is said if they cannot be, and that they cost nothing while they are off."""
+"""When traces are on, the messages if they cannot be, and their cost while they are off."""
 
 import os
 import re
@@ -21,8 +21,8 @@ TRACES_ON = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """What is logged as an error, of a process that has not started yet."""
+def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Collects the errors logged by a process in which tracing has not started."""
     lines: list[dict[str, Any]] = []
 
     class Log:
@@ -37,7 +37,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 
 
 def start(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> bool:
-    """Whether traces are on afterwards."""
+    """Starts tracing. Returns whether traces are on."""
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     tracing.start("test")
@@ -55,9 +55,9 @@ def start(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> bool:
         {**ON, "OTEL_SDK_DISABLED": "false", "OTEL_TRACES_EXPORTER": "otlp"},
     ],
 )
-def test_on(monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[str, str]) -> None:
+def test_on(monkeypatch: pytest.MonkeyPatch, errors: list[Any], settings: dict[str, str]) -> None:
     assert start(monkeypatch, settings)
-    assert not said
+    assert not errors
     tracing.stop()
     assert tracing.tracer() is None
 
@@ -72,9 +72,9 @@ def test_on(monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[str
         {**ON, "OTEL_TRACES_EXPORTER": "none"},
     ],
 )
-def test_off(monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[str, str]) -> None:
+def test_off(monkeypatch: pytest.MonkeyPatch, errors: list[Any], settings: dict[str, str]) -> None:
     assert not start(monkeypatch, settings)
-    assert not said
+    assert not errors
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_off(monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[st
         ({**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),
         ({**ON, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}, "must be http/protobuf"),
         ({**ON, "OTEL_EXPORTER_OTLP_HEADERS": "authorization: s3cret"}, "must be name=value"),
-        ({**ON, "OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "OTEL_* are wrong"),
+        ({**ON, "OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "OTEL_* are invalid"),
     ],
 )
-def test_wrong_settings_are_reported_once_and_stop_nothing(
-    monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[str, str], reason: str
+def test_invalid_settings_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch, errors: list[Any], settings: dict[str, str], reason: str
 ) -> None:
     assert not start(monkeypatch, settings)
-    [line] = said
+    [line] = errors
     assert line["event"] == "traces.off"
     assert reason in line["reason"]
     assert "s3cret" not in str(line)
@@ -104,11 +104,13 @@ def test_the_variables_may_be_in_an_env_file(monkeypatch: pytest.MonkeyPatch, tm
     assert os.environ == {"OTEL_TRACES_SAMPLER": "always_off", "OTEL_SERVICE_NAME": "shop"}
 
 
-def test_without_the_packages_it_is_said_how_to_install_them(monkeypatch: pytest.MonkeyPatch, said: list[Any]) -> None:
+def test_without_the_packages_the_log_says_how_to_install_them(
+    monkeypatch: pytest.MonkeyPatch, errors: list[Any]
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "gateway.telemetry.otlp", raising=False)
     assert not start(monkeypatch, ON)
-    assert said == [{"event": "traces.off", "reason": "OpenTelemetry is not installed", "action": INSTALL}]
+    assert errors == [{"event": "traces.off", "reason": "OpenTelemetry is not installed", "action": INSTALL}]
     assert INSTALL == 'pip install "capsule-gateway[otel]"'
 
 
@@ -130,8 +132,8 @@ def imported(log: str) -> set[str]:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_no_process_imports_what_it_may_never_need(launch: Launch, backend: FakeAppBackend) -> None:
-    """What makes and sends spans, and what speaks to agents. redis-py imports OpenTelemetry's metrics by itself."""
+async def test_no_process_imports_optional_packages_early(launch: Launch, backend: FakeAppBackend) -> None:
+    """These are OpenTelemetry's traces and the MCP SDK. redis-py imports OpenTelemetry's metrics by itself."""
     async with launch(PYTHONPROFILEIMPORTTIME="1") as gw:
         app = await gw.app(backend)
         assert (await app.ask("x")).status_code == 200

@@ -1,4 +1,4 @@
-"""What an account can read of its usage, after requests that ended in every way."""
+"""An account's usage and request log, after requests with every kind of end."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.ids import now_iso
-from gateway.inference.provider.sse import MOST_TOKENS
+from gateway.inference.provider.sse import MAX_REPORTED_TOKENS
 from gateway.telemetry.keys import usage_key
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
@@ -19,7 +19,7 @@ from tests.gateway.conftest import COUNTED_SOON, Launch
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,7 +29,7 @@ COUNTS = ("requests", "refused", "interrupted", "inputTokens", "outputTokens", "
 
 
 async def requests_of(account: Account, number: int) -> list[dict[str, Any]]:
-    """Waits until so many are logged."""
+    """Waits until `number` requests are logged."""
 
     async def logged() -> list[dict[str, Any]] | None:
         rows = (await account.get("/account/requests")).json()
@@ -61,21 +61,21 @@ async def stop_after_a_token(app: App, prompt: str, **fields: Any) -> str:
 
 
 async def test_more_tokens_than_a_counter_can_hold(
-    penny: Gateway, backend: FakeAppBackend, provider: FakeProvider
+    low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     """A provider may report any number, and Redis refuses integers beyond 64 bits."""
-    app = await penny.app(backend, plan="max")
+    app = await low_caps.app(backend, plan="max")
     for _ in range(2):
         await app.ask(provider.plays(tokens("a", usage=(10**30, 5))), maxTokens=50)
     rows = await requests_of(app.account, 2)
-    assert {(row["inputTokens"], row["outputTokens"]) for row in rows} == {(MOST_TOKENS, 5)}
+    assert {(row["inputTokens"], row["outputTokens"]) for row in rows} == {(MAX_REPORTED_TOKENS, 5)}
     counted = total(await usage_of(app.account, group="model"))
-    assert (counted["requests"], counted["inputTokens"], counted["outputTokens"]) == (2, 2 * MOST_TOKENS, 10)
+    assert (counted["requests"], counted["inputTokens"], counted["outputTokens"]) == (2, 2 * MAX_REPORTED_TOKENS, 10)
 
 
-async def test_every_end_of_a_request(penny: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    """Answered, cut, stopped, failed and refused: each is logged, and the sums are what was spent."""
-    app = await penny.app(backend, plan="free")
+async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    """Each request is logged, whether it is answered, interrupted, failed or refused, and the sums match the spend."""
+    app = await low_caps.app(backend, plan="free")
     short: dict[str, Any] = {"maxTokens": 50}
     whole = await app.ask(provider.plays(tokens("a", usage=(70, 30))), **short)
     streamed, cut, stopped = (
@@ -96,7 +96,7 @@ async def test_every_end_of_a_request(penny: Gateway, backend: FakeAppBackend, p
     refused(stranger, 401, "TOKEN_INVALID")
     refused(dear, 402, "SPEND_CAP_REACHED")
     settled = await app.account.settled()
-    lost = bound(cut, 50) + bound(stopped, 50, QWEN)
+    lost = max_cost(cut, 50) + max_cost(stopped, 50, QWEN)
     assert settled == cost(70, 30) + cost(7, 3, QWEN) + lost
 
     rows = {row["id"]: row for row in await requests_of(app.account, 8)}
@@ -111,8 +111,8 @@ async def test_every_end_of_a_request(penny: Gateway, backend: FakeAppBackend, p
     assert seen == {
         whole.headers["X-Request-Id"]: (gpt, 200, "", cost(70, 30)),
         in_full: (QWEN, 200, "", cost(7, 3, QWEN)),
-        broken.headers["X-Request-Id"]: (gpt, 502, "PROVIDER_ERROR", bound(cut, 50)),
-        gone: (QWEN, 200, "CLIENT_GONE", bound(stopped, 50, QWEN)),
+        broken.headers["X-Request-Id"]: (gpt, 502, "PROVIDER_ERROR", max_cost(cut, 50)),
+        gone: (QWEN, 200, "CLIENT_GONE", max_cost(stopped, 50, QWEN)),
         failed.headers["X-Request-Id"]: (gpt, 502, "PROVIDER_ERROR", 0),
         stranger.headers["X-Request-Id"]: ("", 401, "TOKEN_INVALID", 0),
         faulty.headers["X-Request-Id"]: ("", 400, "REQUEST_MALFORMED", 0),
@@ -136,7 +136,7 @@ async def test_every_end_of_a_request(penny: Gateway, backend: FakeAppBackend, p
         "nanoEuro": settled,
         "interruptedNanoEuro": lost,
     }
-    assert total(by_model, model=QWEN)["nanoEuro"] == cost(7, 3, QWEN) + bound(stopped, 50, QWEN)
+    assert total(by_model, model=QWEN)["nanoEuro"] == cost(7, 3, QWEN) + max_cost(stopped, 50, QWEN)
     assert total(by_model, model="") == {"requests": 2, "refused": 2}
     for query in ({"by": "day"}, {"by": "hour"}, {"by": "day", "group": "app"}):
         assert total(await usage_of(app.account, **query)) == total(by_model)
@@ -152,7 +152,7 @@ async def test_every_end_of_a_request(penny: Gateway, backend: FakeAppBackend, p
     assert await ids("app=another") == []
 
 
-async def test_two_processes_and_a_rate(
+async def test_requests_to_two_processes_up_to_the_rate_limit(
     gw: Gateway, twin: Gateway, app: App, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     other = await app.account.app(backend)
@@ -171,7 +171,7 @@ async def test_two_processes_and_a_rate(
     assert total(by_app)["nanoEuro"] == await app.account.settled() == 21 * cost(7, 3)
 
 
-async def test_preflights_lists_and_strangers_are_not_logged(app: App) -> None:
+async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) -> None:
     headers = {"Origin": app.origin, "Access-Control-Request-Method": "POST"}
     assert (await app.gateway.http.options(app.path, headers=headers)).status_code == 204
     assert (await app.gateway.http.get(f"{app.path}/models", headers=app.headers())).status_code == 200
@@ -181,7 +181,7 @@ async def test_preflights_lists_and_strangers_are_not_logged(app: App) -> None:
     assert (row["status"], row["code"], row["model"]) == (403, "ORIGIN_NOT_ALLOWED", "")
 
 
-async def test_what_was_asked_while_redis_was_away(launch: Launch, backend: FakeAppBackend) -> None:
+async def test_requests_while_redis_is_unavailable_are_logged(launch: Launch, backend: FakeAppBackend) -> None:
     async with launch(COUNTED_SOON) as gw:
         app = await gw.app(backend)
         assert (await app.ask("x")).status_code == 200
@@ -205,7 +205,7 @@ async def test_what_was_asked_while_redis_was_away(launch: Launch, backend: Fake
 
 @pytest.fixture
 def hours(gw: Gateway, app: App) -> int:
-    """A request in each of the last 50 hours, and their days; returns the beginning of the present one."""
+    """Counts a request in each of the last 50 hours and their days. Returns the start of the current hour."""
     present = int(time.time()) // 3600 * 3600
     with gw.redis.client() as client:
         for ago in range(50):
@@ -240,7 +240,7 @@ async def test_ranges(app: App, hours: int) -> None:
     assert await starts(by="day", to=today) == [row["start"] for row in days[:-1]]
 
 
-async def test_a_table_for_spreadsheets(app: App, hours: int) -> None:
+async def test_usage_as_csv(app: App, hours: int) -> None:
     headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "text/csv"}
     response = await app.gateway.http.get("/account/usage?by=hour&group=app", headers=headers)
     assert response.headers["Content-Type"].startswith("text/csv")
@@ -262,19 +262,19 @@ async def test_a_table_for_spreadsheets(app: App, hours: int) -> None:
         "from=2026-07-02&to=2026-07-02",
     ],
 )
-async def test_ranges_that_are_none(app: App, query: str) -> None:
+async def test_invalid_ranges_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/usage?{query}"), 400, "REQUEST_MALFORMED")
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "outcome=lost"])
-async def test_filters_that_are_none(app: App, query: str) -> None:
+async def test_invalid_filters_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
 
 
 # -- without parameters --------------------------------------------------------------------------------------
 
 
-async def test_an_account_sees_its_day_by_the_hour(app: App, provider: FakeProvider) -> None:
+async def test_without_parameters_the_last_day_is_listed_by_hour(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("Bon", "jour", usage=(70, 30)))
     for _ in range(3):
         await app.ask(prompt)
@@ -294,7 +294,7 @@ async def test_an_account_sees_its_day_by_the_hour(app: App, provider: FakeProvi
     assert total == {"requests": 5, "refused": 2, "inputTokens": 210, "outputTokens": 90}
 
 
-async def test_usage_is_the_accounts_own(gw: Gateway, app: App) -> None:
+async def test_an_account_sees_only_its_own_usage(gw: Gateway, app: App) -> None:
     await app.ask("x")
     hours = (await (await gw.account()).get("/account/usage")).json()
     assert all(hour["requests"] == 0 for hour in hours)

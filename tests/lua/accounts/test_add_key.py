@@ -1,4 +1,4 @@
-"""An API key is added while the account has room for it."""
+"""An API key is added while the account has fewer keys than its limit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def add(client: Any) -> Add:
     return lambda key, record="{}", limit=3: script([KEYS], [key, record, limit])
 
 
-def test_added_while_there_is_room(client: Any, add: Add) -> None:
+def test_added_below_the_limit(client: Any, add: Add) -> None:
     assert [add(f"key_{n}", f'{{"n":{n}}}') for n in range(5)] == [1, 1, 1, 0, 0]
     assert client.hgetall(KEYS) == {b"key_0": b'{"n":0}', b"key_1": b'{"n":1}', b"key_2": b'{"n":2}'}
     assert add("key_3", limit=4) == 1
@@ -27,5 +27,5 @@ def test_added_while_there_is_room(client: Any, add: Add) -> None:
 
 def test_adding_again_changes_nothing(client: Any, add: Add) -> None:
     assert add("key_0", "first", limit=1) == 1
-    assert add("key_0", "second", limit=1) == 1, "also where there is no room"
+    assert add("key_0", "second", limit=1) == 1, "even at the limit"
     assert client.hgetall(KEYS) == {b"key_0": b"first"}

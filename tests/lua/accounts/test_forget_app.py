@@ -1,4 +1,4 @@
-"""What a deleted app spent stays in the day's sum, without fields of its own."""
+"""The spend of a deleted app stays in the day's sum, without fields of its own."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An API key ends, unless it is the account's only one."""
+"""An API key can be revoked, unless it is the account's only one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def test_revoked(client: Any, revoke: Revoke) -> None:
     assert revoke("key_0") == [b"unknown", b""]
 
 
-def test_the_last_one_stays(client: Any, revoke: Revoke) -> None:
+def test_the_last_key_stays(client: Any, revoke: Revoke) -> None:
     revoke("key_0")
     assert revoke("key_1") == [b"last", b""]
     assert client.hgetall(KEYS) == {b"key_1": b"one"}
@@ -35,7 +35,7 @@ def test_the_last_one_stays(client: Any, revoke: Revoke) -> None:
 
 
 @pytest.mark.parametrize("key", ["key_2", "", "one", "*"])
-def test_what_is_no_key(client: Any, revoke: Revoke, key: str) -> None:
+def test_an_unknown_key(client: Any, revoke: Revoke, key: str) -> None:
     assert revoke(key) == [b"unknown", b""]
     assert client.hlen(KEYS) == 2
 

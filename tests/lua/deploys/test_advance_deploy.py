@@ -1,4 +1,4 @@
-"""A deploy moves from the state that was expected, and what follows from the move happens with it."""
+"""A deploy moves from the expected state, and the consequences are applied in the same step."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from tests.lua.deliveries import BODIES, DATA, EVENT_KEYS, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 DEPLOY, SITE, BUILDS = f"{TAG}:deploy:dep_1", f"{TAG}:site:shop", f"{TAG}:builds"
+RECORD = {"id": "dep_1", "account": "acc", "address": "live"}
 NO_EVENT = ("", "", "", "", "")
 EVENT = ("evt_1", "acc", "shop", "deploy.succeeded", DATA)
 
@@ -16,7 +17,7 @@ class Deploy(Deliveries):
     def __init__(self, client: Any) -> None:
         super().__init__(client)
         self.entry = client.xadd(BUILDS, {"id": "dep_1", "account": "acc", "app": "shop"}).decode()
-        client.hset(DEPLOY, mapping={"state": "building", "entry": self.entry})
+        client.hset(DEPLOY, mapping={**RECORD, "state": "building", "entry": self.entry})
         client.expire(DEPLOY, 1000)
 
     def advance(
@@ -33,7 +34,7 @@ class Deploy(Deliveries):
         args = [expected, "1" if take else "", live, source, *event, *fields]
         return self.script("deploys/advance_deploy", **bounds)(keys, args)
 
-    def record(self) -> dict[str, str]:
+    def fields(self) -> dict[str, str]:
         return {name.decode(): value.decode() for name, value in self.client.hgetall(DEPLOY).items()}
 
     def site(self) -> dict[str, str]:
@@ -50,27 +51,27 @@ def deploy(client: Any) -> Deploy:
 
 def test_moved_with_its_fields(deploy: Deploy) -> None:
     assert deploy.advance("building", "state", "checking", "commit", "é") == 1
-    assert deploy.record() == {"state": "checking", "entry": deploy.entry, "commit": "é"}
-    assert 0 < deploy.client.ttl(DEPLOY) <= 1000, "a record keeps its end"
+    assert deploy.fields() == {**RECORD, "state": "checking", "entry": deploy.entry, "commit": "é"}
+    assert 0 < deploy.client.ttl(DEPLOY) <= 1000, "the record keeps its time to live"
     assert (deploy.site(), deploy.events(), deploy.client.xlen(BUILDS)) == ({}, [], 1)
 
 
-def test_of_two_that_move_it_one_does(deploy: Deploy) -> None:
+def test_of_two_concurrent_moves_one_happens(deploy: Deploy) -> None:
     assert deploy.advance("building", "state", "failed", event=EVENT) == 1
     second = ("evt_2", *EVENT[1:])
     assert deploy.advance("building", "state", "live", take=True, live="dep_1", source="src_1", event=second) == 0
-    assert deploy.record()["state"] == "failed"
+    assert deploy.fields()["state"] == "failed"
     assert (deploy.site(), deploy.events(), deploy.client.xlen(BUILDS)) == ({}, ["evt_1"], 1)
 
 
-def test_a_deploy_that_is_not_there_stays_away(deploy: Deploy) -> None:
+def test_a_deploy_that_does_not_exist_is_not_created(deploy: Deploy) -> None:
     deploy.client.delete(DEPLOY)
     assert deploy.advance("building", "state", "live", event=EVENT) == 0
     assert not deploy.client.exists(DEPLOY)
     assert deploy.events() == []
 
 
-def test_an_outside_engine_s_last_move_takes_it_from_the_stream(deploy: Deploy) -> None:
+def test_an_outside_engine_s_last_move_removes_it_from_the_stream(deploy: Deploy) -> None:
     other = deploy.client.xadd(BUILDS, {"id": "dep_2"})
     assert deploy.advance("building", "state", "failed", take=True) == 1
     assert [entry for entry, _ in deploy.client.xrange(BUILDS)] == [other]
@@ -91,15 +92,15 @@ def test_a_source_that_was_cleaned_up_leaves_the_one_before(deploy: Deploy) -> N
     assert deploy.site() == {"live": "dep_1", "source": "src_0"}
 
 
-def test_it_moves_although_its_event_finds_no_room(deploy: Deploy) -> None:
-    assert deploy.advance("building", "state", "live", live="dep_1", event=EVENT, WAITING=0) == 1
-    assert deploy.record()["state"] == "live"
+def test_it_moves_even_if_its_event_is_dropped(deploy: Deploy) -> None:
+    assert deploy.advance("building", "state", "live", live="dep_1", event=EVENT, MAX_WAITING=0) == 1
+    assert deploy.fields()["state"] == "live"
     assert deploy.events() == []
     assert deploy.outcomes() == {"dropped": 1, "dropped:overflow": 1}
 
 
-def test_the_site_follows_what_is_queued(deploy: Deploy) -> None:
-    deploy.client.hset(DEPLOY, mapping={"state": "queued", "id": "dep_1", "address": "live"})
+def test_the_site_names_the_queued_deploy(deploy: Deploy) -> None:
+    deploy.client.hset(DEPLOY, "state", "queued")
     deploy.client.hset(SITE, "queued:live", "dep_1")
     assert deploy.advance("queued", "state", "building") == 1
     assert deploy.site() == {}
@@ -112,8 +113,7 @@ def test_the_site_follows_what_is_queued(deploy: Deploy) -> None:
     assert deploy.site() == {"queued:live": "dep_2"}, "a newer one stays queued"
 
 
-def test_operators_see_what_failed_and_how_many_ended(deploy: Deploy) -> None:
-    deploy.client.hset(DEPLOY, mapping={"id": "dep_1", "account": "acc"})
+def test_operators_see_failed_deploys_and_the_number_that_ended(deploy: Deploy) -> None:
     deploy.client.zadd(f"{BUILDS}:failed", {"acc dep_0": 1, **{f"acc old_{n}": 2 + n for n in range(120)}})
     assert deploy.advance("building", "state", "failed") == 1
     assert deploy.advance("building", "state", "failed") == 0

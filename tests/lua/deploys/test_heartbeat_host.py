@@ -1,4 +1,4 @@
-"""Hosts that serve apps count while they call."""
+"""A host counts for the lifetime of its last heartbeat."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tests.lua.scripts import SECOND, on_test_clock, set_clock
 KEY = "{sites}:hosts"
 
 
-def test_a_host_counts_until_it_has_not_called_for_its_lifetime(client: Any) -> None:
+def test_a_host_counts_until_its_last_heartbeat_expires(client: Any) -> None:
     script = client.register_script(on_test_clock("deploys/heartbeat_host"))
 
     def attend(host: str, clock: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A deploy is queued, or refused for the first of the reasons in their order."""
+"""A deploy is queued, or refused for the first reason that applies."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class Triggers:
         address: str = "",
         **bounds: int,
     ) -> tuple[str, int, str]:
-        """The verdict, the microseconds until the hook may be called again, and the day."""
+        """Return the verdict, the microseconds until the hook can be called again, and the day."""
         script = self.client.register_script(on_test_clock("deploys/queue_deploy", **bounds))
         record = ["id", deploy, "account", "acc", "app", "shop"]
         keys = [WINDOW, USED, SITE, COUNTERS, self.key(deploy), DEPLOYS, BUILDS, f"{TAG}:deploy"]
@@ -53,7 +53,7 @@ class Triggers:
         return [(i.decode(), {k.decode(): v.decode() for k, v in fields.items()}) for i, fields in entries]
 
     def queued(self) -> dict[str, int]:
-        """The account's deploys by when they were queued, ms."""
+        """Return the times at which the account's deploys were queued, ms."""
         return {deploy.decode(): int(at) for deploy, at in self.client.zrange(DEPLOYS, 0, -1, withscores=True)}
 
     def today(self) -> int:
@@ -125,8 +125,8 @@ def test_a_refused_deploy_replaces_nothing(triggers: Triggers) -> None:
         ({"live": "dep_0", "source": "src_0"}, {}, "src_0"),
     ],
 )
-def test_what_is_built(triggers: Triggers, site: dict[str, str], asked: dict[str, str], built: str) -> None:
-    """The source that was sent, the repository, or what is live."""
+def test_the_source_to_build(triggers: Triggers, site: dict[str, str], asked: dict[str, str], built: str) -> None:
+    """The source that was sent, the repository, or the live source."""
     if site:
         triggers.set_site(**site)
     assert triggers.trigger(**asked)[0] == "queued"
@@ -153,7 +153,7 @@ def test_a_hook_s_triggers_per_minute(triggers: Triggers) -> None:
     assert triggers.trigger("dep_3", source="src")[0] == "queued"
 
 
-def test_the_rate_is_told_first_and_changes_nothing(triggers: Triggers) -> None:
+def test_the_rate_is_checked_first_and_changes_nothing(triggers: Triggers) -> None:
     triggers.trigger(per_minute=1)
     used = triggers.client.hgetall(USED)
     set_clock(triggers.client, NOON + SECOND)
@@ -172,19 +172,19 @@ def test_an_account_s_deploys_per_day(triggers: Triggers) -> None:
 
 
 def test_a_full_stream_refuses_and_trims_nothing(triggers: Triggers) -> None:
-    verdicts = [triggers.trigger(f"dep_{n}", source="src", hook="", WAITING=2)[0] for n in range(3)]
+    verdicts = [triggers.trigger(f"dep_{n}", source="src", hook="", MAX_WAITING=2)[0] for n in range(3)]
     assert verdicts == ["queued", "queued", "full"]
     assert [fields["id"] for _, fields in triggers.builds()] == ["dep_0", "dep_1"]
     assert triggers.today() == 2
-    assert "local WAITING = 10000 " in source("deploys/queue_deploy")
+    assert "local MAX_WAITING = 10000 " in source("deploys/queue_deploy")
 
 
-def test_the_list_of_an_account_s_deploys_is_bounded(triggers: Triggers) -> None:
+def test_the_list_of_an_account_s_deploys_is_limited(triggers: Triggers) -> None:
     for number in range(5):
         set_clock(triggers.client, NOON + number * SECOND)
-        triggers.trigger(f"dep_{number}", source="src", hook="", LISTED=3)
+        triggers.trigger(f"dep_{number}", source="src", hook="", MAX_LISTED=3)
     assert set(triggers.queued()) == {"dep_2", "dep_3", "dep_4"}
-    assert "local LISTED = 1000 " in source("deploys/queue_deploy")
+    assert "local MAX_LISTED = 1000 " in source("deploys/queue_deploy")
 
 
 def _nothing_is_queued(triggers: Triggers) -> None:

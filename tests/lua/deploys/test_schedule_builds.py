@@ -1,4 +1,4 @@
-"""Accounts take turns to build, over all builders."""
+"""Accounts share all builders fairly."""
 
 import json
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 
 from tests.lua.scripts import SECOND, on_test_clock, set_clock
 
-KEYS = ["{builds}:waiting", "{builds}:running", "{builds}:turns"]
+KEYS = ["{builds}:waiting", "{builds}:running", "{builds}:order"]
 LEASE = 15
 
 
 class Queue:
-    """A deploy's account is the first letter of its id; its app is the id itself, or what follows a slash."""
+    """Test deploys. The first letter of an id is the account; the app follows a slash, or is the id itself."""
 
     def __init__(self, client: Any) -> None:
         self.client, self.clock = client, 1_000
@@ -25,7 +25,7 @@ class Queue:
         self.waiting.setdefault(builder, []).extend(deploys)
 
     def call(self, builder: str, *, slots: int = 2, spare: int = 1) -> list[str]:
-        """The deploys whose turn it is."""
+        """Return the deploys that are granted."""
         set_clock(self.client, self.clock * SECOND)
         waiting, running = self.waiting.setdefault(builder, []), self.running.setdefault(builder, {})
         args: list[Any] = [builder, LEASE * 1000, slots, spare, len(waiting)]
@@ -73,7 +73,7 @@ def test_one_build_of_an_account_at_a_time_while_others_wait(queue: Queue) -> No
     for builder in ("one", "two"):
         queue.call(builder, slots=1, spare=0)
     assert queue.started == ["a0", "b0"]
-    assert queue.call("one", slots=3, spare=0) == ["c0"], "of what waits at the other builder too"
+    assert queue.call("one", slots=3, spare=0) == ["c0"], "including deploys that wait at the other builder"
     assert queue.waiting == {"one": ["a1", "a2"], "two": ["b1", "c0"]}
     assert queue.call("two", slots=3, spare=0) == []
     assert queue.waiting["two"] == ["b1"]
@@ -81,7 +81,7 @@ def test_one_build_of_an_account_at_a_time_while_others_wait(queue: Queue) -> No
     assert queue.call("one", slots=3, spare=0) == ["a1"]
 
 
-def test_accounts_in_turn_and_an_account_s_own_in_order(queue: Queue) -> None:
+def test_accounts_alternate_and_an_account_s_own_deploys_keep_their_order(queue: Queue) -> None:
     queue.wait("one", "a0", "a1", "a2", "b0", "b1", "c0")
     for _ in range(6):
         [deploy] = queue.call("one", slots=1, spare=0)
@@ -106,7 +106,7 @@ def test_a_release_that_is_served_again_waits_for_no_slot(queue: Queue) -> None:
     assert queue.call("one") == ["ar5", "a0", "a1"]
 
 
-def test_a_builder_that_dies_gives_its_turns_on(queue: Queue) -> None:
+def test_the_deploys_of_a_dead_builder_go_to_others(queue: Queue) -> None:
     queue.wait("one", "a0/shop", "a1/shop", "a2")
     assert queue.call("one") == ["a0/shop", "a2"]
     assert queue.call("two") == []
@@ -115,8 +115,8 @@ def test_a_builder_that_dies_gives_its_turns_on(queue: Queue) -> None:
     assert queue.call("two") == ["a1/shop"]
 
 
-def test_a_builder_that_was_taken_for_dead_frees_nothing_of_another_s(queue: Queue) -> None:
-    """It comes back while another builder makes its deploy, and ends it there first."""
+def test_a_builder_that_was_considered_dead_frees_no_deploy_of_another(queue: Queue) -> None:
+    """It comes back while another builder runs its deploy, and ends that deploy first."""
     queue.wait("one", "a0/shop")
     assert queue.call("one") == ["a0/shop"]
     queue.clock += LEASE + 1
@@ -129,14 +129,14 @@ def test_a_builder_that_was_taken_for_dead_frees_nothing_of_another_s(queue: Que
     assert queue.call("two") == ["a1/shop"]
 
 
-def test_a_builder_that_leaves_takes_nothing_more(queue: Queue) -> None:
+def test_a_builder_that_leaves_is_granted_nothing(queue: Queue) -> None:
     queue.wait("one", "a0", "ar5")
     queue.wait("two", "b0", "br5")
     assert queue.call("two", slots=-1, spare=1) == []
     assert queue.call("one") == ["ar5", "br5", "a0", "b0"]
 
 
-def test_one_that_lives_keeps_its_turns(queue: Queue) -> None:
+def test_a_builder_that_lives_keeps_its_deploys(queue: Queue) -> None:
     queue.wait("one", "a0/shop", "a1/shop")
     assert queue.call("one") == ["a0/shop"]
     for _ in range(5):

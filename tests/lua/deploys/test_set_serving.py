@@ -1,4 +1,4 @@
-"""What hosts serve is said by the builder that has the deploy, and by no other."""
+"""Only the builder that has the deploy can set what the hosts serve."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ DEPLOY, SERVING, APPS = f"{TAG}:deploy:dep_1", f"{TAG}:serving:app_1", f"{TAG}:s
 
 
 @pytest.fixture
-def direct(client: Any) -> Callable[..., int]:
+def set_serving(client: Any) -> Callable[..., int]:
     set_clock(client, 1_000 * SECOND)
     client.hset(DEPLOY, "state", "checking")
     client.expire(DEPLOY, 60)
@@ -21,34 +21,34 @@ def direct(client: Any) -> Callable[..., int]:
     )
 
 
-def test_only_in_the_state_of_the_step(client: Any, direct: Callable[..., int]) -> None:
-    assert direct("canary", "", "one") == 0
+def test_only_in_the_state_of_the_step(client: Any, set_serving: Callable[..., int]) -> None:
+    assert set_serving("canary", "", "one") == 0
     assert not client.exists(SERVING, APPS)
-    assert direct("checking", "", "one") == 1
+    assert set_serving("checking", "", "one") == 1
     client.hset(DEPLOY, "state", "failed")
-    assert direct("checking", "one", "two") == 0
-    assert direct("", "one", "two") == 1
+    assert set_serving("checking", "one", "two") == 0
+    assert set_serving("", "one", "two") == 1
     assert client.hgetall(SERVING) == {b"live": b"two"}
 
 
-def test_only_over_the_record_that_was_read(client: Any, direct: Callable[..., int]) -> None:
-    assert direct("", "something", "one") == 0
-    assert direct("", "", "one") == 1
-    assert direct("", "", "two") == 0
+def test_only_over_the_record_that_was_read(client: Any, set_serving: Callable[..., int]) -> None:
+    assert set_serving("", "something", "one") == 0
+    assert set_serving("", "", "one") == 1
+    assert set_serving("", "", "two") == 0
     assert client.hget(SERVING, "live") == b"one"
 
 
-def test_each_change_has_a_later_version(client: Any, direct: Callable[..., int]) -> None:
+def test_each_change_has_a_later_version(client: Any, set_serving: Callable[..., int]) -> None:
     def versions() -> dict[bytes, float]:
         return dict(client.zrange(APPS, 0, -1, withscores=True))
 
-    assert direct("", "", "one") == 1
+    assert set_serving("", "", "one") == 1
     assert versions() == {b"app_1": 1_000_000}
     set_clock(client, 900 * SECOND)  # a clock that went back
-    assert direct("", "", "one", "app_2") == 1
-    assert direct("", "one", "two") == 1
+    assert set_serving("", "", "one", "app_2") == 1
+    assert set_serving("", "one", "two") == 1
     assert versions() == {b"app_2": 1_000_001, b"app_1": 1_000_002}
-    client.zrem(APPS, "app_1")  # an app that is forgotten takes no version back
+    client.zrem(APPS, "app_1")  # a removed app does not lower the version
     set_clock(client, 2_000 * SECOND)
-    assert direct("", "one", "two", "app_2") == 1
+    assert set_serving("", "one", "two", "app_2") == 1
     assert versions() == {b"app_2": 2_000_000}

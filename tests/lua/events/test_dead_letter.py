@@ -1,15 +1,15 @@
-"""An entry that can't be processed leaves its stream and stays visible."""
+"""An entry that cannot be processed leaves its stream and becomes a dead letter."""
 
 from tests.lua.deliveries import DATA, DEAD, STREAM, Deliveries
 
 
-def test_buried_once(deliveries: Deliveries) -> None:
+def test_an_entry_is_moved_once(deliveries: Deliveries) -> None:
     deliveries.emit("evt_1")
     deliveries.emit("evt_2")
     first, second = deliveries.read()
-    assert deliveries.bury(first) == 1
-    assert deliveries.bury(first) == 0
-    assert deliveries.finish(first) == 0
+    assert deliveries.dead_letter(first) == 1
+    assert deliveries.dead_letter(first) == 0
+    assert deliveries.record(first) == 0
     assert deliveries.pending().keys() == {second.id}
     assert deliveries.client.xlen(STREAM) == 1
     [(_, letter)] = deliveries.client.xrange(DEAD)
@@ -22,25 +22,25 @@ def test_buried_once(deliveries: Deliveries) -> None:
     assert 0 < deliveries.client.ttl(DEAD) <= 30 * 86400
 
 
-def test_the_account_sees_it_and_can_send_it_again(deliveries: Deliveries) -> None:
+def test_the_account_sees_the_event_and_can_send_it_again(deliveries: Deliveries) -> None:
     deliveries.emit("evt_1")
-    deliveries.bury(deliveries.read()[0])
+    deliveries.dead_letter(deliveries.read()[0])
     (row,) = deliveries.log()
     assert (row["id"], row["outcome"], row["error"]) == ("evt_1", "failed", "internal")
     assert deliveries.outcomes() == {"failed": 1, "failed:internal": 1}
     assert deliveries.request("evt_1") == "queued"
-    assert deliveries.begin(deliveries.read()[0])[2] == DATA
+    assert deliveries.claim(deliveries.read()[0])[2] == DATA
 
 
 def test_without_an_event_nothing_is_logged(deliveries: Deliveries) -> None:
     deliveries.client.xadd(STREAM, {"garbage": "1"})
-    assert deliveries.bury(deliveries.read()[0], whole=False) == 1
+    assert deliveries.dead_letter(deliveries.read()[0], whole=False) == 1
     assert deliveries.log() == []
     assert deliveries.outcomes() == {}
 
 
-def test_dead_letters_have_a_bound(deliveries: Deliveries) -> None:
+def test_the_number_of_dead_letters_is_limited(deliveries: Deliveries) -> None:
     for number in range(12):
         deliveries.emit(f"evt_{number}")
-        deliveries.bury(deliveries.read()[0], BURIED=10)
+        deliveries.dead_letter(deliveries.read()[0], MAX_DEAD_LETTERS=10)
     assert deliveries.client.xlen(DEAD) == 10

@@ -1,4 +1,4 @@
-"""The outcome of an event is written once, and logged."""
+"""The outcome of an event is recorded once, and logged."""
 
 import re
 import time
@@ -11,12 +11,12 @@ def test_finished_once(deliveries: Deliveries) -> None:
     deliveries.emit("evt_1")
     deliveries.emit("evt_2")
     first, second = deliveries.read()
-    assert deliveries.finish(first, answer=("https://example.com/hooks", '{"Server":"x"}', "ok")) == 1
-    assert deliveries.finish(first) == 0
-    assert deliveries.finish(first, "failed", 500, "status") == 0
+    assert deliveries.record(first, answer=("https://example.com/hooks", '{"Server":"x"}', "ok")) == 1
+    assert deliveries.record(first) == 0
+    assert deliveries.record(first, "failed", 500, "status") == 0
     assert deliveries.pending().keys() == {second.id}
     assert deliveries.client.xlen(STREAM) == 1
-    assert deliveries.finish(second, "failed", "", "timeout") == 1
+    assert deliveries.record(second, "failed", "", "timeout") == 1
     one, two = deliveries.log()
     assert one == {
         "id": "evt_1",
@@ -35,13 +35,13 @@ def test_finished_once(deliveries: Deliveries) -> None:
     assert deliveries.outcomes() == {"delivered": 1, "failed": 1, "failed:timeout": 1}
 
 
-def test_whoever_knows_the_outcome_writes_it(deliveries: Deliveries) -> None:
-    """The first worker was only slow: its answer counts, and the second's does not."""
+def test_the_first_outcome_counts(deliveries: Deliveries) -> None:
+    """A slow worker's outcome counts, and that of the worker that claimed its entry does not."""
     deliveries.emit()
     (entry,) = deliveries.read("one")
     deliveries.client.xclaim(STREAM, GROUP, "two", 0, [entry.id])
-    assert deliveries.finish(entry) == 1
-    assert deliveries.finish(entry, "failed", "", "timeout") == 0
+    assert deliveries.record(entry) == 1
+    assert deliveries.record(entry, "failed", "", "timeout") == 0
     assert [row["outcome"] for row in deliveries.log()] == ["delivered"]
 
 
@@ -49,21 +49,21 @@ def test_the_log_has_a_bound_and_an_end(deliveries: Deliveries) -> None:
     for number in range(12):
         deliveries.emit(f"evt_{number}")
         (entry,) = deliveries.read()
-        deliveries.finish(entry, LOGGED=10)
+        deliveries.record(entry, MAX_DELIVERIES=10)
     assert [row["id"] for row in deliveries.log()] == [f"evt_{n}" for n in range(2, 12)]
     assert 30 * 86400 - 60 < deliveries.client.ttl(LOG) <= 30 * 86400
-    assert re.search(r"^local LOGGED = 1000\b", source("events/record_delivery"), re.MULTILINE)
-    assert re.search(r"^local WAITING = 100000\b", source("events/emit"), re.MULTILINE)
+    assert re.search(r"^local MAX_DELIVERIES = 1000\b", source("events/record_delivery"), re.MULTILINE)
+    assert re.search(r"^local MAX_WAITING = 100000\b", source("events/emit_event"), re.MULTILINE)
 
 
 def test_marks_follow_an_event(deliveries: Deliveries) -> None:
-    """A sample stays one however often it is sent again, and each time is counted."""
+    """A redelivered sample stays a sample, and each redelivery is counted."""
     sample = [*EVENT_KEYS, f"{TAG}:window:events:acc"]
     deliveries.script("events/request_event")(sample, [1000, "evt_1", "acc", "shop", "app.crashed", DATA])
     for _ in range(2):
-        deliveries.finish(deliveries.read()[0])
+        deliveries.record(deliveries.read()[0])
         deliveries.request("evt_1")
-    deliveries.bury(deliveries.read()[0])
+    deliveries.dead_letter(deliveries.read()[0])
     assert [(row["sample"], row.get("redelivery")) for row in deliveries.log()] == [("1", None), ("1", "1"), ("1", "2")]
 
 
@@ -71,37 +71,37 @@ def test_marks_follow_an_event(deliveries: Deliveries) -> None:
 
 
 def test_the_data_goes_with_the_last_reference(deliveries: Deliveries) -> None:
-    """The stream, the log and a redelivery share one copy; what remains of the log keeps its own."""
-    deliveries.deliver("evt_1", LOGGED=3)
+    """The stream, the log and a redelivery share one copy."""
+    deliveries.deliver("evt_1", MAX_DELIVERIES=3)
     assert deliveries.request("evt_1") == "queued"
-    deliveries.deliver("evt_2", LOGGED=3)
+    deliveries.deliver("evt_2", MAX_DELIVERIES=3)
     assert [row["id"] for row in deliveries.log()] == ["evt_1", "evt_1", "evt_2"]
     assert deliveries.bodies() == {"evt_1": DATA, "evt_1:more": "1", "evt_2": DATA}
-    deliveries.deliver("evt_3", LOGGED=3)
+    deliveries.deliver("evt_3", MAX_DELIVERIES=3)
     assert deliveries.bodies() == {"evt_1": DATA, "evt_2": DATA, "evt_3": DATA}
-    deliveries.deliver("evt_4", LOGGED=3)
+    deliveries.deliver("evt_4", MAX_DELIVERIES=3)
     assert deliveries.bodies() == {"evt_2": DATA, "evt_3": DATA, "evt_4": DATA}
     assert 30 * 86400 - 60 < deliveries.client.ttl(BODIES) <= 30 * 86400
 
 
 def test_an_event_that_waits_keeps_its_data(deliveries: Deliveries) -> None:
-    """Its first delivery leaves the log meanwhile."""
-    deliveries.deliver("evt_1", LOGGED=1)
+    """Its first delivery may leave the log meanwhile."""
+    deliveries.deliver("evt_1", MAX_DELIVERIES=1)
     deliveries.request("evt_1")
     (waiting,) = deliveries.read()
-    deliveries.deliver("evt_2", LOGGED=1)
-    assert deliveries.begin(waiting)[2] == DATA
-    deliveries.finish(waiting, LOGGED=1)
+    deliveries.deliver("evt_2", MAX_DELIVERIES=1)
+    assert deliveries.claim(waiting)[2] == DATA
+    deliveries.record(waiting, MAX_DELIVERIES=1)
     assert deliveries.bodies() == {"evt_1": DATA}
 
 
 def test_what_is_counted_is_what_is_there(deliveries: Deliveries) -> None:
     for number in range(30):
-        deliveries.deliver(f"evt_{number}", "é" * number, LOGGED=10)
+        deliveries.deliver(f"evt_{number}", "é" * number, MAX_DELIVERIES=10)
         if number % 3 == 0:
             deliveries.request(f"evt_{number}")
     for entry in deliveries.read():
-        deliveries.finish(entry, LOGGED=10)
+        deliveries.record(entry, MAX_DELIVERIES=10)
     rows = deliveries.log()
     assert len(rows) == 10
     logged = sum(150 + sum(len(value.encode()) for value in row.values()) for row in rows)
@@ -111,25 +111,25 @@ def test_what_is_counted_is_what_is_there(deliveries: Deliveries) -> None:
 
 
 def test_an_account_has_a_share(deliveries: Deliveries) -> None:
-    """The oldest outcomes make room for new events; what waits does not, so further events are dropped."""
+    """The oldest outcomes are removed for new events. Waiting events are not, so further events are dropped."""
     for number in range(20):
-        deliveries.deliver(f"evt_{number}", "x" * 1000, SHARE=10_000)
+        deliveries.deliver(f"evt_{number}", "x" * 1000, SHARE_BYTES=10_000)
         assert deliveries.stored() <= 10_000
     rows = [row["id"] for row in deliveries.log()]
     assert rows == [f"evt_{number}" for number in range(20 - len(rows), 20)]
     assert 5 <= len(rows) <= 7
-    verdicts = [deliveries.emit(f"evt_{number}", "x" * 1000, SHARE=10_000) for number in range(20, 40)]
+    verdicts = [deliveries.emit(f"evt_{number}", "x" * 1000, SHARE_BYTES=10_000) for number in range(20, 40)]
     waiting = verdicts.count("queued")
     assert verdicts == ["queued"] * waiting + ["dropped"] * (20 - waiting)
     assert 6 <= waiting <= 8
     assert deliveries.stored() <= 10_000
     assert deliveries.outcomes()["dropped:overflow"] == 20 - waiting
     entries = deliveries.read()
-    assert {deliveries.begin(entry)[2] for entry in entries} == {"x" * 1000}, "what waits is whole"
+    assert {deliveries.claim(entry)[2] for entry in entries} == {"x" * 1000}, "waiting events are complete"
     for entry in entries:
-        deliveries.finish(entry, SHARE=10_000)
-    assert deliveries.emit("evt_40", "x" * 1000, SHARE=10_000) == "queued", "outcomes make room"
-    assert re.search(r"^local SHARE = 8388608\b", source("events/emit"), re.MULTILINE)
+        deliveries.record(entry, SHARE_BYTES=10_000)
+    assert deliveries.emit("evt_40", "x" * 1000, SHARE_BYTES=10_000) == "queued", "outcomes are removed"
+    assert re.search(r"^local SHARE_BYTES = 8388608\b", source("events/emit_event"), re.MULTILINE)
 
 
 def test_outcomes_of_thirty_days_ago_make_room_first(deliveries: Deliveries) -> None:

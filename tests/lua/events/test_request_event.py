@@ -1,4 +1,4 @@
-"""An account holder asks for an event: it passes the account's window, or waits."""
+"""Requests for samples and redeliveries: they are queued, or refused by the account's window."""
 
 import time
 from typing import Any
@@ -26,11 +26,14 @@ class Requests:
         verdict, wait = script([*EVENT_KEYS, WINDOW], [limit, event, "acc", *sample])
         return verdict.decode(), int(wait)
 
-    def log(self, event: str, *, days_ago: float = 0, number: int = 0, data: str = DATA) -> None:
+    def log(self, event: str, *, days_ago: float = 0, number: int = 0, redelivery: str = "") -> None:
         moment = (NOON - int(days_ago * DAY)) // 1000
-        fields = {"id": event, "type": "app.crashed", "app": "shop", "data": data, "at": moment, "outcome": "failed"}
-        self.client.xadd(LOG, fields, id=f"{moment}-{number + 1}")
+        fields = {"id": event, "type": "app.crashed", "app": "shop", "at": moment, "outcome": "failed"}
+        self.client.xadd(LOG, {**fields, "redelivery": redelivery}, id=f"{moment}-{number + 1}")
         self.client.expire(LOG, 60)
+        if not self.client.hsetnx(BODIES, event, DATA):
+            self.client.hincrby(BODIES, f"{event}:more", 1)
+        self.client.expire(BODIES, 60)
 
     def queued(self) -> list[dict[str, str]]:
         return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in self.client.xrange(STREAM)]
@@ -60,14 +63,14 @@ def test_a_sample(requests: Requests) -> None:
 
 
 def test_an_event_of_the_log(requests: Requests) -> None:
-    requests.log("evt_2", data='{"old":true}', days_ago=2)
+    requests.log("evt_2", days_ago=2)
     requests.log("evt_1", days_ago=1.5)
-    requests.log("evt_2", data='{"new":true}', days_ago=1)
+    requests.log("evt_2", days_ago=1, redelivery="1")
     assert requests.request("evt_2") == ("queued", 0)
     [event] = requests.queued()
-    assert (event["id"], event["app"], event["redelivery"]) == ("evt_2", "shop", "1")
+    assert (event["id"], event["app"], event["redelivery"]) == ("evt_2", "shop", "2"), "the newest entry counts"
     assert "sample" not in event
-    assert requests.client.hget(BODIES, "evt_2") == b'{"new":true}'
+    assert requests.client.hmget(BODIES, "evt_2", "evt_2:more") == [DATA.encode(), b"2"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 49, 50, 51, 99, 100, 119])
@@ -95,8 +98,8 @@ def test_an_event_of_more_than_thirty_days_ago(requests: Requests) -> None:
 
 
 def test_where_too_many_wait(requests: Requests) -> None:
-    assert requests.request("evt_1", *SAMPLE, WAITING=1) == ("queued", 0)
-    assert requests.request("evt_2", *SAMPLE, WAITING=1) == ("dropped", 0)
+    assert requests.request("evt_1", *SAMPLE, MAX_WAITING=1) == ("queued", 0)
+    assert requests.request("evt_2", *SAMPLE, MAX_WAITING=1) == ("dropped", 0)
     assert len(requests.queued()) == 1
     assert len(requests.window()) == 2, "what is dropped is written to the log, and counts"
     assert requests.client.xlen(LOG) == 1
@@ -129,7 +132,7 @@ def test_a_clock_that_was_set_back_blocks_nobody_for_longer(requests: Requests) 
 
 @given(steps=st.lists(st.integers(0, 25 * SECOND), max_size=40))
 def test_never_more_in_any_minute(any_server: Any, steps: list[int]) -> None:
-    """And a request that waits as long as it was told passes."""
+    """A request that waits for the returned time passes."""
     any_server.flushall()
     requests, now, passed = Requests(any_server), NOON, []
     for step in steps:

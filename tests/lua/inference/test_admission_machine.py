@@ -22,8 +22,8 @@ LEASE = 360_000  # milliseconds
 steps = st.sampled_from(STEPS) | st.integers(0, 2 * MINUTE)
 caps = st.sampled_from([0, 1, 100, 1000, LARGE]) | st.integers(0, 500)
 own_caps = st.none() | caps
-bounds = st.sampled_from([0, 0, 1, 99, 100, 101, LARGE // 3, LARGE]) | st.integers(1, 300)
-costs = st.sampled_from(["nothing", "one", "below", "bound", "above", "whole"])
+max_costs = st.sampled_from([0, 0, 1, 99, 100, 101, LARGE // 3, LARGE]) | st.integers(1, 300)
+costs = st.sampled_from(["nothing", "one", "below", "equal", "above", "maximum"])
 
 
 class Admissions(RuleBasedStateMachine):
@@ -82,23 +82,23 @@ class Admissions(RuleBasedStateMachine):
         target=reservations,
         app=st.sampled_from([*ACCOUNT_OF]),
         user=st.sampled_from(["ana", "ben"]),
-        bound=bounds,
+        max_cost=max_costs,
         waits=st.booleans(),
         in_time=st.sampled_from([None, None, None, 0, 2000, -1]),
     )
-    def admit(self, app: str, user: str, bound: int, waits: bool, in_time: int | None) -> Any:
-        latest = 0 if in_time is None else self.model.clock // 1000 + in_time
-        reply, reservation = self.ask(app, user, bound, latest)
+    def admit(self, app: str, user: str, max_cost: int, waits: bool, in_time: int | None) -> Any:
+        deadline = 0 if in_time is None else self.model.clock // 1000 + in_time
+        reply, reservation = self.ask(app, user, max_cost, deadline)
         if waits and reply.verdict in ("app", "user"):
-            self.wait_as_told(app, user, reply)
-        return reservation if reply.verdict == "ok" and bound else multiple()
+            self.wait_until_free(app, user, reply)
+        return reservation if reply.verdict == "ok" and max_cost else multiple()
 
-    def ask(self, app: str, user: str, bound: int, latest: int = 0) -> tuple[Reply, str]:
+    def ask(self, app: str, user: str, max_cost: int, deadline: int = 0) -> tuple[Reply, str]:
         model, account, reservation = self.model, ACCOUNT_OF[app], next(self.ids)
         caps = (self.caps[account], self.app_caps[app], self.user_caps[app])
-        expected = model.verdict(app, user, account, bound, self.limits, caps, latest)
+        expected = model.verdict(app, user, account, max_cost, self.limits, caps, deadline)
         reply = self.scripts.admit(
-            bound,
+            max_cost,
             app=app,
             user=user,
             account=account,
@@ -108,30 +108,30 @@ class Admissions(RuleBasedStateMachine):
             user_cap=caps[2],
             reservation=reservation,
             lease=LEASE,
-            latest=latest,
+            deadline=deadline,
         )
         assert (reply.day, reply.now) == (day_of(model.clock), model.clock // 1000)
         assert reply.verdict == expected
         if reply.verdict == "ok":
-            model.admit(app, user, account, bound, reservation, LEASE, user if caps[2] is not None else "")
+            model.admit(app, user, account, max_cost, reservation, LEASE, user if caps[2] is not None else "")
             # Without a cap an app's spend is still counted, a user's is not.
             limits = (caps[0], math.inf if caps[1] is None else caps[1], 0 if caps[2] is None else caps[2])
             payers = [(account, reply.day), (account, app, reply.day), (account, app, user, reply.day)]
             for payer, limit in zip(payers, limits, strict=True):
                 self.highest[payer] = max(limit, self.highest.get(payer, 0))
         for window, limit, count, frees in (
-            (model.window(app), self.limits[0], reply.app_count, reply.app_frees),
-            (model.window(f"{app}:{user}"), self.limits[1], reply.user_count, reply.user_frees),
+            (model.window(app), self.limits[0], reply.app_count, reply.app_frees_in),
+            (model.window(f"{app}:{user}"), self.limits[1], reply.user_count, reply.user_frees_in),
         ):
             assert count == len(window.recent(model.clock))
             assert frees == window.frees(model.clock, limit)
         return reply, reservation
 
-    def wait_as_told(self, app: str, user: str, reply: Reply) -> None:
-        """One microsecond less than told is refused as before; then this limit no longer refuses."""
+    def wait_until_free(self, app: str, user: str, reply: Reply) -> None:
+        """Checks that the limit refuses until one microsecond before the given time, and not at that time."""
         if 0 in self.limits:
             return  # nothing ever passes
-        frees = reply.app_frees if reply.verdict == "app" else reply.user_frees
+        frees = reply.app_frees_in if reply.verdict == "app" else reply.user_frees_in
         self.set_clock(self.model.clock + frees - 1)
         assert self.ask(app, user, 0)[0].verdict == reply.verdict
         self.set_clock(self.model.clock + 1)
@@ -139,9 +139,9 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(reservation=reservations, cost=costs)
     def settle(self, reservation: str, cost: str) -> None:
-        bound = self.model.open[reservation].bound if reservation in self.model.open else 50
-        named = {"nothing": 0, "one": 1, "below": bound - 1, "bound": bound, "above": bound * 2 + 1, "whole": -1}
-        amount = named[cost]
+        max_cost = self.model.open[reservation].max_cost if reservation in self.model.open else 50
+        amounts = {"nothing": 0, "one": 1, "below": max_cost - 1, "equal": max_cost, "above": max_cost * 2 + 1}
+        amount = amounts.get(cost, -1)
         assert self.scripts.settle(reservation, amount) == self.model.settle(reservation, amount)
 
     @rule(reservation=consumes(reservations))
@@ -153,12 +153,12 @@ class Admissions(RuleBasedStateMachine):
         assert self.scripts.settle("never-made", cost) == -1
 
     @rule()
-    def settle_overdue(self) -> None:
-        overdue = self.scripts.overdue()
-        assert set(overdue) == self.model.overdue()
-        ends = [self.model.open[reservation].lease_end for reservation in overdue]
+    def settle_expired(self) -> None:
+        expired = self.scripts.list_expired()
+        assert set(expired) == self.model.list_expired()
+        ends = [self.model.open[reservation].lease_end for reservation in expired]
         assert ends == sorted(ends)
-        for reservation in overdue:
+        for reservation in expired:
             assert self.scripts.settle(reservation, -1) == self.model.settle(reservation, -1)
 
     @invariant()
@@ -172,7 +172,7 @@ class Admissions(RuleBasedStateMachine):
             assert reserved >= 0
             assert settled + reserved <= self.highest[payer]
         made = self.scripts.reservations()
-        assert made == {key: (r.account, r.day, r.bound) for key, r in self.model.open.items()}
+        assert made == {key: (r.account, r.day, r.max_cost) for key, r in self.model.open.items()}
         assert self.scripts.leases() == {key: r.lease_end for key, r in self.model.open.items()}
 
     @invariant()

@@ -1,4 +1,4 @@
-"""The edges of admission that a random walk seldom meets, one by one."""
+"""Edge cases of admission that a random walk rarely meets."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -41,28 +41,28 @@ def test_a_slot_is_free_after_exactly_sixty_seconds(scripts: Scripts) -> None:
         assert scripts.admit(reservation=str(n)).verdict == "ok"
     scripts.set_clock(NOON + MINUTE - 1)
     reply = scripts.admit()
-    assert (reply.verdict, reply.user_count, reply.user_frees) == ("user", 20, 1)
+    assert (reply.verdict, reply.user_count, reply.user_frees_in) == ("user", 20, 1)
     scripts.set_clock(NOON + MINUTE)
     assert scripts.admit().verdict == "ok"
     reply = scripts.admit()
-    assert (reply.verdict, reply.user_frees) == ("user", SECOND)
+    assert (reply.verdict, reply.user_frees_in) == ("user", SECOND)
 
 
 def test_the_first_request_of_an_app_and_of_a_user_takes_a_slot_for_a_minute(scripts: Scripts) -> None:
     reply = scripts.admit()
-    assert (reply.app_count, reply.app_frees, reply.user_count, reply.user_frees) == (1, MINUTE, 1, MINUTE)
+    assert (reply.app_count, reply.app_frees_in, reply.user_count, reply.user_frees_in) == (1, MINUTE, 1, MINUTE)
     scripts.set_clock(NOON + SECOND)
     reply = scripts.admit(user="ben")
-    assert (reply.app_count, reply.app_frees, reply.user_count, reply.user_frees) == (2, 59 * SECOND, 1, MINUTE)
+    assert (reply.app_count, reply.app_frees_in, reply.user_count, reply.user_frees_in) == (2, 59 * SECOND, 1, MINUTE)
 
 
-def test_thirty_of_an_app_whoever_asks(scripts: Scripts) -> None:
+def test_the_users_of_an_app_share_its_limit(scripts: Scripts) -> None:
     verdicts = [scripts.admit(user=f"u{n}").verdict for n in range(31)]
     assert verdicts == ["ok"] * 30 + ["app"]
     assert scripts.admit(app="other", user="u0").verdict == "ok"
 
 
-def test_windows_do_not_begin_anew_with_the_minute_or_the_day(scripts: Scripts) -> None:
+def test_windows_continue_across_minutes_and_days(scripts: Scripts) -> None:
     midnight = at("2026-11-22T00:00:00")
     scripts.set_clock(midnight - 1)
     assert [scripts.admit().verdict for _ in range(21)] == ["ok"] * 20 + ["user"]
@@ -70,7 +70,7 @@ def test_windows_do_not_begin_anew_with_the_minute_or_the_day(scripts: Scripts) 
     assert scripts.admit().verdict == "user"
 
 
-def test_the_app_is_told_before_the_user_and_the_user_before_the_cap(scripts: Scripts) -> None:
+def test_the_app_limit_is_checked_before_the_user_limit_and_the_cap_last(scripts: Scripts) -> None:
     assert scripts.admit(1, limits=(1, 1), cap=1).verdict == "ok"
     assert scripts.admit(1, limits=(1, 1), cap=1).verdict == "app"
     assert scripts.admit(1, limits=(2, 1), cap=1).verdict == "user"
@@ -79,16 +79,16 @@ def test_the_app_is_told_before_the_user_and_the_user_before_the_cap(scripts: Sc
 
 
 @pytest.mark.parametrize(
-    ("limits", "cap", "bound"), [((2, 9), 100, 1), ((9, 2), 100, 1), ((9, 9), 20, 1), ((9, 9), 20, 0)]
+    ("limits", "cap", "max_cost"), [((2, 9), 100, 1), ((9, 2), 100, 1), ((9, 9), 20, 1), ((9, 9), 20, 0)]
 )
 def test_a_refused_request_counts_nowhere(
-    client: Any, scripts: Scripts, limits: tuple[int, int], cap: int, bound: int
+    client: Any, scripts: Scripts, limits: tuple[int, int], cap: int, max_cost: int
 ) -> None:
     for n in range(2):
         scripts.admit(10, reservation=f"r{n}", limits=(9, 9), cap=100)
     before = dump(client)
     for n in range(5):
-        assert scripts.admit(bound, reservation=f"refused-{n}", limits=limits, cap=cap).verdict != "ok"
+        assert scripts.admit(max_cost, reservation=f"refused-{n}", limits=limits, cap=cap).verdict != "ok"
     after = dump(client)
     assert {k: v[0] for k, v in after.items()} == {k: v[0] for k, v in before.items()}
     assert all(after[k][1] <= before[k][1] for k in before)
@@ -100,7 +100,7 @@ def test_the_cap_to_the_nano_euro(scripts: Scripts) -> None:
     assert scripts.admit(50_000_001, reservation="a", cap=50_000_000).verdict == "cap"
     assert scripts.admit(49_999_999, reservation="b", cap=50_000_000).verdict == "ok"
     assert scripts.admit(2, reservation="c", cap=50_000_000).verdict == "cap"
-    # A faulty request only asks whether the cap is full.
+    # A faulty request only checks whether the cap is full.
     assert scripts.admit(0, reservation="d", cap=50_000_000).verdict == "ok"
     assert scripts.admit(1, reservation="e", cap=50_000_000).verdict == "ok"
     assert scripts.admit(0, reservation="f", cap=50_000_000).verdict == "cap"
@@ -111,20 +111,20 @@ def test_the_cap_to_the_nano_euro(scripts: Scripts) -> None:
 
 
 def test_a_clock_that_is_set_back_blocks_a_full_window_for_a_minute_at_most(scripts: Scripts) -> None:
-    """An hour's step blocked it for an hour and a minute. No more may pass than the limit."""
+    """No more requests than the limit pass, however far back the clock is set."""
     scripts.set_clock(NOON)
     assert [scripts.admit(limits=(3, 3)).verdict for _ in range(4)] == ["ok"] * 3 + ["app"]
     back = NOON - 3600 * SECOND
     scripts.set_clock(back)
     reply = scripts.admit(limits=(3, 3))
-    assert (reply.verdict, reply.app_frees) == ("app", MINUTE)
+    assert (reply.verdict, reply.app_frees_in) == ("app", MINUTE)
     scripts.set_clock(back + MINUTE - 1)
     assert scripts.admit(limits=(3, 3)).verdict == "app"
     scripts.set_clock(back + MINUTE)
     assert [scripts.admit(limits=(3, 3)).verdict for _ in range(4)] == ["ok"] * 3 + ["app"]
 
 
-def test_a_full_cap_says_how_much_of_it_is_settled(scripts: Scripts) -> None:
+def test_a_refusal_by_the_cap_contains_the_settled_sum(scripts: Scripts) -> None:
     scripts.admit(60, reservation="a", cap=100)
     scripts.admit(30, reservation="b", cap=100)
     scripts.settle("b", 30)
@@ -133,48 +133,48 @@ def test_a_full_cap_says_how_much_of_it_is_settled(scripts: Scripts) -> None:
     scripts.settle("a", 0)
 
 
-def test_a_call_that_comes_too_late_takes_nothing(scripts: Scripts) -> None:
-    """Its caller has given up; not even a refusal by a limit may be told instead."""
-    latest = NOON // 1000 + 2000
+def test_a_call_after_its_deadline_reserves_nothing(scripts: Scripts) -> None:
+    """It is late even if a limit would refuse it too."""
+    deadline = NOON // 1000 + 2000
     scripts.set_clock(NOON + 2 * SECOND)
-    assert scripts.admit(100, reservation="in time", latest=latest).verdict == "ok"
+    assert scripts.admit(100, reservation="in time", deadline=deadline).verdict == "ok"
     scripts.set_clock(NOON + 2 * SECOND + 1)
     for limits, cap in (((30, 20), 10**9), ((1, 1), 10**9), ((30, 20), 1)):
-        assert scripts.admit(100, reservation="late", latest=latest, limits=limits, cap=cap).verdict == "late"
+        assert scripts.admit(100, reservation="late", deadline=deadline, limits=limits, cap=cap).verdict == "late"
     assert set(scripts.reservations()) == {"in time"}
     assert scripts.admit(0).app_count == 2
     scripts.settle("in time", 0)
 
 
 def test_large_sums_stay_exact(scripts: Scripts) -> None:
-    """A million euro, the largest cap: a count that went through a float's text would lose its last digits."""
-    cap, bound = 10**15, 333_333_333_333_333
+    """With the largest cap, a million euro, a sum formatted as a float would lose its last digits."""
+    cap, max_cost = 10**15, 333_333_333_333_333
     for n in range(3):
-        assert scripts.admit(bound, reservation=f"r{n}", cap=cap).verdict == "ok"
+        assert scripts.admit(max_cost, reservation=f"r{n}", cap=cap).verdict == "ok"
     assert scripts.admit(2, cap=cap).verdict == "cap"
     assert scripts.admit(1, reservation="last", cap=cap).verdict == "ok"
     assert scripts.spend("2026-11-21") == (0, cap)
-    assert [scripts.settle(f"r{n}", cost) for n, cost in enumerate([bound - 1, -1, bound + 1])] == [
-        bound - 1,
-        bound,
-        bound,
+    assert [scripts.settle(f"r{n}", cost) for n, cost in enumerate([max_cost - 1, -1, max_cost + 1])] == [
+        max_cost - 1,
+        max_cost,
+        max_cost,
     ]
     assert scripts.spend("2026-11-21") == (cap - 2, 1)
     assert scripts.settle("last", 0) == 0
 
 
-def test_a_cap_of_nothing_lets_nothing_pass(scripts: Scripts) -> None:
+def test_a_cap_of_0_lets_nothing_pass(scripts: Scripts) -> None:
     assert scripts.admit(1, cap=0).verdict == "cap"
     assert scripts.admit(0, cap=0).verdict == "cap"
 
 
-def test_a_lowered_limit_tells_when_the_next_one_can_pass(scripts: Scripts) -> None:
+def test_after_a_limit_was_lowered_the_wait_is_until_the_next_request_can_pass(scripts: Scripts) -> None:
     for n in range(10):
         scripts.set_clock(NOON + n * SECOND)
         scripts.admit(limits=(10, 10))
     reply = scripts.admit(limits=(3, 10))
-    # Eight have to leave, the eighth at seven seconds past noon and a minute.
-    assert (reply.verdict, reply.app_frees) == ("app", 58 * SECOND)
+    # Eight entries have to leave, the eighth one at 12:01:07.
+    assert (reply.verdict, reply.app_frees_in) == ("app", 58 * SECOND)
     scripts.set_clock(NOON + 9 * SECOND + 58 * SECOND - 1)
     assert scripts.admit(limits=(3, 10)).verdict == "app"
     scripts.set_clock(NOON + 9 * SECOND + 58 * SECOND)
@@ -185,7 +185,7 @@ def test_a_reservation_ends_on_the_day_it_was_made(scripts: Scripts) -> None:
     scripts.set_clock(at("2026-12-31T23:59:59.999"))
     assert scripts.admit(700, reservation="late", cap=1000).day == "2026-12-31"
     scripts.set_clock(at("2027-01-01T00:00:00"))
-    # The new day is whole, whatever the old one still holds.
+    # The new day has its full cap, whatever the old day still holds.
     assert scripts.admit(1000, reservation="early", cap=1000).verdict == "ok"
     scripts.set_clock(at("2027-01-01T00:04:00"))
     assert scripts.settle("late", 300) == 300
@@ -194,9 +194,9 @@ def test_a_reservation_ends_on_the_day_it_was_made(scripts: Scripts) -> None:
     assert scripts.settle("early", 0) == 0
 
 
-@pytest.mark.parametrize("any_server", BINARIES, indirect=True)  # fakeredis rounds expiries its own way
+@pytest.mark.parametrize("any_server", BINARIES, indirect=True)  # fakeredis rounds expiries differently
 def test_a_window_outlives_its_last_request(client: Any) -> None:
-    """The key's own expiry must never free a slot before its sixty seconds are over."""
+    """The key's own expiry never frees a slot before its sixty seconds are over."""
     source = Script("inference/admit").source
     keys = [f"{TAG}:{name}" for name in ("window:app:a", "window:user:a:u", "spend:acc", "reservations", "leases")]
     for _ in range(200):
@@ -207,7 +207,7 @@ def test_a_window_outlives_its_last_request(client: Any) -> None:
 
 
 def utc_days(client: Any, first: int, last: int) -> list[str]:
-    """The script's own civil calendar for each day's first and last second, in one call."""
+    """Returns the date that the script computes for each day's first and last second."""
     source = Script("inference/admit").source
     begin = source.index("local function utc_day(seconds)")
     function = source[begin : source.index("\nend\n", begin) + 5]

@@ -1,7 +1,7 @@
-"""Money over failovers: any interleaving of admissions, settlements, repetitions and a replica that takes over.
+"""Money across failovers: any interleaving of admissions, settlements, repetitions and a replica that takes over.
 
-A failover takes the keys back to what they were when the replica last heard of its primary. What was written since is
-lost: reservations, settlements, tombstones. In the end each reservation that a gateway was granted is booked once.
+A failover restores the keys as they were when the replica last replicated from its primary. Later writes are lost:
+reservations, settlements, tombstones. In the end, each reservation that a gateway was granted is booked once.
 """
 
 import itertools
@@ -40,9 +40,9 @@ class Failovers(RuleBasedStateMachine):
         self.scripts = Scripts(self.client)
         self.ids = map("r{}".format, itertools.count())
         self.reservations: list[Granted] = []
-        self.booked: dict[str, int] = {}  # reservation → nano-euro, as Redis knows it now
-        self.lost = 0  # nano-euro of reservations that Redis lost, and might grant to others
-        self.capped = True  # for users
+        self.booked: dict[str, int] = {}  # reservation → nano-euro, as Redis currently knows
+        self.lost = 0  # nano-euro of reservations that Redis has lost, and might grant to others
+        self.capped = True  # whether the app has a cap for users
 
     @initialize(beginning=st.sampled_from(["2026-11-21T12:00:00", "2026-11-21T23:58:00"]))
     def begin(self, beginning: str) -> None:
@@ -50,7 +50,7 @@ class Failovers(RuleBasedStateMachine):
         self.replicate()
 
     def set_clock(self, clock: int) -> None:
-        """Tombstones expire by this clock."""
+        """Sets the clock, by which tombstones expire too."""
         self.clock = clock
         self.scripts.set_clock(clock)
 
@@ -65,10 +65,10 @@ class Failovers(RuleBasedStateMachine):
     def change_cap_of_users(self, capped: bool) -> None:
         self.capped = capped
 
-    @rule(target=granted, bound=st.integers(1, 300), user=st.sampled_from(["ana", "ben"]))
-    def admit(self, bound: int, user: str) -> Any:
+    @rule(target=granted, max_cost=st.integers(1, 300), user=st.sampled_from(["ana", "ben"]))
+    def admit(self, max_cost: int, user: str) -> Any:
         reply = self.scripts.admit(
-            bound,
+            max_cost,
             user=user,
             reservation=(name := next(self.ids)),
             cap=CAP,
@@ -80,19 +80,19 @@ class Failovers(RuleBasedStateMachine):
         if reply.verdict != "ok":
             return multiple()
         payer = user if self.capped else ""
-        reservation = Granted(name, ReservationRecord("acc", reply.day, bound, reply.now + LEASE, "app", payer))
+        reservation = Granted(name, ReservationRecord("acc", reply.day, max_cost, reply.now + LEASE, "app", payer))
         self.reservations.append(reservation)
         return reservation
 
     @rule(reservation=granted, cost=st.integers(0, 400), times=st.integers(1, 3))
     def settle(self, reservation: Granted, cost: int, times: int) -> None:
-        """By its gateway, which may repeat it."""
+        """Settles it as its gateway does, which may repeat the call."""
         for _ in range(times):
             outcome, amount = self.scripts.end(reservation.id, cost, reservation.record)
             match outcome:
                 case "settled" | "recovered":
                     assert reservation.id not in self.booked
-                    assert amount == min(cost, reservation.record.bound)
+                    assert amount == min(cost, reservation.record.max_cost)
                     self.booked[reservation.id] = amount
                 case "ended":
                     assert reservation.id in self.booked
@@ -100,9 +100,9 @@ class Failovers(RuleBasedStateMachine):
                     assert self.clock // 1000 >= reservation.record.lease_end + GRACE
 
     @rule()
-    def settle_overdue(self) -> None:
-        """By a monitors worker, which knows nothing but the reservations' records."""
-        for reservation in self.scripts.overdue():
+    def settle_expired(self) -> None:
+        """Settles expired reservations as a monitors worker does, which knows only their records."""
+        for reservation in self.scripts.list_expired():
             outcome, amount = self.scripts.end(reservation, -1)
             assert (outcome, reservation in self.booked) == ("settled", False)
             self.booked[reservation] = amount
@@ -126,7 +126,7 @@ class Failovers(RuleBasedStateMachine):
         self.booked = dict(self.replicated)
 
     @invariant()
-    def what_is_settled_is_what_was_booked(self) -> None:
+    def settled_sums_match_the_bookings(self) -> None:
         totals: dict[str, int] = {}
         for reservation in self.reservations:
             day = reservation.record.day
@@ -136,11 +136,11 @@ class Failovers(RuleBasedStateMachine):
             assert by_app.get(("acc", "app", day), (0, 0)) == spends.get(("acc", day), (0, 0))
             settled, reserved = spends.get(("acc", day), (0, 0))
             assert settled == total
-            assert reserved == sum(bound for _, on, bound in self.scripts.reservations().values() if on == day)
+            assert reserved == sum(max_cost for _, on, max_cost in self.scripts.reservations().values() if on == day)
             assert settled + reserved <= APP_CAP + self.lost
-        self.what_users_spent_is_what_was_booked_for_them()
+        self.users_spends_match_the_bookings()
 
-    def what_users_spent_is_what_was_booked_for_them(self) -> None:
+    def users_spends_match_the_bookings(self) -> None:
         expected: dict[tuple[str, ...], list[int]] = {}
         open_records = self.scripts.records()
         for reservation in self.reservations:
@@ -148,16 +148,16 @@ class Failovers(RuleBasedStateMachine):
             if record.user:
                 spend = expected.setdefault(("acc", "app", record.user, record.day), [0, 0])
                 spend[0] += self.booked.get(reservation.id, 0)
-                spend[1] += record.bound if reservation.id in open_records else 0
+                spend[1] += record.max_cost if reservation.id in open_records else 0
         spends = self.scripts.user_spends()
         assert {payer: [*spend] for payer, spend in spends.items()} == {k: v for k, v in expected.items() if any(v)}
         assert all(sum(spend) <= USER_CAP + self.lost for spend in spends.values())
 
     def teardown(self) -> None:
-        """The gateways' queues drain: every reservation ends, and none can end again."""
+        """Drains the gateways' queues: every reservation ends, and none can end again."""
         for reservation in self.reservations:
             self.settle(reservation, 1, 2)
-        self.what_is_settled_is_what_was_booked()
+        self.settled_sums_match_the_bookings()
         for reservation in self.reservations:
             assert reservation.id in self.booked or self.clock // 1000 >= reservation.record.lease_end + GRACE
 

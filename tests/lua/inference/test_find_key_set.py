@@ -1,4 +1,4 @@
-"""Who fetches an app's public keys, and who uses another process's copy."""
+"""find_key_set.lua lets one process fetch an app's public keys, and the others use its copy."""
 
 from typing import Any
 
@@ -28,10 +28,10 @@ def test_the_copys_age_counts_from_its_fetch(key_sets: KeySets) -> None:
     assert key_sets.find(oldest=6_999) == ["fetch"]
 
 
-def test_another_way_to_verify_tokens_shares_nothing(key_sets: KeySets) -> None:
+def test_a_copy_is_bound_to_its_identity(key_sets: KeySets) -> None:
     key_sets.share(identity="before")
     assert key_sets.find("after") == ["fetch"]
     assert key_sets.find("third") == ["fetch"], "it does not wait for a fetch of other keys"
     key_sets.share("other keys", identity="third")
-    assert key_sets.find("after") == ["wait"], "that claim is not the third one's"
+    assert key_sets.find("after") == ["wait"], "the claim still belongs to 'after'"
     assert key_sets.find("third")[3] == "other keys"

@@ -1,4 +1,4 @@
-"""lease.lua, one rule at a time. Every interleaving is in test_lease_machine.py."""
+"""lease.lua, one rule at a time. test_lease_machine.py tests any interleaving."""
 
 import itertools
 from collections import Counter
@@ -15,7 +15,7 @@ from tests.lua.leases import CHANNEL, LEASE, Process, Provider
 
 @pytest.fixture
 def provider(client: Any) -> Provider:
-    return Provider(client, bound=4)
+    return Provider(client, limit=4)
 
 
 def processes(provider: Provider, *names: str) -> list[Process]:
@@ -27,9 +27,9 @@ def use(process: Process, count: int = 1) -> None:
         assert process.lease.take(process.provider.now)
 
 
-def free(process: Process, count: int = 1) -> None:
+def release(process: Process, count: int = 1) -> None:
     for _ in range(count):
-        process.lease.free()
+        process.lease.release()
 
 
 def test_spare_permits_leave_some_for_the_next(provider: Provider) -> None:
@@ -46,30 +46,30 @@ def test_a_waiting_account_comes_before_spare_permits(provider: Provider) -> Non
     two.call(want=1)
     assert one.call({"acc": (1, 2)}, waiting=2, want=10) == ["acc", "acc", "-"]
     assert one.answer
-    assert not one.answer.tight
+    assert not one.answer.scarce
 
 
-def test_scarce_permits_are_asked_for_once_and_handed_on(provider: Provider) -> None:
+def test_permits_are_published_as_scarce_once_and_granted_by_message(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 4)}, waiting=4)
     assert two.call({"b": (1, 1)}, waiting=1) == []
     assert two.answer
-    assert two.answer.tight
+    assert two.answer.scarce
     assert two.messages == [(CHANNEL, "two")]
     two.call({"b": (1, 1)}, waiting=1)
     assert two.messages == []
     one.call(give_back=1)
     assert one.messages == [(f"{CHANNEL}:two", "1 0 b")]
     assert one.answer
-    assert not one.answer.tight
+    assert not one.answer.scarce
 
 
-def test_a_lost_message_is_made_up_for_by_the_next_answer(provider: Provider) -> None:
+def test_the_next_answer_replaces_a_lost_message(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 4)}, waiting=4)
     two.call({"b": (1, 2)}, waiting=2)
     one.call(give_back=1)
-    # The second says again that two wait, not knowing that one of them has its permit.
+    # The second reports two waiting requests again, because it does not know of its grant.
     assert two.call({"b": (1, 2)}, waiting=2) == ["b"]
     one.call(give_back=2)
     assert two.call({"b": (1, 1)}, waiting=1) == ["b"]
@@ -77,7 +77,7 @@ def test_a_lost_message_is_made_up_for_by_the_next_answer(provider: Provider) ->
     assert provider.waiting() == {}
 
 
-def test_a_message_behind_a_lost_one_is_not_taken(provider: Provider) -> None:
+def test_a_message_after_a_lost_one_is_not_accepted(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 4)}, waiting=4)
     two.call({"b": (1, 2)}, waiting=2)
@@ -100,7 +100,7 @@ def test_a_dead_process_loses_its_permits_within_its_lease(provider: Provider) -
     assert provider.held() == 4
 
 
-def test_nobody_waits_any_more_in_a_silent_process(provider: Provider) -> None:
+def test_the_waiting_requests_of_a_silent_process_are_forgotten(provider: Provider) -> None:
     full, silent, other = processes(provider, "full", "silent", "other")
     full.call({"a": (1, 4)}, waiting=4)
     silent.call({"b": (1, 5)}, waiting=5)
@@ -108,11 +108,11 @@ def test_nobody_waits_any_more_in_a_silent_process(provider: Provider) -> None:
     other.call({"c": (1, 5)}, waiting=5)
     full.call(give_back=1)
     assert provider.held() == 4
-    assert [granted for _, _, granted, *_ in provider.records().values()].count(1) == 1  # the silent one's turn
+    assert [granted for _, _, granted, *_ in provider.records().values()].count(1) == 1  # the silent one was next
     provider.set_clock(provider.now + 0.2)
     full.call(give_back=3)
     assert other.call({"c": (1, 5)}, waiting=5) == ["c", "c", "c"]
-    # It lived: it is told to say again who waits.
+    # It is alive, and has to report its waiting requests again.
     assert silent.call(waiting=4) == ["b"]
     assert silent.answer
     assert not silent.answer.known
@@ -120,12 +120,12 @@ def test_nobody_waits_any_more_in_a_silent_process(provider: Provider) -> None:
     assert provider.waiting() == {"b": "1 silent=4/0", "c": "1 other=2/3"}
 
 
-def test_leases_outlast_a_time_in_which_redis_was_away(provider: Provider) -> None:
+def test_leases_last_longer_after_redis_was_away(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 3)}, waiting=3)
     use(one, 3)
     provider.set_clock(provider.now + 60)
-    # The second calls first, and gets what nobody holds.
+    # The second calls first, and gets the permit that nobody holds.
     assert two.call({"b": (1, 4)}, waiting=4) == ["b"]
     provider.set_clock(provider.now + 2)
     one.call()
@@ -135,7 +135,7 @@ def test_leases_outlast_a_time_in_which_redis_was_away(provider: Provider) -> No
     assert two.call({"b": (1, 4)}, waiting=4) == []
 
 
-def test_a_process_that_does_not_come_back_is_not_waited_for_longer(provider: Provider) -> None:
+def test_a_process_that_does_not_come_back_loses_its_lease_after_the_grace_time(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 3)}, waiting=3)
     provider.set_clock(provider.now + 60)
@@ -144,7 +144,9 @@ def test_a_process_that_does_not_come_back_is_not_waited_for_longer(provider: Pr
     assert two.call({"b": (1, 3)}, waiting=3) == ["b", "b", "b"]
 
 
-def test_a_collected_process_keeps_what_it_uses_and_nobody_gets_more_until_it_fits(provider: Provider) -> None:
+def test_a_process_that_lost_its_lease_keeps_its_used_permits_and_grants_stop_until_they_fit(
+    provider: Provider,
+) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 4)}, waiting=4)
     use(one, 3)
@@ -156,16 +158,16 @@ def test_a_collected_process_keeps_what_it_uses_and_nobody_gets_more_until_it_fi
     one.call()
     assert provider.held() == 7
     assert one.answer
-    assert one.answer.tight
-    free(two, 2)
+    assert one.answer.scarce
+    release(two, 2)
     assert two.call({"b": (1, 1)}, waiting=1, give_back=2) == []
-    free(one, 2)
+    release(one, 2)
     one.call(give_back=2)
-    assert provider.held() == 4  # one place was free: it is the waiting account's
+    assert provider.held() == 4  # one permit was free, and went to the waiting account
     assert two.call(waiting=1) == ["b"]
 
 
-def test_lost_data_grants_nothing_until_the_living_have_renewed(provider: Provider, client: Any) -> None:
+def test_after_data_loss_nothing_is_granted_until_the_leases_are_renewed(provider: Provider, client: Any) -> None:
     one, two, new = processes(provider, "one", "two", "new")
     one.call({"a": (1, 2)}, waiting=2)
     use(one, 2)
@@ -183,7 +185,7 @@ def test_lost_data_grants_nothing_until_the_living_have_renewed(provider: Provid
 
 
 def test_a_cut_halves_once_a_second_and_grows_back(client: Any) -> None:
-    provider = Provider(client, bound=100)
+    provider = Provider(client, limit=100)
     (one,) = processes(provider, "one")
 
     def in_force(cut: bool = False) -> int:
@@ -194,7 +196,7 @@ def test_a_cut_halves_once_a_second_and_grows_back(client: Any) -> None:
     assert in_force() == 100
     assert in_force(cut=True) == 50
     assert one.answer
-    assert one.answer.frees == 1.0
+    assert one.answer.frees_in == 1.0
     assert in_force(cut=True) == 50
     provider.set_clock(provider.now + 0.999)
     assert in_force(cut=True) == 50
@@ -210,7 +212,7 @@ def test_a_cut_halves_once_a_second_and_grows_back(client: Any) -> None:
         assert in_force() == min(100, 1 + second)
 
 
-def test_a_cut_asks_for_spare_permits_back(provider: Provider) -> None:
+def test_a_cut_makes_permits_scarce_so_that_spare_ones_are_returned(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call(want=10)
     two.call(want=10)
@@ -218,7 +220,7 @@ def test_a_cut_asks_for_spare_permits_back(provider: Provider) -> None:
     assert provider.held() == 4
     one.call(cut=True)
     assert one.answer
-    assert (one.answer.in_force, one.answer.tight) == (2, True)
+    assert (one.answer.in_force, one.answer.scarce) == (2, True)
     assert one.messages == [(CHANNEL, "one")]
     one.call(give_back=2)
     assert one.call({"a": (1, 1)}, waiting=1) == []
@@ -239,7 +241,7 @@ def test_a_call_that_was_overtaken_changes_nothing(provider: Provider) -> None:
 
 
 def test_a_call_that_arrives_twice_counts_once(provider: Provider) -> None:
-    """A call is sent again when its answer was lost. The second must not grant what the first has granted."""
+    """A call is repeated if its answer was lost. The repetition does not grant the same permits again."""
     one = Process(provider, "one")
     one.call()
     again = one.lease.call(provider.now, 0, 1)
@@ -261,8 +263,8 @@ def test_a_process_that_leaves_frees_everything(provider: Provider) -> None:
     assert provider.waiting() == {}
 
 
-def test_processes_of_an_account_are_served_in_turn(client: Any) -> None:
-    provider = Provider(client, bound=1)
+def test_processes_of_an_account_are_served_in_rotation(client: Any) -> None:
+    provider = Provider(client, limit=1)
     holder, one, two = processes(provider, "holder", "one", "two")
     holder.call({"x": (1, 1)}, waiting=1)
     one.call({"a": (1, 50)}, waiting=50)
@@ -281,14 +283,14 @@ WEIGHTS = {"ana": 1.0, "ben": 3.0, "cid": 0.5, "zoe": 10.0}
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(steps=steps)
-def test_the_order_is_the_fair_queues(client: Any, steps: list[tuple[str, int] | None]) -> None:
-    """One permit goes round; each turn is the one that FairQueue decides on."""
+def test_the_order_is_that_of_the_fair_queue(client: Any, steps: list[tuple[str, int] | None]) -> None:
+    """A single permit always goes to the account that FairQueue chooses."""
     client.flushall()
-    provider = Provider(client, bound=1)
+    provider = Provider(client, limit=1)
     (one,) = processes(provider, "one")
     queue: FairQueue[int] = FairQueue()
     counts = dict.fromkeys(WEIGHTS, 0)
-    whose: dict[int, str] = {}
+    account_of: dict[int, str] = {}
     ids = itertools.count()
     one.call({"x": (1, 1)}, waiting=1)
     holder = "x"
@@ -297,7 +299,7 @@ def test_the_order_is_the_fair_queues(client: Any, steps: list[tuple[str, int] |
             account, more = step
             for _ in range(min(more, 60 - counts[account])):
                 n = next(ids)
-                whose[n] = account
+                account_of[n] = account
                 queue.push(n, account, "app", WEIGHTS[account])
                 counts[account] += 1
             assert one.call({account: (WEIGHTS[account], counts[account])}, waiting=len(queue)) == []
@@ -306,15 +308,15 @@ def test_the_order_is_the_fair_queues(client: Any, steps: list[tuple[str, int] |
         if item is None:
             continue
         returned = {holder: (WEIGHTS.get(holder, 1), counts.get(holder, 0), 0)}
-        holder = whose[item]
+        holder = account_of[item]
         assert one.call(returned, waiting=len(queue) + 1, give_back=1) == [holder]
         counts[holder] -= 1
     assert not len(queue)
     assert provider.waiting() == {}
 
 
-def test_an_account_that_holds_its_share_lets_the_others_pass(provider: Provider) -> None:
-    """Its counter may be as low as it likes."""
+def test_an_account_that_holds_its_share_comes_after_the_others(provider: Provider) -> None:
+    """This holds however low its counter is."""
     (one,) = processes(provider, "one")
     assert one.call({"x": (1, 4), "hog": (1, 0)}, waiting=4) == ["x"] * 4
     used, waiting = Counter(x=4), Counter(hog=9, late=9)
@@ -330,11 +332,11 @@ def test_an_account_that_holds_its_share_lets_the_others_pass(provider: Provider
     assert held == [(1, 0), (1, 1), (2, 1), (2, 2), (2, 2), (2, 2), (2, 2)]
 
 
-def test_a_call_reads_no_more_however_many_processes_there_are(provider: Provider, client: Any) -> None:
-    """It read them all: 1.8 ms with 300 processes, eleven times a second for each."""
+def test_the_cost_of_a_call_does_not_grow_with_the_processes(provider: Provider, client: Any) -> None:
+    """A call that read all processes would take 1.8 ms with 300 of them, eleven times a second for each."""
 
     def commands() -> Counter[str]:
-        if isinstance(client, fakeredis.FakeRedis):  # it does not count
+        if isinstance(client, fakeredis.FakeRedis):  # it does not count commands
             return Counter()
         return Counter({name: counts["calls"] for name, counts in client.info("commandstats").items()})
 
@@ -351,7 +353,7 @@ def test_a_call_reads_no_more_however_many_processes_there_are(provider: Provide
     assert costs[1].total() <= costs[0].total() + 2, costs
 
 
-def test_keys_expire_and_lie_in_one_slot(provider: Provider, client: Any) -> None:
+def test_keys_expire_and_are_in_one_slot(provider: Provider, client: Any) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 9), "b": (1, 9)}, waiting=18, cut=True)
     two.call({"b": (1, 2)}, waiting=2)

@@ -1,7 +1,7 @@
 """Leases under any interleaving of grants, returns, deaths, lost and late calls, answers and messages.
 
-Each process is a `Lease` as in production. Its calls may run late, after it has given them up, or never; answers and
-messages may be lost, and messages may come late and in any order. A process may stop for a while, or die.
+Each process has a `Lease` as in production. Its calls may run late, after it has given up on them, or never. Answers
+and messages may be lost, and messages may come late and in any order. A process may stop for a time, or die.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from gateway.inference.concurrency.lease import Lease
 from gateway.inference.concurrency.lease_replies import LeaseCall as Call
 from tests.lua.leases import CHANNEL, LEASE, Demand, Provider
 
-BOUND = 6
+LIMIT = 6
 NAMES = ("p0", "p1", "p2", "p3")
 STEPS = (0.001, 0.3, 1.1, 2.0, 5.0, 9.0, 11.0, 26.9, 28.0, 40.0, 100.0)
 
@@ -31,14 +31,14 @@ class Sim:
         self.name = name
         self.lease = Lease(LEASE)
         self.waiting: Counter[str] = Counter()
-        self.tight = False
-        self.asked: tuple[Call, Demand, int, bool] | None = None  # the call that waits for its answer
-        self.answer: Any = None  # to it
+        self.scarce = False
+        self.pending: tuple[Call, Demand, int, bool] | None = None  # the call that waits for its answer
+        self.answer: Any = None  # to the pending call
         self.inbox: list[str] = []
 
-    def holds(self, now: float) -> int:
-        """Permits with which it may serve requests."""
-        return self.lease.used + (self.lease.spare if self.lease.valid(now) else 0)
+    def held(self, now: float) -> int:
+        """Returns the number of permits with which it may serve requests."""
+        return self.lease.used + (self.lease.spare if self.lease.is_valid(now) else 0)
 
 
 class Leases(RuleBasedStateMachine):
@@ -47,12 +47,11 @@ class Leases(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client.flushall()
-        self.provider = Provider(self.client, BOUND)
+        self.provider = Provider(self.client, LIMIT)
         self.living = {name: Sim(name) for name in NAMES}
-        self.adrift: list[tuple[str, Call, Demand, int, bool]] = []  # calls that their process has given up
-        self.overdrawn = (
-            False  # more may be held than the bound: after a cut, or a lease that ended with permits in use
-        )
+        self.abandoned: list[tuple[str, Call, Demand, int, bool]] = []  # calls on which their process has given up
+        # After a cut, or a lease that ended with permits in use, more permits may be held than the limit.
+        self.overdrawn = False
         self.births = 0
 
     @property
@@ -67,16 +66,16 @@ class Leases(RuleBasedStateMachine):
 
     @rule(name=names)
     def die(self, name: str) -> None:
-        """Another process comes in its place."""
+        """Replaces the process by a new one."""
         sim = self.living.pop(name)
-        if sim.asked and sim.answer is None:
-            self.adrift.append((sim.name, *sim.asked))
+        if sim.pending and sim.answer is None:
+            self.abandoned.append((sim.name, *sim.pending))
         self.births += 1
         self.living[name] = Sim(f"{name}-{self.births}")
 
     @rule(names=st.sets(names, min_size=1), step=st.sampled_from([9.0, 29.0, 40.0]))
     def redis_is_away(self, names: set[str], step: float) -> None:
-        """Calls stay in the buffers of connections that are given up, and may run once Redis is back."""
+        """Leaves calls in the buffers of abandoned connections; they may run once Redis is back."""
         for name in sorted(names):
             self.send(name, 1, 0, False)
             self.give_up(name)
@@ -97,12 +96,12 @@ class Leases(RuleBasedStateMachine):
         lease = self.living[name].lease
         for _ in range(count):
             taken = lease.take(self.now)
-            assert lease.valid(self.now) or not taken
+            assert lease.is_valid(self.now) or not taken
 
     @rule(name=names, count=st.integers(1, 4))
     def free(self, name: str, count: int) -> None:
         for _ in range(min(count, self.living[name].lease.used)):
-            self.living[name].lease.free()
+            self.living[name].lease.release()
 
     # -- the network -----------------------------------------------------------------------------------------
 
@@ -114,28 +113,28 @@ class Leases(RuleBasedStateMachine):
     )
     def send(self, name: str, give_back: int, want: int, cut: bool) -> None:
         sim = self.living[name]
-        if sim.asked is None:
+        if sim.pending is None:
             demand: Demand = {account: (1, count) for account, count in sim.waiting.items()}
-            sim.asked = (sim.lease.call(self.now, give_back, sim.waiting.total()), demand, want, cut)
+            sim.pending = (sim.lease.call(self.now, give_back, sim.waiting.total()), demand, want, cut)
 
     @rule(name=names)
     def arrive(self, name: str) -> None:
         sim = self.living[name]
-        if sim.asked and sim.answer is None:
-            sim.answer = self.execute(sim.name, *sim.asked)
+        if sim.pending and sim.answer is None:
+            sim.answer = self.execute(sim.name, *sim.pending)
 
-    @precondition(lambda self: self.adrift)
+    @precondition(lambda self: self.abandoned)
     @rule(data=st.data())
     def arrive_late(self, data: Any) -> None:
-        self.execute(*self.adrift.pop(data.draw(st.integers(0, len(self.adrift) - 1))))
+        self.execute(*self.abandoned.pop(data.draw(st.integers(0, len(self.abandoned) - 1))))
 
     @rule(name=names)
-    def hear_answer(self, name: str) -> None:
+    def receive_answer(self, name: str) -> None:
         sim = self.living[name]
         if sim.answer is not None:
-            assert sim.asked
-            call, answer = sim.asked[0], sim.answer
-            sim.asked = sim.answer = None
+            assert sim.pending
+            call, answer = sim.pending[0], sim.answer
+            sim.pending = sim.answer = None
             if sim.lease.renew(call, self.now):
                 self.accept(sim, call.epoch, answer.before, answer.labels)
                 for account, excess in answer.excess.items():
@@ -143,14 +142,14 @@ class Leases(RuleBasedStateMachine):
 
     @rule(name=names)
     def give_up(self, name: str) -> None:
-        """The connection is lost: the call may have run, may yet run, or never."""
+        """Loses the connection. The call may have run already, run later, or never run."""
         sim = self.living[name]
-        if sim.asked and sim.answer is None:
-            self.adrift.append((sim.name, *sim.asked))
-        sim.asked = sim.answer = None
+        if sim.pending and sim.answer is None:
+            self.abandoned.append((sim.name, *sim.pending))
+        sim.pending = sim.answer = None
 
     @rule(name=names, data=st.data(), way=st.sampled_from(["once", "again", "never"]))
-    def hear_message(self, name: str, data: Any, way: str) -> None:
+    def receive_message(self, name: str, data: Any, way: str) -> None:
         sim = self.living[name]
         if sim.inbox:
             n = data.draw(st.integers(0, len(sim.inbox) - 1))
@@ -161,17 +160,17 @@ class Leases(RuleBasedStateMachine):
 
     @rule(name=names, count=st.integers(1, 9), want=st.sampled_from([0, 9]))
     def call(self, name: str, count: int, want: int) -> None:
-        """A whole call without faults, in which spare permits go back: most calls are like this."""
+        """Makes a complete call without faults that returns spare permits, as most calls are."""
         sim = self.living[name]
-        if sim.asked is None:
+        if sim.pending is None:
             self.send(name, count, want, False)
             self.arrive(name)
-            self.hear_answer(name)
+            self.receive_answer(name)
 
     @rule(name=names, want=st.sampled_from([0, 9]), step=st.sampled_from([1.1, 20.0, 27.0, 40.0]))
     def call_slowly(self, name: str, want: int, step: float) -> None:
-        """The answer takes long; the others go on meanwhile."""
-        if self.living[name].asked is None:
+        """Makes a call with a slow answer, while the other processes continue."""
+        if self.living[name].pending is None:
             self.send(name, 0, want, False)
             self.arrive(name)
             end = self.now + step
@@ -179,13 +178,13 @@ class Leases(RuleBasedStateMachine):
                 self.time_passes(min(8.0, end - self.now))
                 for other in NAMES:
                     self.call(other, 1, 0)
-            self.hear_answer(name)
+            self.receive_answer(name)
 
     @rule(names=st.permutations(NAMES))
-    def pass_on(self, names: list[str]) -> None:
-        """One holds all, another waits, and gets what the first returns by a message."""
+    def pass_by_message(self, names: list[str]) -> None:
+        """Lets one process hold all permits, and another one get the returned permits by a message."""
         holder, waiter = names[0], names[1]
-        self.join(holder, "a", BOUND)
+        self.join(holder, "a", LIMIT)
         self.call(holder, 0, 0)
         self.join(waiter, "b", 3)
         self.call(waiter, 9, 0)
@@ -213,37 +212,37 @@ class Leases(RuleBasedStateMachine):
             known = call.granted if process == name else 0
             same = process in before and before[process][0] == epoch
             grants += granted - max(known, before[process][2] if same else 0)
-        # Nothing is ever granted that does not fit.
+        # A grant always fits within the limit.
         assert not grants or self.provider.held() <= answer.in_force
         if self.provider.held() <= answer.in_force:
-            self.overdrawn = self.overdrawn and self.true_sum() > BOUND
+            self.overdrawn = self.overdrawn and self.held() > LIMIT
         for channel, text in messages:
             for sim in self.living.values():
                 if channel == f"{CHANNEL}:{sim.name}":
                     sim.inbox.append(text)
         return answer
 
-    # -- what holds ------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
-    def true_sum(self) -> int:
-        return sum(sim.holds(self.now) for sim in self.living.values())
+    def held(self) -> int:
+        return sum(sim.held(self.now) for sim in self.living.values())
 
     @invariant()
     def no_process_believes_to_hold_more_than_redis_knows(self) -> None:
         records = self.provider.records()
         for sim in self.living.values():
-            if sim.lease.valid(self.now):
+            if sim.lease.is_valid(self.now):
                 epoch, _, granted, returned, *_ = records[sim.name]
-                if sim.asked and sim.lease.fresh:
-                    continue  # a new epoch is on its way
+                if sim.pending and sim.lease.is_new:
+                    continue  # the call with the new epoch has not arrived yet
                 assert epoch == sim.lease.epoch
-                assert sim.holds(self.now) <= granted - returned
+                assert sim.held(self.now) <= granted - returned
 
     @invariant()
-    def the_bound_holds(self) -> None:
-        in_lease = [sim for sim in self.living.values() if sim.lease.valid(self.now)]
+    def the_limit_holds(self) -> None:
+        in_lease = [sim for sim in self.living.values() if sim.lease.is_valid(self.now)]
         if not self.overdrawn:
-            assert sum(sim.holds(self.now) for sim in in_lease) <= BOUND
+            assert sum(sim.held(self.now) for sim in in_lease) <= LIMIT
 
     @invariant()
     def counts_are_never_negative(self) -> None:
@@ -253,21 +252,21 @@ class Leases(RuleBasedStateMachine):
         assert all(granted >= returned for _, _, granted, returned, *_ in self.provider.records().values())
 
     def teardown(self) -> None:
-        """Once the network is whole again, nothing is lost: all permits can be granted."""
+        """Checks that all permits can be granted once the network works again."""
         for sim in self.living.values():
-            sim.asked = sim.answer = None
+            sim.pending = sim.answer = None
             sim.waiting.clear()
             while sim.lease.used:
-                sim.lease.free()
-        for _ in range(40):  # every 2 s: the dead lose their permits, and a cut grows back
+                sim.lease.release()
+        for _ in range(40):  # every 2 s: dead processes lose their permits, and the limit grows back after a cut
             self.provider.set_clock(self.now + 2.0)
             for name in NAMES:
                 self.call(name, 99, 0)
         assert self.provider.held() == 0
         assert self.provider.waiting() == {}
-        self.living["p0"].waiting["a"] = BOUND + 3
+        self.living["p0"].waiting["a"] = LIMIT + 3
         self.call("p0", 0, 0)
-        assert self.living["p0"].lease.used == BOUND
+        assert self.living["p0"].lease.used == LIMIT
         self.client.flushall()
 
 

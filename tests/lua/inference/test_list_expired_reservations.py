@@ -1,4 +1,4 @@
-"""Which reservations their gateway left behind."""
+"""list_expired_reservations.lua finds the reservations of gateways that have died."""
 
 import pytest
 
@@ -12,24 +12,24 @@ def noon(scripts: Scripts) -> None:
     scripts.set_clock(NOON)
 
 
-def test_a_lease_is_over_at_its_end_and_not_before(scripts: Scripts) -> None:
+def test_a_lease_expires_at_its_end_and_not_before(scripts: Scripts) -> None:
     scripts.admit(100, reservation="r", lease=360_000)
     scripts.set_clock(NOON + 360_000_000 - 1)
-    assert scripts.overdue() == []
+    assert scripts.list_expired() == []
     scripts.set_clock(NOON + 360_000_000)
-    assert scripts.overdue() == ["r"]
-    # To ask ends nothing.
+    assert scripts.list_expired() == ["r"]
+    # Listing a reservation does not end it.
     assert scripts.spend("2026-11-21") == (0, 100)
     scripts.settle("r", -1)
-    assert scripts.overdue() == []
+    assert scripts.list_expired() == []
 
 
-def test_the_longest_overdue_first_and_no_more_than_asked_for(scripts: Scripts) -> None:
+def test_the_longest_expired_come_first_up_to_the_limit(scripts: Scripts) -> None:
     for n, lease in enumerate([5000, 1000, 4000, 2000, 3000]):
         scripts.admit(1, reservation=f"r{n}", lease=lease)
     scripts.set_clock(NOON + 4_000_000)
-    assert scripts.overdue(3) == ["r1", "r3", "r4"]
-    assert scripts.overdue() == ["r1", "r3", "r4", "r2"]
+    assert scripts.list_expired(3) == ["r1", "r3", "r4"]
+    assert scripts.list_expired() == ["r1", "r3", "r4", "r2"]
     for n in range(5):
         scripts.settle(f"r{n}", 0)
 
@@ -37,4 +37,4 @@ def test_the_longest_overdue_first_and_no_more_than_asked_for(scripts: Scripts) 
 def test_faulty_requests_take_no_lease(scripts: Scripts) -> None:
     scripts.admit(0, lease=1)
     scripts.set_clock(NOON + 60_000_000)
-    assert scripts.overdue() == []
+    assert scripts.list_expired() == []

@@ -1,4 +1,4 @@
-"""The provider's quota of any minute, in lease.lua: each rule, and any interleaving against a count of all requests."""
+"""The provider's quota of any minute in lease.lua: each rule, and random interleavings."""
 
 import random
 from collections import deque
@@ -18,7 +18,7 @@ WINDOW = 60.0
 
 
 class Rated:
-    """One process that behaves as `Permits` does, with every request that it starts."""
+    """One process that behaves like `Permits`, with every request that it starts."""
 
     def __init__(self, provider: Provider, name: str, rate: ProviderRate, started: list["Request"]) -> None:
         self.provider, self.name = provider, name
@@ -27,16 +27,16 @@ class Rated:
         self.running: list[Request] = []
         self.started = started
         self.answer: LeaseAnswer | None = None
-        self.tight = False
+        self.scarce = False
 
     def send(self, *, spares: int = 0, leave: bool = False) -> tuple[LeaseCall, LeaseAnswer | None]:
         lease, budget = self.lease, self.budget
         waiting = sum(map(len, self.waiting.values()))
-        call = lease.call(self.provider.now, lease.spare if self.tight or leave else 0, waiting)
+        call = lease.call(self.provider.now, lease.spare if self.scarce or leave else 0, waiting)
         budget.begin(lease.epoch)
-        said = self.budget_call(spares, wanted=not waiting, scarce=self.tight or leave)
+        budget_call = self.budget_call(spares, wanted=not waiting, scarce=self.scarce or leave)
         demand: Demand = {a: (1, len(each), 0, each[0] if each else 0) for a, each in self.waiting.items()}
-        answer, _ = self.provider.call(self.name, call, demand, want=spares, leave=leave, budget=said)
+        answer, _ = self.provider.call(self.name, call, demand, want=spares, leave=leave, budget=budget_call)
         return call, answer
 
     def budget_call(self, spares: int, *, wanted: bool = True, scarce: bool = False) -> BudgetCall:
@@ -45,10 +45,10 @@ class Rated:
         requests, tokens = (replace(each, want=n) for each, n in zip((call.requests, call.tokens), want, strict=True))
         return replace(call, requests=requests, tokens=tokens)
 
-    def hear(self, call: LeaseCall, answer: LeaseAnswer | None) -> None:
+    def receive(self, call: LeaseCall, answer: LeaseAnswer | None) -> None:
         if answer is None or not self.lease.renew(call, self.provider.now):
             return
-        self.answer, self.tight = answer, answer.tight
+        self.answer, self.scarce = answer, answer.scarce
         assert answer.budget is not None
         self.budget.accept(answer.budget)
         for account in self.lease.accept(call.epoch, answer.before, answer.labels, self.provider.now) or []:
@@ -57,16 +57,16 @@ class Rated:
                 queue.popleft()
 
     def call(self, **options: Any) -> BudgetAnswer:
-        self.hear(*self.send(**options))
+        self.receive(*self.send(**options))
         assert self.answer is not None
         assert self.answer.budget is not None
         return self.answer.budget
 
-    def ask(self, account: str, tokens: int = 0, count: int = 1) -> None:
+    def enqueue(self, account: str, tokens: int = 0, count: int = 1) -> None:
         self.waiting.setdefault(account, deque()).extend([tokens] * count)
 
     def take(self, tokens: int = 0) -> bool:
-        """Starts a request with the spare permits and budget."""
+        """Starts a request with a spare permit and budget."""
         now = self.provider.now
         if not self.budget.fits(tokens) or not self.lease.take(now):
             return False
@@ -81,7 +81,7 @@ class Rated:
         request = self.running.pop(0)
         request.used = min(used, request.tokens)
         request.ended = self.provider.now
-        self.lease.free()
+        self.lease.release()
         self.budget.spend_tokens(request.epoch, request.tokens, used)
 
 
@@ -93,14 +93,14 @@ class Request:
 
 
 def most(started: list[Request], now: float) -> tuple[int, int]:
-    """Requests that started within the last window, and their tokens."""
+    """Returns the requests that started within the last window, and their tokens."""
     recent = [each for each in started if each.at > now - WINDOW]
     return len(recent), sum(each.tokens if each.used is None else each.used for each in recent)
 
 
 @pytest.fixture
 def provider(client: Any) -> Provider:
-    return Provider(client, bound=1000)
+    return Provider(client, limit=1000)
 
 
 def processes(provider: Provider, count: int, requests: int = 0, tokens: int = 0) -> list[Rated]:
@@ -108,21 +108,21 @@ def processes(provider: Provider, count: int, requests: int = 0, tokens: int = 0
     return [Rated(provider, f"p{n}", ProviderRate(requests, tokens), started) for n in range(count)]
 
 
-def later(provider: Provider, seconds: float) -> None:
+def advance(provider: Provider, seconds: float) -> None:
     provider.set_clock(provider.now + seconds)
 
 
-def test_a_requests_place_is_free_a_minute_after_it_was_spent(provider: Provider) -> None:
+def test_a_spent_request_is_free_again_after_a_minute(provider: Provider) -> None:
     (one,) = processes(provider, 1, requests=3)
-    one.ask("a", count=5)
+    one.enqueue("a", count=5)
     assert one.call().free_requests == 0
     assert len(one.started) == 3
-    later(provider, 59.9)
+    advance(provider, 59.9)
     one.call()
     assert len(one.started) == 3
     assert one.answer
     assert one.answer.budget
-    later(provider, one.answer.budget.outlook[0][0])
+    advance(provider, one.answer.budget.outlook[0][0])
     one.call()
     assert len(one.started) == 5
 
@@ -134,52 +134,52 @@ def test_spare_requests_leave_some_for_the_next(provider: Provider) -> None:
     assert (one.budget.requests.spare, two.budget.requests.spare) == (30, 17)
 
 
-def test_the_last_of_a_small_quota_is_nobodys_spare(provider: Provider) -> None:
+def test_the_last_request_of_a_small_quota_is_never_spare(provider: Provider) -> None:
     one, two = processes(provider, 2, requests=1)
     one.call(spares=4)
     assert one.budget.requests.spare == 0
-    two.ask("a")
+    two.enqueue("a")
     two.call()
     assert len(two.started) == 1
 
 
-def test_spare_budget_comes_back_for_whoever_waits(provider: Provider) -> None:
+def test_spare_budget_is_returned_for_waiting_requests(provider: Provider) -> None:
     one, two = processes(provider, 2, requests=8, tokens=80_000)
     one.call(spares=8)
     assert one.budget.requests.spare == 4
-    two.ask("b", 5_000, count=8)
+    two.enqueue("b", 5_000, count=8)
     two.call()
     assert len(two.started) == 4
-    one.tight = True  # as the message says
+    one.scarce = True  # from a message
     one.call()
     two.call()
     assert len(two.started) == 8
     assert (one.budget.requests.spare, one.budget.tokens.spare) == (0, 0)
 
 
-def test_tokens_that_were_not_used_are_free_again(provider: Provider) -> None:
+def test_unused_tokens_are_free_again(provider: Provider) -> None:
     (one,) = processes(provider, 1, tokens=10_000)
-    one.ask("a", 6_000, count=3)
+    one.enqueue("a", 6_000, count=3)
     one.call()
     assert len(one.running) == 1
     one.end(used=500)
-    one.call()  # gives back what it did not use
+    one.call()  # returns the unused tokens
     assert len(one.running) == 1
     one.end(used=6_000)
     one.call()
     assert (len(one.running), one.call().free_tokens) == (0, 3_500)
-    later(provider, 61)
+    advance(provider, 61)
     one.call()
     assert len(one.running) == 1
 
 
-def test_a_request_that_needs_many_tokens_keeps_its_turn(provider: Provider) -> None:
+def test_a_request_that_needs_many_tokens_stays_first(provider: Provider) -> None:
     one, two = processes(provider, 2, tokens=10_000)
-    one.ask("small", 2_000, count=4)
+    one.enqueue("small", 2_000, count=4)
     one.call()
-    two.ask("large", 9_000)
+    two.enqueue("large", 9_000)
     two.call()
-    one.ask("small", 2_000, count=9)
+    one.enqueue("small", 2_000, count=9)
     one.call()
     assert (len(one.running), len(two.running)) == (4, 0)
     for _ in range(4):
@@ -189,17 +189,17 @@ def test_a_request_that_needs_many_tokens_keeps_its_turn(provider: Provider) -> 
     assert (len(one.running), len(two.running)) == (0, 1)
 
 
-def test_what_a_dead_process_held_counts_for_a_minute_more(provider: Provider) -> None:
+def test_the_budget_of_a_dead_process_counts_as_spent_for_a_minute(provider: Provider) -> None:
     dead, other = processes(provider, 2, requests=4)
-    dead.ask("a", count=2)
+    dead.enqueue("a", count=2)
     dead.call(spares=2)
     dead.call(spares=2)  # one of the two that are left
     died = provider.now
     freed = []
     for _ in range(400):
-        later(provider, 0.25)
+        advance(provider, 0.25)
         before = len(other.started)
-        other.ask("b")
+        other.enqueue("b")
         other.call()
         freed += [provider.now - died] * (len(other.started) - before)
     assert dead.budget.requests.spare == 1
@@ -211,66 +211,65 @@ def test_a_call_that_was_overtaken_changes_nothing(provider: Provider) -> None:
     one.call(spares=2)
     stale = one.lease.call(provider.now)
     one.call(spares=2)
-    now = provider.client.hgetall("{provider}:rate")
-    said = one.budget_call(0)
-    assert provider.call("p0", stale, {}, budget=said) == (None, [])
-    assert provider.client.hgetall("{provider}:rate") == now
+    now = provider.client.hgetall("{provider}:quota")
+    assert provider.call("p0", stale, {}, budget=one.budget_call(0)) == (None, [])
+    assert provider.client.hgetall("{provider}:quota") == now
 
 
-def test_lost_data_leaves_nothing_for_a_minute_if_anybody_started_a_request(provider: Provider) -> None:
+def test_after_data_loss_the_quota_counts_as_spent_if_a_process_started_a_request(provider: Provider) -> None:
     one, two = processes(provider, 2, requests=5)
-    one.ask("a", count=5)
+    one.enqueue("a", count=5)
     one.call()
     clock = provider.now
     provider.client.flushall()
     provider.set_clock(clock + 10)
-    two.ask("b")
-    two.call()  # it has not started any, so that it knows of nothing: its grant is the risk of lost data
-    one.ask("a", count=5)
+    two.enqueue("b")
+    two.call()  # it has not started a request and does not know of any; the grant is the risk of data loss
+    one.enqueue("a", count=5)
     one.call()
     for _ in range(5):
-        later(provider, 12)
+        advance(provider, 12)
         one.call()
     assert len(one.started) - len(two.running) == 5
-    later(provider, 3)
+    advance(provider, 3)
     one.call()
     assert len(one.started) > 6
 
 
-def test_keys_expire_and_lie_in_one_slot(provider: Provider) -> None:
+def test_keys_expire(provider: Provider) -> None:
     (one,) = processes(provider, 1, requests=5, tokens=100)
-    one.ask("a", 10, count=9)
+    one.enqueue("a", 10, count=9)
     one.call()
     one.call()
     for name in QUOTA_NAMES:
         assert 0 < provider.client.ttl(f"{{provider}}:{name}") <= 3 * LEASE + WINDOW
 
 
-def test_without_a_quota_the_call_and_the_keys_have_no_part_for_it(provider: Provider) -> None:
+def test_without_a_quota_calls_and_keys_leave_it_out(provider: Provider) -> None:
     call = LeaseCall(1, 1, 0, 0, 0, 1, 0.0)
     answer, _ = provider.call("p", call, {"a": (1, 1)})
     assert answer is not None
     assert answer.budget is None
-    assert not provider.client.exists("{provider}:rate", "{provider}:spent")
+    assert not provider.client.exists("{provider}:quota", "{provider}:spent")
 
 
-def test_the_time_until_it_is_free_is_true(provider: Provider) -> None:
+def test_the_estimated_time_until_a_request_can_start(provider: Provider) -> None:
     (one,) = processes(provider, 1, requests=20)
     for _ in range(20):
-        one.ask("a")
+        one.enqueue("a")
         one.call()
-        later(provider, 1)
-    one.ask("a")
+        advance(provider, 1)
+    one.enqueue("a")
     quota = one.call()
     for ahead in (0, 5, 19, 20, 39, 45):
         expected = one.budget.time_until_free(quota, ahead, 0)
-        cycles, place = divmod(ahead, 20)
-        assert expected == pytest.approx(40 + place + cycles * 60, abs=2.5), ahead
+        cycles, position = divmod(ahead, 20)
+        assert expected == pytest.approx(40 + position + cycles * 60, abs=2.5), ahead
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_any_window_is_within_the_quota(provider: Provider, seed: int) -> None:
-    """Processes start and end requests, wait, die, lose their lease and answers, for minutes of the test's clock."""
+    """Processes start and end requests, wait, die, and lose leases and answers, for minutes of the test's clock."""
     draw = random.Random(seed)
     quota, tokens = draw.choice([(7, 0), (0, 9_000), (30, 40_000), (60, 0)])
     living = processes(provider, 4, quota, tokens)
@@ -278,32 +277,32 @@ def test_any_window_is_within_the_quota(provider: Provider, seed: int) -> None:
     replies: list[tuple[Rated, LeaseCall, LeaseAnswer | None]] = []
     for _ in range(1500):
         one = draw.choice(living)
-        match draw.choice(["ask", "take", "end", "call", "call", "call", "tight", "send", "hear", "die", "later"]):
-            case "ask":
-                one.ask(draw.choice("abc"), draw.randrange(1, 5_000))
+        match draw.choice(["enqueue", "take", "end", *["call"] * 3, "scarce", "send", "receive", "die", "advance"]):
+            case "enqueue":
+                one.enqueue(draw.choice("abc"), draw.randrange(1, 5_000))
             case "take":
                 one.take(draw.randrange(1, 5_000))
             case "end" if one.running:
                 one.end(draw.randrange(6_000))
             case "call":
                 one.call(spares=draw.choice([0, 4]))
-            case "tight":
-                one.tight = True
+            case "scarce":
+                one.scarce = True
             case "send":
                 replies.append((one, *one.send(spares=4)))
-            case "hear" if replies:  # late, or never
+            case "receive" if replies:  # late, or never
                 one, call, answer = replies.pop()
-                one.hear(call, answer)
+                one.receive(call, answer)
                 replies.clear()
             case "die" if draw.random() < 0.1:
                 living.remove(one)
                 births += 1
                 living.append(Rated(provider, f"p{births}", one.budget.rate, started))
                 replies.clear()
-            case "later":
-                later(provider, draw.choice([0.001, 0.2, 0.9, 1, 1.5, 5, 26.0 if draw.random() < 0.2 else 0.1]))
+            case "advance":
+                advance(provider, draw.choice([0.001, 0.2, 0.9, 1, 1.5, 5, 26.0 if draw.random() < 0.2 else 0.1]))
                 if draw.random() < 0.02:
-                    later(provider, 40)  # every lease ends
+                    advance(provider, 40)  # every lease ends
         requests, used = most(started, provider.now)
         assert not quota or requests <= quota
         assert not tokens or used <= tokens

@@ -1,4 +1,4 @@
-"""One reservation, ended once."""
+"""settle.lua ends each reservation once."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def noon(scripts: Scripts) -> None:
 @pytest.mark.parametrize(
     ("cost", "settled"), [(0, 0), (1, 1), (99, 99), (100, 100), (101, 100), (10**15, 100), (-1, 100)]
 )
-def test_the_cost_is_never_above_the_bound(scripts: Scripts, cost: int, settled: int) -> None:
+def test_the_cost_is_never_above_the_maximum(scripts: Scripts, cost: int, settled: int) -> None:
     scripts.admit(100, reservation="r")
     assert scripts.settle("r", cost) == settled
     assert scripts.spend(DAY) == (settled, 0)
@@ -49,7 +49,7 @@ def test_released_money_can_be_reserved_again(scripts: Scripts) -> None:
     assert scripts.spend(DAY) == (0, 0)
 
 
-def test_others_are_left_alone(scripts: Scripts) -> None:
+def test_other_accounts_are_not_affected(scripts: Scripts) -> None:
     for account in ("acc_1", "acc_12"):
         scripts.admit(100, reservation=f"r_{account}", account=account)
     assert scripts.settle("r_acc_1", 30) == 30
@@ -61,7 +61,7 @@ def test_others_are_left_alone(scripts: Scripts) -> None:
 
 @pytest.mark.parametrize("lost", ["nothing", "the spend", "all"])
 def test_a_day_is_kept_for_five_weeks_and_a_users_for_two_days(client: Any, scripts: Scripts, lost: str) -> None:
-    """Also when what a failover lost is booked again."""
+    """This also holds if the settlement restores money that a failover lost."""
     keys = (f"{TAG}:spend:acc:{DAY}", f"{TAG}:spend-by-user:acc:app:ana:{DAY}")
     reply = scripts.admit(100, reservation="r", user_cap=1000)
     assert [client.ttl(key) // 86_400 for key in keys] in ([34, 1], [35, 2])
@@ -74,13 +74,13 @@ def test_a_day_is_kept_for_five_weeks_and_a_users_for_two_days(client: Any, scri
     assert [client.ttl(key) // 86_400 for key in keys] in ([34, 1], [35, 2])
 
 
-def test_a_record_of_an_older_gateway_names_no_app(client: Any, scripts: Scripts) -> None:
-    scripts.admit(100, reservation="r")
-    client.hset(f"{TAG}:reservations", "r", f"acc {DAY} 100")
-    client.hdel(f"{TAG}:spend:acc:{DAY}", "reserved:app")
-    assert scripts.end("r", 40) == ("settled", 40)
-    assert scripts.spend(DAY) == (40, 0)
-    assert not scripts.app_spends()
+def test_the_totals_of_the_account_and_the_app_are_returned(scripts: Scripts) -> None:
+    for n, app in enumerate(("shop", "blog", "shop")):
+        scripts.admit(100, reservation=f"r{n}", app=app)
+    booked = [scripts.book(f"r{n}", cost) for n, cost in enumerate((40, 30, 20))]
+    assert [(each.account_total, each.app_total) for each in booked] == [(40, 40), (70, 30), (90, 60)]
+    repeated, unknown = scripts.book("r1", 30), scripts.book("never-made", 30)
+    assert (repeated.account_total, repeated.app_total) == (unknown.account_total, unknown.app_total) == (0, 0)
 
 
 NOON = at(f"{DAY}T12:00:00") // 1000
@@ -88,7 +88,7 @@ RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000, "app")
 
 
 @pytest.mark.parametrize(("cost", "booked"), [(0, 0), (40, 40), (100, 100), (101, 100), (-1, 100)])
-def test_a_lost_reservation_is_booked_by_its_record(scripts: Scripts, cost: int, booked: int) -> None:
+def test_a_lost_reservation_is_booked_from_its_record(scripts: Scripts, cost: int, booked: int) -> None:
     assert scripts.end("r", cost, RECORD) == ("recovered", booked)
     assert scripts.end("r", cost, RECORD) == ("ended", 0)
     assert scripts.end("r", -1) == ("ended", 0)
@@ -104,7 +104,7 @@ def test_a_lost_reservation_is_booked_on_its_own_day(scripts: Scripts) -> None:
 
 @pytest.mark.parametrize("first", [40, -1])
 def test_a_settlement_after_the_end_books_nothing(scripts: Scripts, first: int) -> None:
-    """A repetition after a lost answer, and a gateway that comes after a monitors worker settled at the bound."""
+    """It may be a repetition after a lost answer, or come after a monitors worker settled at the maximum cost."""
     scripts.admit(100, reservation="r")
     assert scripts.end("r", first)[0] == "settled"
     assert scripts.end("r", 7, RECORD) == ("ended", 0)

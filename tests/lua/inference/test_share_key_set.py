@@ -1,4 +1,4 @@
-"""What a process that fetched an app's public keys shares, and for how long."""
+"""share_key_set.lua shares a fetched key set for a limited time."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def key_sets(client: Any) -> KeySets:
     return KeySets(client)
 
 
-def test_a_fetch_that_failed_is_the_next_ones(key_sets: KeySets) -> None:
+def test_a_failed_fetch_releases_the_claim(key_sets: KeySets) -> None:
     assert key_sets.find() == ["fetch"]
     key_sets.share("")
     assert key_sets.find() == ["fetch"]
@@ -39,7 +39,7 @@ def test_an_older_document_does_not_replace_a_newer_one(key_sets: KeySets) -> No
     assert key_sets.find()[3] == "new"
 
 
-def test_a_clock_that_went_back_makes_no_copy_younger(key_sets: KeySets) -> None:
+def test_a_copy_from_the_future_is_not_used(key_sets: KeySets) -> None:
     key_sets.share("future")
     set_clock(key_sets.client, NOON - 60 * SECOND)
     assert key_sets.find() == ["fetch"]

@@ -1,4 +1,4 @@
-"""Which apps are due, and that nobody else gets them."""
+"""A worker claims the apps that are due, and no other worker gets them."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class Due:
         set_clock(self.client, int(seconds * SECOND))
 
     def enter(self, **apps: float) -> None:
-        """App and the second in which it is due."""
+        """Return each app and the second in which it is due."""
         self.client.zadd(DUE, {app: int(seconds * 1000) for app, seconds in apps.items()})
 
     def take(self, at_most: int = 100) -> list[str]:
@@ -47,7 +47,7 @@ def test_due_at_its_time_and_not_before(due: Due) -> None:
     assert due.scores() == {"a": NOON * 1000 + 1 + LEASE, "b": (NOON + 60) * 1000}
 
 
-def test_nobody_else_gets_it_until_the_lease_is_over(due: Due) -> None:
+def test_no_other_worker_gets_it_until_the_lease_ends(due: Due) -> None:
     due.enter(a=0)
     assert due.take() == ["a"]
     due.set_clock(NOON + LEASE / 1000 - 0.001)
@@ -56,14 +56,14 @@ def test_nobody_else_gets_it_until_the_lease_is_over(due: Due) -> None:
     assert due.take() == ["a"]
 
 
-def test_the_longest_due_first_and_no_more_than_asked_for(due: Due) -> None:
+def test_the_longest_due_first_within_the_limit(due: Due) -> None:
     due.enter(a=NOON - 3, b=NOON - 9, c=NOON - 1, d=NOON - 5)
     assert due.take(3) == ["b", "d", "a"]
     assert due.take(3) == ["c"]
     assert due.take(3) == []
 
 
-def test_what_is_known_comes_with_it(due: Due) -> None:
+def test_the_record_is_returned_with_the_app(due: Due) -> None:
     due.client.hset(f"{SITES}:a", mapping={"live": "dep_1", "source": "src_1"})
     due.client.hset(f"{SITES}:b", mapping={"source": "src_1"})
     due.client.hset(f"{KNOWN}:a", mapping={"version": "v", "state": "{}"})

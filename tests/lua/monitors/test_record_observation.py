@@ -1,4 +1,4 @@
-"""What was seen of an app: written once for each version, with the events that follow and the next look."""
+"""An observation is written once for each version, with its events and the time of the next inspection."""
 
 import time
 from typing import Any
@@ -9,7 +9,7 @@ from tests.lua.deliveries import DATA, EVENT_KEYS, GROUP, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 KNOWN, DUE, AWAITED = f"{TAG}:health:shop", f"{TAG}:probes", f"{TAG}:awaited"
-FALL = ("evt_1", "acc", "shop", "app.unhealthy", DATA)
+UNHEALTHY = ("evt_1", "acc", "shop", "app.unhealthy", DATA)
 
 
 class Monitor(Deliveries):
@@ -24,8 +24,8 @@ class Monitor(Deliveries):
         **bounds: int,
     ) -> int:
         keys = [KNOWN, *EVENT_KEYS, AWAITED, *([DUE] if due else [])]
-        told = [part for event in events for part in event]
-        args = [expected, version, "shop", again, len(known), *known, *told]
+        flat_events = [part for event in events for part in event]
+        args = [expected, version, "shop", again, len(known), *known, *flat_events]
         return self.script("monitors/record_observation", **bounds)(keys, args)
 
     def known(self) -> dict[str, str]:
@@ -45,20 +45,22 @@ def monitor(client: Any) -> Monitor:
     return Monitor(client)
 
 
-def test_written_told_and_due_again(monitor: Monitor) -> None:
-    assert monitor.observe("", "v1", FALL, ("evt_2", "acc", "shop", "app.recovered", DATA)) == 1
+def test_written_with_its_event_and_due_again(monitor: Monitor) -> None:
+    assert monitor.observe("", "v1", UNHEALTHY, ("evt_2", "acc", "shop", "app.recovered", DATA)) == 1
     assert monitor.known() == {"version": "v1", "state": "{}"}
     assert monitor.types() == ["app.unhealthy", "app.recovered"]
     assert abs(monitor.client.zscore(DUE, "shop") - (time.time() + 60) * 1000) < 5_000
 
 
-def test_of_two_that_saw_the_same_one_tells_it(monitor: Monitor) -> None:
-    assert monitor.observe("", "v1", FALL) == 1
-    assert monitor.observe("", "v2", FALL, again=0) == 0
-    assert monitor.observe("v0", "v2", FALL, again=0) == 0
+def test_of_two_workers_that_saw_the_same_one_queues_the_event(monitor: Monitor) -> None:
+    assert monitor.observe("", "v1", UNHEALTHY) == 1
+    assert monitor.observe("", "v2", UNHEALTHY, again=0) == 0
+    assert monitor.observe("v0", "v2", UNHEALTHY, again=0) == 0
     assert monitor.known()["version"] == "v1"
     assert monitor.types() == ["app.unhealthy"]
-    assert monitor.client.zscore(DUE, "shop") > time.time() * 1000, "who lost does not say when the next look is"
+    assert monitor.client.zscore(DUE, "shop") > time.time() * 1000, (
+        "the worker that lost does not set the next inspection"
+    )
     assert monitor.observe("v1", "v2") == 1
     assert monitor.known()["version"] == "v2"
 
@@ -70,22 +72,22 @@ def test_nothing_new_leaves_the_version(monitor: Monitor) -> None:
     assert monitor.client.zscore(DUE, "shop") > 5
 
 
-def test_of_an_app_that_is_gone_nothing_is_written(monitor: Monitor) -> None:
+def test_nothing_is_written_for_a_removed_app(monitor: Monitor) -> None:
     monitor.client.zrem(DUE, "shop")
-    assert monitor.observe("", "v1", FALL) == 0
+    assert monitor.observe("", "v1", UNHEALTHY) == 0
     assert monitor.known() == {}
     assert monitor.types() == []
     assert not monitor.client.exists(DUE)
 
 
-def test_without_a_next_look(monitor: Monitor) -> None:
-    assert monitor.observe("", "v1", FALL, due=False) == 1
+def test_without_a_schedule(monitor: Monitor) -> None:
+    assert monitor.observe("", "v1", UNHEALTHY, due=False) == 1
     assert monitor.client.zscore(DUE, "shop") == 5
 
 
-def test_the_outcome_of_a_fall_is_waited_for(monitor: Monitor) -> None:
+def test_the_outcome_of_an_app_unhealthy_is_awaited(monitor: Monitor) -> None:
     crash = ("evt_2", "acc", "shop", "app.crashed", DATA)
-    monitor.observe("", "v1", FALL, crash)
+    monitor.observe("", "v1", UNHEALTHY, crash)
     assert monitor.awaited() == "waiting"
     assert 86_400 < monitor.client.ttl(f"{AWAITED}:evt_1") <= 2 * 86_400
     assert monitor.awaited("evt_2") is None
@@ -97,22 +99,22 @@ def test_the_outcome_of_a_fall_is_waited_for(monitor: Monitor) -> None:
     assert monitor.awaited("evt_2") is None
 
 
-def test_a_fall_that_found_no_room_is_known_to_be_dropped(monitor: Monitor) -> None:
-    monitor.observe("", "v1", FALL, WAITING=0)
+def test_a_dropped_app_unhealthy_has_the_outcome_dropped(monitor: Monitor) -> None:
+    monitor.observe("", "v1", UNHEALTHY, MAX_WAITING=0)
     assert monitor.awaited() == "dropped"
 
 
-def test_a_redelivery_can_mend_an_outcome_but_not_spoil_it(monitor: Monitor) -> None:
-    monitor.observe("", "v1", FALL)
+def test_a_redelivery_can_improve_an_outcome_only(monitor: Monitor) -> None:
+    monitor.observe("", "v1", UNHEALTHY)
     for outcome, known in (("failed", "failed"), ("delivered", "delivered"), ("failed", "delivered")):
         (entry,) = monitor.read()
         _finish(monitor, entry, outcome)
         assert monitor.awaited() == known
-        monitor.script("events/emit")(EVENT_KEYS, list(FALL))
+        monitor.script("events/emit_event")(EVENT_KEYS, list(UNHEALTHY))
     monitor.client.delete(f"{AWAITED}:evt_1")
     (entry,) = monitor.read()
     _finish(monitor, entry)
-    assert monitor.awaited() is None, "nobody waits for it any more"
+    assert monitor.awaited() is None, "nothing awaits it any longer"
 
 
 def _finish(monitor: Monitor, entry: Any, outcome: str = "delivered") -> None:

@@ -1,4 +1,4 @@
-"""What an account used: its hour, its day and its requests, all in one step, each with its end."""
+"""An account's hour, day and requests, written in one step, each with its expiry."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def record(client: Any) -> Record:
     return record
 
 
-def test_an_hour_counts_in_its_day(client: Any, record: Record) -> None:
+def test_an_hour_also_counts_in_its_day(client: Any, record: Record) -> None:
     client.hset(DAY, "notes/m/requests", 5)
     assert record(notes_m_requests=2, notes_m_nanoEuro=2_500_000_000_000_000) == 2
     assert client.hgetall(HOUR) == {b"notes/m/requests": b"2", b"notes/m/nanoEuro": b"2500000000000000"}
@@ -34,7 +34,7 @@ def test_an_hour_counts_in_its_day(client: Any, record: Record) -> None:
     assert not client.exists(REQUESTS)
 
 
-def test_beyond_the_bound_further_apps_count_together(client: Any, record: Record) -> None:
+def test_beyond_the_limit_further_apps_are_counted_together(client: Any, record: Record) -> None:
     record(a_m_requests=1, b_m_requests=1, c_m_requests=1)
     for _ in range(2):
         record(a_m_requests=1, e_m_requests=1, f_m_requests=1, g_n_requests=1)
@@ -43,7 +43,7 @@ def test_beyond_the_bound_further_apps_count_together(client: Any, record: Recor
         assert client.hgetall(key) == {f"{name}/requests".encode(): b"%d" % n for name, n in expected.items()}
 
 
-def test_the_last_requests_stay(client: Any, record: Record) -> None:
+def test_the_last_requests_are_kept(client: Any, record: Record) -> None:
     record('["1"]', '["2"]', notes_m_requests=2)
     record('["3"]', '["4"]', notes_m_requests=2)
     assert client.lrange(REQUESTS, 0, -1) == [b'["2"]', b'["3"]', b'["4"]']

@@ -1,5 +1,5 @@
-"""Deployments that the tests of the session share, because processes take long to start: one without a worker, and one
-whose worker always runs.
+"""Deployments that the tests of a session share, because processes start slowly: one without a worker, and one with a
+worker.
 """
 
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from tests.support.deployment import Host, host_on, hosting
 from tests.support.fixtures import session_fixture
 from tests.support.redis_servers import free_port
 
-TIDY = "workers.builds.builder.TIDY_INTERVAL"
+TIDY = "workers.builds.builder.TIDY_SECONDS"
 CANARY = {"GATEWAY_CANARY": "0.2"}
 
 
@@ -41,7 +41,7 @@ async def busy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def host(busy: Host) -> AsyncIterator[Host]:
-    """An account on a deployment with a worker, beside those of other tests."""
+    """A new account on the deployment with a worker."""
     async with host_on(busy.gateway, busy.receiver, busy.apps_port) as host:
         try:
             yield host

@@ -7,14 +7,14 @@ from tests.support.sandbox import Room
 from workers.builds import build
 from workers.builds.build import collect_output
 from workers.builds.source import DeployError
-from workers.sandbox.sandbox import Limits
+from workers.sandbox.sandbox import SandboxLimits
 
 ADDRESS = "https://api.example.com/capsule/demo/ai"
 
 
 @pytest.fixture
 def made(room: Room) -> Path:
-    """A source as git or an archive would have left it."""
+    """The source folder, as git or an archive leaves it."""
     source = room.build / "source"
     source.mkdir(mode=0o700)
     room.sandbox.give_to_user(source, room.uid)
@@ -22,8 +22,8 @@ def made(room: Room) -> Path:
 
 
 async def run(room: Room, command: str, ai_url: str | None = None, **limits: int) -> None:
-    most = Limits(**{"seconds": 20, **limits})
-    await build.build(room.sandbox, room.uid, room.build, command, ai_url, room.lines.append, most)
+    most = SandboxLimits(**{"seconds": 20, **limits})
+    await build.run_build_command(room.sandbox, room.uid, room.build, command, ai_url, room.lines.append, most)
 
 
 def taken(room: Room, output: str = "dist", *, runs: bool = False) -> Path:
@@ -35,8 +35,8 @@ def taken(room: Room, output: str = "dist", *, runs: bool = False) -> Path:
 @pytest.mark.parametrize("ai_url", [None, ADDRESS])
 async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path, ai_url: str | None) -> None:
     await run(room, "exec env", ai_url)
-    told = dict(line.split("=", 1) for line in room.lines[1:])
-    assert told.pop("PWD") == str(made)  # the shell's own
+    seen = dict(line.split("=", 1) for line in room.lines[1:])
+    assert seen.pop("PWD") == str(made)  # the shell sets it
     expected = {
         "PATH": room.sandbox.path,
         "LANG": "C.UTF-8",
@@ -44,7 +44,7 @@ async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path
         "TMPDIR": str(room.build / "tmp"),
         "CI": "true",
     }
-    assert told == expected | ({"VITE_SERVICE_AI_URL": ai_url} if ai_url else {})
+    assert seen == expected | ({"VITE_SERVICE_AI_URL": ai_url} if ai_url else {})
 
 
 async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
@@ -54,12 +54,12 @@ async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
     assert (taken(room) / "index.html").read_text() == "HELLO"
 
 
-async def test_a_build_that_fails_says_how(room: Room, made: Path) -> None:
+async def test_a_failed_build_reports_the_exit_status(room: Room, made: Path) -> None:
     with pytest.raises(DeployError, match=r"^the build command ended with status 3$"):
         await run(room, "exit 3")
 
 
-async def test_what_is_written_anywhere_counts(room: Room, made: Path) -> None:
+async def test_files_in_all_writable_folders_count(room: Room, made: Path) -> None:
     with pytest.raises(DeployError, match=r"^the build command wrote more than 20 MiB$"):
         await run(room, "cd $TMPDIR; i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done", disk=20 << 20)
 
@@ -67,7 +67,7 @@ async def test_what_is_written_anywhere_counts(room: Room, made: Path) -> None:
 # -- the output ----------------------------------------------------------------------------------------------
 
 
-async def test_what_is_taken_over_is_ours_and_plain(room: Room, made: Path) -> None:
+async def test_the_release_belongs_to_the_worker_and_has_plain_modes(room: Room, made: Path) -> None:
     await run(
         room,
         "mkdir -p dist/a dist/.git; cd dist; echo x > page; echo y > run; chmod 6711 run; chmod 0 page;"
@@ -82,7 +82,7 @@ async def test_what_is_taken_over_is_ours_and_plain(room: Room, made: Path) -> N
 
 
 @pytest.mark.parametrize("output", ["dist", "dist/inner", "page"])
-def test_an_output_that_is_not_there_is_told(room: Room, made: Path, output: str) -> None:
+def test_a_missing_output_is_reported(room: Room, made: Path, output: str) -> None:
     (made / "page").touch()
     with pytest.raises(DeployError, match=f"did not create the folder '{output}'"):
         taken(room, output)
@@ -101,7 +101,7 @@ async def test_an_output_that_is_a_link_is_refused(room: Room, made: Path, scrip
         taken(room)
 
 
-def test_a_source_that_became_a_link_is_refused(room: Room) -> None:
+def test_a_source_folder_replaced_by_a_link_is_refused(room: Room) -> None:
     other = room.top / "builds" / "other"
     other.mkdir(mode=0o700)
     (room.build / "source").symlink_to(other)
@@ -110,7 +110,7 @@ def test_a_source_that_became_a_link_is_refused(room: Room) -> None:
     assert other.stat().st_mode & 0o777 == 0o700
 
 
-async def test_links_are_replaced_by_what_they_name(room: Room, made: Path) -> None:
+async def test_links_are_replaced_by_their_targets(room: Room, made: Path) -> None:
     await run(
         room,
         "mkdir -p dist/v2/deep shared; echo two > dist/v2/page; echo deep > dist/v2/deep/er; echo far > shared/logo;"
@@ -144,25 +144,25 @@ LEAVING = [
 
 
 @pytest.mark.parametrize("script", LEAVING)
-async def test_links_that_leave_are_refused(room: Room, made: Path, script: str) -> None:
+async def test_links_that_leave_the_source_are_refused(room: Room, made: Path, script: str) -> None:
     await run(room, f"touch page; mkdir dist; cd dist; {script}")
-    with pytest.raises(DeployError, match="a link that leaves the source, or leads nowhere or in a circle"):
+    with pytest.raises(DeployError, match="which leaves the source, has no target or is part of a loop"):
         taken(room)
 
 
-async def test_folders_that_name_each_other_are_refused(room: Room, made: Path) -> None:
+async def test_folders_that_contain_each_other_are_refused(room: Room, made: Path) -> None:
     await run(room, "mkdir -p dist/a dist/b; cd dist; ln -s ../b a/b; ln -s ../a b/a")
-    with pytest.raises(DeployError, match=r"more than|in a circle|too long"):
+    with pytest.raises(DeployError, match=r"more than|part of a loop|too long"):
         taken(room)
 
 
-async def test_no_link_climbs_out_by_the_move_to_the_release(room: Room, made: Path) -> None:
-    """Judged at its old place, the link ended inside the output; after the move the same `..` led to the root."""
+async def test_moving_the_output_to_the_release_leads_no_link_out_of_it(room: Room, made: Path) -> None:
+    """The link's `..` ends inside the output before the move, and would lead to the root afterwards."""
     secret = room.top / "secret"
     secret.write_text("of another tenant")
     depth = "/".join(f"d{n}" for n in range(12))
     output = f"dist/{depth}"
-    # From the source, the way goes through a second link; from the release, it goes up to the top of the file system.
+    # In the source, the path goes through a second link. In the release, it would go up to the root of the file system.
     rest = str(secret).removeprefix("/")
     first = rest.split("/")[0]
     await run(
@@ -175,25 +175,25 @@ async def test_no_link_climbs_out_by_the_move_to_the_release(room: Room, made: P
     assert (files / "leak.txt").read_text() == "mine\n"
 
 
-async def test_an_app_that_runs_may_hold_any_link(room: Room, made: Path) -> None:
+async def test_an_app_with_a_start_command_may_contain_any_link(room: Room, made: Path) -> None:
     await run(room, "ln -s /usr/bin/python3 python; ln -s ../.. up")
     app = taken(room, ".", runs=True)
     assert os.readlink(app / "python") == "/usr/bin/python3"
     assert app.stat().st_uid == os.geteuid()
 
 
-async def test_what_is_no_file_is_refused(room: Room, made: Path) -> None:
+async def test_a_pipe_is_refused(room: Room, made: Path) -> None:
     await run(room, "mkdir dist; mkfifo dist/pipe")
-    with pytest.raises(DeployError, match="'pipe', which is a device"):
+    with pytest.raises(DeployError, match="'pipe', which is not a file"):
         taken(room)
 
 
-async def test_what_the_build_does_not_own_is_refused(room: Room, made: Path) -> None:
+async def test_files_that_the_build_does_not_own_are_refused(room: Room, made: Path) -> None:
     await run(room, "mkdir dist; touch dist/page")
     theirs = room.top / "theirs"
     theirs.touch(mode=0o600)
     if room.uid is None:
-        room.uid = os.getuid() + 1  # as if it were another's
+        room.uid = os.getuid() + 1  # as if the files belonged to another user
     else:
         os.link(theirs, made / "dist" / "theirs")
     with pytest.raises(DeployError, match="which the build does not own"):
@@ -204,10 +204,10 @@ async def test_what_the_build_does_not_own_is_refused(room: Room, made: Path) ->
 @pytest.mark.parametrize(
     ("script", "refused"), [("touch 1 2 3 4", False), ("touch 1 2 3 4 5", True), ("truncate -s 2M sparse", True)]
 )
-async def test_more_than_the_bounds_is_refused(
+async def test_an_output_above_the_bounds_is_refused(
     room: Room, made: Path, monkeypatch: pytest.MonkeyPatch, script: str, refused: bool
 ) -> None:
-    monkeypatch.setattr(build, "STATIC_FILES", 5)  # the folder is one
+    monkeypatch.setattr(build, "STATIC_FILES", 5)  # includes the folder
     monkeypatch.setattr(build, "STATIC_BYTES", 1 << 20)
     await run(room, f"mkdir dist; cd dist; {script}")
     if refused:
@@ -217,23 +217,23 @@ async def test_more_than_the_bounds_is_refused(
         assert len(list(taken(room).iterdir())) == 4
 
 
-async def test_a_path_that_is_too_long_is_told(room: Room, made: Path) -> None:
+async def test_a_path_that_is_too_long_is_reported(room: Room, made: Path) -> None:
     await run(room, "mkdir dist; cd dist; n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd -P $n; done")
     with pytest.raises(DeployError, match="can't be read: File name too long"):
         taken(room)
 
 
-async def test_a_deep_git_folder_is_left_out(room: Room, made: Path) -> None:
+async def test_a_deep_git_folder_is_removed(room: Room, made: Path) -> None:
     await run(room, "mkdir -p dist/.git; touch dist/page; cd dist/.git; mkdir -p $(printf 'd/%.0s' $(seq 1200))")
     assert [path.name for path in taken(room).iterdir()] == ["page"]
 
 
 async def test_a_long_chain_of_links_is_refused(room: Room, made: Path) -> None:
     await run(room, "mkdir dist; touch dist/0")
-    for number in range(1, 1201):  # quicker than as many processes
+    for number in range(1, 1201):  # faster than one process per link
         link = made / "dist" / str(number)
         link.symlink_to(str(number - 1))
         if room.uid is not None:
             os.lchown(link, room.uid, room.uid)
-    with pytest.raises(DeployError, match="a link that leaves the source"):
+    with pytest.raises(DeployError, match="which leaves the source"):
         taken(room)

@@ -1,4 +1,4 @@
-"""Deploys from end to end, as account holders see them: gateway, workers, git, builds and a receiver are real."""
+"""Deploys from end to end, as account holders see them, with a real gateway, workers, git, builds and receiver."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.deploys.keys import deploy_key
-from gateway.redis.client import ATTEMPT
+from gateway.redis.client import COMMAND_SECONDS
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host
 from tests.support.folders import passable_folder
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BUILD = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}
-OFTEN = {"workers.builds.builder.TIDY_INTERVAL": 0.2}
-# After which a killed worker's deploys are another's. Webhooks need more, for a delivery.
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2}
+# The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
 
 
 def server(text: str) -> dict[str, str]:
-    """It ends when it is asked for `/end`."""
+    """Return the files of a server that ends on a request for `/end`."""
     end = "console.log('about to end'), process.exit(7)"
     answer = f"(request, answer) => request.url === '/end' ? ({end}) : answer.end('{text}')"
     return {"server.js": f"require('http').createServer({answer}).listen(process.env.PORT)\n"}
@@ -56,9 +56,8 @@ def commit(folder: Path, text: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-async def test_an_app_too_many_is_refused(own: Host) -> None:
-    """Nothing bounded the memory that all apps of a machine may take together."""
-    await own.worker("deploys", constants={"workers.hosting.serving.LEAST_MEMORY": 1 << 60})
+async def test_no_start_command_starts_without_free_memory(own: Host) -> None:
+    await own.worker("deploys", constants={"workers.hosting.serving.MIN_FREE_BYTES": 1 << 60})
     app = await own.app(build=START)
     deploy = await own.over(await own.publish(app, server("one")))
     assert deploy["state"] == "failed"
@@ -116,14 +115,14 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, rep
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
-async def test_an_old_git_is_told_at_the_start_and_clones_nothing(own: Host, tmp_path: Path) -> None:
+async def test_an_old_git_is_reported_at_the_start_and_clones_nothing(own: Host, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "git").write_text("#!/bin/sh\necho git version 2.30.2\n")
     (tools / "git").chmod(0o755)
     for folder in (tools, *tools.parents):
         if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
-            folder.chmod(0o711)  # the worker leaves out folders that builds can't enter
+            folder.chmod(0o711)  # the worker ignores folders of PATH that builds can't enter
     worker = await own.worker("deploys", PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
     assert "deploys.no_repositories" in worker.log
     cloned = await own.app(repository={"url": f"file://{tmp_path}"}, build=BUILD)
@@ -134,14 +133,14 @@ async def test_an_old_git_is_told_at_the_start_and_clones_nothing(own: Host, tmp
     assert (await own.over(await own.publish(published, files)))["state"] == "live"
 
 
-async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: Host) -> None:
+async def test_each_failed_phase_is_reported_once_and_keeps_the_served_release(host: Host) -> None:
     app = await host.app(build=BUILD)
     good = "mkdir dist; echo good > dist/index.html"
     assert (await host.over(await host.publish(app, {"build.sh": good})))["state"] == "live"
 
     cases = {
         "build": ({"build.sh": "echo to the log; exit 3"}, "the build command ended with status 3"),
-        "health": ({"build.sh": "mkdir dist; echo bad > dist/other.html"}, "GET / was answered with 404"),
+        "health": ({"build.sh": "mkdir dist; echo bad > dist/other.html"}, "GET / returned 404"),
     }
     for phase, (files, reason) in cases.items():
         deploy = await host.over(await host.publish(app, files))
@@ -151,7 +150,7 @@ async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: H
         assert await host.page(app) == "good\n"
 
 
-async def test_an_account_has_so_much_disk(own: Host) -> None:
+async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:
     app, second = await own.app(build=BUILD), await own.app(build=BUILD)
     await own.worker("deploys", GATEWAY_ACCOUNT_DISK="7")
     page = "mkdir dist; echo {} > dist/index.html; head -c {}000000 /dev/zero > dist/more"
@@ -159,15 +158,15 @@ async def test_an_account_has_so_much_disk(own: Host) -> None:
         deploy = await own.over(await own.publish(app, {"build.sh": page.format(number, 2)}))
         assert deploy["state"] == "live", deploy["log"]
     deploy = await own.over(await own.publish(second, {"build.sh": page.format("second", 4)}))
-    assert deploy["error"] == "build: the account's apps take more than 7 MiB of disk; make them smaller"
+    assert deploy["error"] == "build: the account's apps use more than 7 MiB of disk space; make them smaller"
     assert await own.page(app) == "2\n"
     assert await own.page(second) == "404"
     small = await own.over(await own.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
     assert small["state"] == "live"
 
 
-async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(own: Host) -> None:
-    """The canary outlives rounds of tidying, which must spare the release that comes back."""
+async def test_the_replaced_release_keeps_running_until_the_canary_ends(own: Host) -> None:
+    """Tidying during the canary must not stop the release that a failed canary brings back."""
     app = await own.app(build=START)
     worker = await own.worker("deploys")
     deploy = await own.over(await own.publish(app, server("good of process ' + process.pid + '")))
@@ -185,10 +184,10 @@ async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(own: H
     assert (failed["state"], failed["error"].partition(":")[0]) == ("failed", "canary")
     [(event, data)] = await own.events(bad)
     assert (event, data["phase"]) == ("deploy.failed", "canary")
-    assert await own.page(app) == before, "the process that was replaced was never stopped"
+    assert await own.page(app) == before, "the replaced process was never stopped"
 
 
-async def test_deep_folders_stop_neither_the_worker_nor_the_next_one(own: Host) -> None:
+async def test_deep_folders_do_not_stop_workers(own: Host) -> None:
     app, deep = await own.app(build=BUILD), await own.app(build=BUILD)
     worker = await own.worker("deploys", constants=OFTEN)
     assert (await own.over(await own.publish(app, {"build.sh": "mkdir dist; echo good > dist/index.html"})))["state"]
@@ -214,7 +213,7 @@ async def _is(host: Host, app: str, text: str) -> bool:
 
 @pytest.mark.parametrize("former", ["still-runs", "was-stopped"])
 async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(own: Host, former: str) -> None:
-    """Visitors get an answer all the while, although the replaced app may have to start again first."""
+    """Visitors always get an answer, although the replaced app may have to start again first."""
     app = await own.app(build=START)
     await own.worker("sites", joined=False)
     await own.worker("deploys")
@@ -245,10 +244,10 @@ async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(
     await asyncio.sleep(1)  # for more rounds of tidying
     visiting.cancel()
     assert set(answers) == {"unverified", "good"}
-    assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "once, and for good"
+    assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "there is only one change"
 
 
-async def test_a_damaged_record_stops_neither_its_app_nor_others(host: Host, busy: Host) -> None:
+async def test_a_damaged_record_does_not_affect_served_apps(host: Host, busy: Host) -> None:
     damaged, other = await host.app(build=BUILD), await host.app(build=BUILD)
     [worker] = busy.workers
     page = {"build.sh": "mkdir dist; echo page > dist/index.html"}
@@ -264,7 +263,7 @@ async def test_a_damaged_record_stops_neither_its_app_nor_others(host: Host, bus
             client.set(f"app:{damaged}", record)
 
 
-async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(own: Host, tmp_path: Path) -> None:
+async def test_a_killed_worker_s_deploy_fails_once_and_the_next_deploy_succeeds(own: Host, tmp_path: Path) -> None:
     app = await own.app(build=BUILD)
     worker = await own.worker("deploys")
     begun = "echo begun; mkdir dist; echo done > dist/index.html; "
@@ -290,7 +289,7 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(own:
     assert [event for event, _ in await own.events(killed)] == ["deploy.failed"]
 
 
-async def test_a_stopped_worker_s_deploy_is_made_by_the_next(own: Host) -> None:
+async def test_the_next_worker_makes_a_stopped_worker_s_deploy(own: Host) -> None:
     app = await own.app(build=BUILD)
     worker = await own.worker("deploys")
     deploy = await own.publish(app, {"build.sh": "sleep 1; mkdir dist; echo done > dist/index.html"})
@@ -302,7 +301,7 @@ async def test_a_stopped_worker_s_deploy_is_made_by_the_next(own: Host) -> None:
     assert await own.page(app) == "done\n"
 
 
-async def test_apps_side_by_side_and_one_app_in_order(host: Host) -> None:
+async def test_apps_deploy_in_parallel_and_one_app_in_order(host: Host) -> None:
     one, other = await host.app(build=BUILD), await host.app(build=BUILD)
     first = await host.publish(one, {"build.sh": "sleep 2; mkdir dist; echo first > dist/index.html"})
     await host.in_state(first, "building")
@@ -318,27 +317,27 @@ async def test_apps_side_by_side_and_one_app_in_order(host: Host) -> None:
     assert await host.page(one) == "second\n"
 
 
-async def test_redis_away_in_the_middle_of_a_build(host: Host) -> None:
+async def test_redis_stalls_during_a_build(host: Host) -> None:
     app = await host.app(build=BUILD)
     deploy = await host.publish(app, {"build.sh": "sleep 1; mkdir dist; echo done > dist/index.html"})
     await host.in_state(deploy, "building")
     await asyncio.to_thread(host.gateway.redis.freeze)
     try:
-        await asyncio.sleep(1 + 1.5 * ATTEMPT)  # the build ends, and what it wants to write fails
+        await asyncio.sleep(1 + 1.5 * COMMAND_SECONDS)  # the build ends, and its writes fail
     finally:
         await asyncio.to_thread(host.gateway.redis.thaw)
     assert (await host.over(deploy))["state"] == "live"
     assert [event for event, _ in await host.events(deploy)] == ["deploy.succeeded"]
 
 
-async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
+async def test_an_app_that_ends_is_reported_and_started_again(host: Host) -> None:
     app = await host.app(build=START)
     assert (await host.over(await host.publish(app, server("up"))))["state"] == "live"
     await end(host, app)
 
     def crashes() -> list[dict[str, Any]]:
-        told = [e.json["data"] for e in host.receiver.exchanges if e.json["type"] == "app.crashed"]
-        return [data for data in told if data["appName"] == app]
+        received = [e.json["data"] for e in host.receiver.exchanges if e.json["type"] == "app.crashed"]
+        return [data for data in received if data["appName"] == app]
 
     await wait_until(crashes, 15)
     assert (crashes()[0]["reason"], crashes()[0]["exitCode"]) == ("exit", 7)
@@ -358,7 +357,7 @@ async def test_a_deploy_whose_worker_stops_in_its_canary_starts_again(own: Host)
     await wait_until(lambda: _is(own, app, "good"), 10)
 
 
-async def test_an_app_s_name_that_became_another_account_s(host: Host) -> None:
+async def test_an_app_s_name_that_now_belongs_to_another_account(host: Host) -> None:
     app = await host.app(build=BUILD)
     page = {"build.sh": "mkdir dist; echo mine > dist/index.html"}
     assert (await host.over(await host.publish(app, page)))["state"] == "live"
@@ -372,7 +371,7 @@ async def test_an_app_s_name_that_became_another_account_s(host: Host) -> None:
     deploy = await host.over(waiting)
     assert deploy["state"] == "canceled"
     assert "secret" not in deploy["log"]
-    # What the first account had built is not what the second one's visitors see.
+    # Visitors of the second account's app do not see the first account's release.
     await wait_until(lambda: _is(host, app, "404"), 20)
     host.account = other
     deploy = await host.over(await host.publish(app, {"index.html": "theirs"}))
@@ -380,11 +379,11 @@ async def test_an_app_s_name_that_became_another_account_s(host: Host) -> None:
     assert await host.page(app) == "theirs"
 
 
-async def test_a_builder_of_another_folder_stands_by(own: Host, tmp_path: Path) -> None:
+async def test_a_builder_with_another_data_folder_stands_by(own: Host, tmp_path: Path) -> None:
     app = await own.app(build=BUILD)
     await own.worker("deploys")
-    own_place = {"GATEWAY_DATA_DIR": str(tmp_path / "elsewhere"), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}"}
-    other = await own.worker("deploys", joined=False, **own_place)
+    elsewhere = {"GATEWAY_DATA_DIR": str(tmp_path / "elsewhere"), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}"}
+    other = await own.worker("deploys", joined=False, **elsewhere)
     await wait_until(lambda: "deploys.elsewhere" in other.log, 10)
     for _ in range(3):
         deploy = await own.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"})

@@ -1,4 +1,4 @@
-"""Environment variables and the output of start commands, from end to end: gateway, workers and apps are real."""
+"""Environment variables and the output of start commands from end to end, with a real gateway, workers and apps."""
 
 import asyncio
 import secrets
@@ -29,7 +29,7 @@ async def test_builds_see_the_variables_and_logs_do_not(host: Host) -> None:
     host.gateway.confidential.add(secret)
     await host.call("PUT", f"/account/apps/{app}/env", json={"TOKEN": secret, "CI": "mine"})
     script = 'echo "the token is $TOKEN"; mkdir dist; printf %s "$TOKEN" | sha256sum > dist/index.html; echo $CI'
-    # No command line on this machine has the value.
+    # No command line on this machine contains the value.
     script += "; cat /proc/*/cmdline | tr '\\0' ' ' | grep -c \"[^]]$TOKEN\" >> dist/index.html || true"
     deploy = await host.over(await host.publish(app, {"build.sh": script}))
     assert deploy["state"] == "live", deploy
@@ -41,8 +41,8 @@ async def test_builds_see_the_variables_and_logs_do_not(host: Host) -> None:
     assert lines[1] == "0"
 
 
-async def test_output_without_end_delays_nobody_else(host: Host) -> None:
-    """Each line was searched for each line of each variable on the loop that serves all apps."""
+async def test_endless_output_of_a_build_does_not_delay_other_apps(host: Host) -> None:
+    """The build's own keeper searches the output for secrets, even with thousands of them."""
     neighbour = await host.app()
     assert (await host.over(await host.publish(neighbour, {"index.html": "a page"})))["state"] == "live"
     app = await host.app(build={"command": "sh build.sh", "output": "."})
@@ -86,12 +86,12 @@ async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host)
     assert deploy["state"] == "live"
     assert await host.page(app) == f"{len(secret)} staging false"
     assert secret not in deploy["log"]
-    # A rollback is a deploy too: it runs the former files with the variables of now.
+    # A rollback is a new deploy, which runs the former files with the present variables.
     await host.call("PUT", path, json={"NODE_ENV": None})
     back = await host.over((await host.call("POST", f"/account/apps/{app}/rollback", json={}))["deployId"])
     assert back["release"] == first["id"]
     assert await host.page(app) == f"{len(secret)} production false"
-    # On disk the value is sealed, and the release that shares its files has none still.
+    # The value on disk is encrypted, and the release that shares the files has no value.
     release = host.gateway.data_folder / "releases" / app / "live"
     assert not (release / first["id"] / "environment").exists()
     assert secret not in (release / back["id"] / "environment").read_text()
@@ -101,7 +101,7 @@ async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host)
     assert "starting with ***" in logs.text
 
 
-async def test_the_output_of_a_start_command_is_read_and_followed(host: Host) -> None:
+async def test_the_output_of_a_start_command_can_be_read_and_followed(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
     assert (await host.over(await host.publish(app, {"server.js": SERVER})))["state"] == "live"
     headers = {"Authorization": f"Bearer {host.account.key}"}

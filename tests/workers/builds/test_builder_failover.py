@@ -1,4 +1,4 @@
-"""A deploy that ends while its primary is lost: the new primary knows how it ended, or the worker goes on there."""
+"""A deploy whose end only a lost primary has recorded: its worker records the end again on the new primary."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ async def is_ready(gw: Gateway) -> bool:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("storage", ["folder", "shared"])
-async def test_an_end_that_only_the_lost_primary_knew_is_written_again(tmp_path: Path, storage: str) -> None:
+async def test_the_end_of_a_deploy_survives_the_loss_of_the_primary(tmp_path: Path, storage: str) -> None:
     settings, workers = SETTINGS, ("deploys", "webhooks")
     if storage == "shared":
         settings = {**SETTINGS, "GATEWAY_STORAGE_URL": f"file://{tmp_path}"}
@@ -42,12 +42,12 @@ async def test_an_end_that_only_the_lost_primary_knew_is_written_again(tmp_path:
             for replica in replicas:
                 replica.freeze()
             with primary.client() as client:
-                client.execute_command("CLIENT", "KILL", "TYPE", "replica")  # nothing is left in the network for them
-            await asyncio.sleep(4)  # the canary ends, which the primary alone knows
+                client.execute_command("CLIENT", "KILL", "TYPE", "replica")  # no data for them is left in the network
+            await asyncio.sleep(4)  # the canary ends, and only the primary records it
             primary.kill()
             for replica in replicas:
                 replica.thaw()
-            await asyncio.sleep(3)  # Sentinel notices, and `/ready` with it
+            await asyncio.sleep(3)  # Sentinel notices the loss, and then `/ready`
             await wait_until(lambda: is_ready(gw), 30)
             ended = await host.over(deploy)
             assert ended["state"] == "live", ended.get("error")

@@ -1,4 +1,4 @@
-"""What the stream of builds and the logs of deploys leave behind in Redis."""
+"""The data that builds leave in Redis and in the storage."""
 
 import hashlib
 from typing import Any
@@ -40,7 +40,7 @@ async def test_a_log_leaves_redis_when_its_deploy_ends(host: Host, state: str, c
 
 
 async def test_a_log_whose_worker_died_before_it_was_stored(own: Host) -> None:
-    """The entry stays pending until the log is a file; until then Redis has it."""
+    """The entry stays pending, and the log stays in Redis, until the log is stored as a file."""
     worker = await own.worker("deploys")
     app = await own.app(build=BUILD)
     deploy_id = await own.publish(app, {"a": "b"})
@@ -64,8 +64,8 @@ async def test_a_log_whose_worker_died_before_it_was_stored(own: Host) -> None:
     assert (await own.deploy(deploy_id))["log"] == "as it was\n"
 
 
-async def test_poison_ends_no_worker_and_holds_up_no_app(own: Host) -> None:
-    """A deploy that can't be read is tried three times; what is no deploy becomes a dead letter at once."""
+async def test_unreadable_entries_do_not_stop_workers_or_delay_apps(own: Host) -> None:
+    """An entry with a broken deploy gets three attempts. Other unreadable entries become dead letters at once."""
     app = await own.app(build=BUILD)
     tag, account = partition_tag(own.account.id), own.account.id
     stream = f"{tag}:builds"

@@ -1,4 +1,4 @@
-"""Rollbacks, promotions and cancellations from end to end: gateway, workers and builds are real."""
+"""Rollbacks, promotions and cancellations from end to end, with a real gateway, workers and builds."""
 
 import asyncio
 import subprocess
@@ -38,7 +38,7 @@ async def roll_back(host: Host, app: str, deploy: str | None = None) -> str:
 async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) -> None:
     app = await host.app(build=BUILD)
     one, two = await live(host, app, page("one")), await live(host, app, page("two"))
-    # Nothing can be built or unpacked any more.
+    # From now on, every build would fail.
     await host.gateway.platform("PUT", f"apps/{app}", {"account": host.account.id, "build": {"command": "exit 1"}})
     back = await host.over(await roll_back(host, app))
     assert (back["state"], back["trigger"], back["release"], back["kind"]) == ("live", "rollback", one, "live"), back
@@ -48,12 +48,12 @@ async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) 
     again = await host.over(await roll_back(host, app, two))
     assert (again["state"], again["release"]) == ("live", two)
     assert await host.page(app) == "two\n"
-    # A rollback's own release can be gone back to, like any other.
+    # The release of a rollback can be the target of another rollback.
     assert (await host.over(await roll_back(host, app, back["id"])))["state"] == "live"
     assert await host.page(app) == "one\n"
 
 
-async def test_a_release_that_is_gone_is_refused_at_once(host: Host) -> None:
+async def test_a_rollback_to_a_removed_release_is_refused_at_once(host: Host) -> None:
     app = await host.app(build=BUILD)
     deploys = [await live(host, app, page(f"version {n}")) for n in range(7)]
     headers, path = {"Authorization": f"Bearer {host.account.key}"}, f"/account/apps/{app}/rollback"
@@ -63,7 +63,7 @@ async def test_a_release_that_is_gone_is_refused_at_once(host: Host) -> None:
     assert await host.page(app) == "version 2\n"
 
 
-async def test_a_rollback_waits_for_no_build(host: Host) -> None:
+async def test_a_rollback_does_not_wait_for_builds(host: Host) -> None:
     app = await host.app(build=BUILD)
     others = [await host.app(build=BUILD) for _ in range(4)]
     await live(host, app, page("one"))
@@ -79,7 +79,7 @@ async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     assert "building" in {(await host.deploy(deploy))["state"] for deploy in slow}
 
 
-async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
+async def test_a_rollback_ends_a_build_of_its_app(host: Host) -> None:
     app = await host.app(build=BUILD)
     first = await live(host, app, page("one"))
     await live(host, app, page("two"))
@@ -95,7 +95,7 @@ async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
     )
 
 
-async def test_a_rollback_of_an_app_that_runs(host: Host) -> None:
+async def test_a_rollback_of_an_app_with_a_start_command(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
     await live(host, app, server("one"))
     await live(host, app, server("two"))
@@ -103,15 +103,15 @@ async def test_a_rollback_of_an_app_that_runs(host: Host) -> None:
     assert await host.page(app) == "one"
 
 
-async def test_a_rollback_whose_canary_fails_leaves_what_was_served(host: Host) -> None:
+async def test_a_failed_rollback_keeps_the_served_release(host: Host) -> None:
     app = await host.app(build=BUILD)
     one = await live(host, app, page("one"))
     await live(host, app, page("two"))
-    # The former release is damaged: the check fails, as it would for any deploy.
+    # The former release is damaged, so its health check fails.
     [index] = (host.gateway.data_folder).glob(f"releases/{app}/live/{one}/files/index.html")
     index.unlink()
     back = await host.over(await roll_back(host, app))
-    assert (back["state"], back["error"]) == ("failed", "health: GET / was answered with 404")
+    assert (back["state"], back["error"]) == ("failed", "health: GET / returned 404")
     assert [event for event, _ in await host.events(back["id"])] == ["deploy.failed"]
     assert await host.page(app) == "two\n"
 
@@ -129,7 +129,7 @@ async def test_a_preview_is_promoted(host: Host) -> None:
     assert await host.page(f"{app}-preview") == "one\n"
 
 
-async def test_a_build_is_canceled_with_all_it_started(host: Host) -> None:
+async def test_canceling_a_build_ends_all_its_processes(host: Host) -> None:
     app = await host.app(build=BUILD)
     await live(host, app, page("one"))
     deploy = await host.publish(app, page("two", "(sleep 64.321 &) ; echo begun; sleep 64.321;"))
@@ -144,11 +144,11 @@ async def test_a_build_is_canceled_with_all_it_started(host: Host) -> None:
     builds, release = host.gateway.data_folder / "builds", f"releases/{app}/live/{deploy}"
     await wait_until(lambda: not [*builds.iterdir()], 10)
     assert not (host.gateway.data_folder / release).exists()
-    # The next one is made, its event is the only one, and nothing is left in the queue.
+    # The next deploy succeeds, only it causes an event, and the queue is empty.
     after = await live(host, app, page("three"))
     await host.events(after)
-    told = [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
-    assert deploy not in told
+    received = [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
+    assert deploy not in received
     shown = await host.deploy(deploy)
     assert (shown["state"], shown["error"]) == ("canceled", "canceled on request")
     assert "The deploy was canceled" in shown["log"]
@@ -173,7 +173,7 @@ async def test_a_newer_deploy_replaces_a_queued_one(host: Host) -> None:
     assert second not in [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
 
 
-async def test_a_build_canceled_while_its_worker_is_dead_stays_so(own: Host) -> None:
+async def test_a_build_canceled_while_its_worker_is_dead_stays_canceled(own: Host) -> None:
     app = await own.app(build=BUILD)
     worker = await own.worker("deploys")
     deploy = await own.publish(app, page("one", "sleep 120;"))
@@ -185,7 +185,7 @@ async def test_a_build_canceled_while_its_worker_is_dead_stays_so(own: Host) -> 
     assert (await own.deploy(deploy))["state"] == "canceled"
 
 
-async def test_many_cancel_at_once_and_one_does(host: Host) -> None:
+async def test_of_several_concurrent_cancellations_one_succeeds(host: Host) -> None:
     app = await host.app(build=BUILD)
     deploy = await host.publish(app, page("one", "sleep 120;"))
     await host.in_state(deploy, "building")
@@ -194,10 +194,10 @@ async def test_many_cancel_at_once_and_one_does(host: Host) -> None:
         *[host.gateway.http.post(f"/account/deploys/{deploy}/cancel", headers=headers) for _ in range(5)]
     )
     assert sorted(answer.status_code for answer in answers) == [202, 400, 400, 400, 400]
-    await live(host, app, page("two"))  # which does not wait for the end of the build
+    await live(host, app, page("two"))  # this deploy does not wait for the canceled build
 
 
-async def test_queued_deploys_say_what_they_wait_for(own: Host) -> None:
+async def test_queued_deploys_show_what_they_wait_for(own: Host) -> None:
     app, other, third = [await own.app(build=BUILD) for _ in range(3)]
     first = await own.publish(app, page("one", "sleep 120;"))
     assert (await own.deploy(first))["waitsFor"] == "a worker that builds deploys; none is running"

@@ -1,4 +1,4 @@
-"""The trace of a deploy, as a collector receives it from a real worker."""
+"""The trace of a deploy that a collector receives from a real worker."""
 
 import pytest
 
@@ -11,7 +11,7 @@ INTERNAL, CONSUMER = 1, 5
 PAGE = "echo output-of-the-build; mkdir dist; echo text-of-the-page > dist/index.html"
 
 
-async def test_one_trace_for_each_deploy(own: Host) -> None:
+async def test_each_deploy_has_one_trace(own: Host) -> None:
     async with FakeCollector() as collector:
         own.gateway.confidential.add(HEADER_SECRET)
         app = await own.app(build={"command": "sh build.sh", "output": "dist"})

@@ -40,7 +40,7 @@ class Stored:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> Stored:
-    monkeypatch.setattr(log, "FLUSH_INTERVAL", 0.01)
+    monkeypatch.setattr(log, "FLUSH_SECONDS", 0.01)
     return Stored()
 
 
@@ -84,7 +84,7 @@ async def test_a_canceled_deploy_keeps_its_last_lines(stored: Stored) -> None:
     assert stored.texts == ["last\n"]
 
 
-async def test_control_characters_are_dropped_and_so_is_what_exceeds_the_bound(
+async def test_control_characters_and_lines_beyond_the_bound_are_dropped(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "LOG_BYTES", 10 + len("1782979200000\x1f"))

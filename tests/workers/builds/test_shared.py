@@ -1,4 +1,4 @@
-"""Several hosts on one Redis and one storage: each has a data folder and processes of its own."""
+"""Several hosts on one Redis and one storage. Each has its own data folder and processes."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
 from tests.support.worker_process import Worker
-from workers.hosting.records import Answer, Records
+from workers.hosting.records import HostAnswer, Records
 
 PAGE = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}
@@ -44,16 +44,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SERVED = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded"}
 QUICK: dict[str, float] = {
-    "gateway.storage.LONGEST_PAUSE": 0.5,
-    "workers.builds.schedule.LEASE": 6_000,
-    "workers.builds.schedule.POLL_INTERVAL": 0.1,
-    "workers.builds.shared.POLL_INTERVAL": 0.05,
-    "workers.hosting.host_agent.POLL_INTERVAL": 0.05,
-    "workers.hosting.records.HOST_LIFETIME": 4.0,
-    "workers.hosting.host_agent.HEARTBEAT_INTERVAL": 0.5,
+    "gateway.storage.LONGEST_PAUSE_SECONDS": 0.5,
+    "workers.builds.schedule.LEASE_MS": 6_000,
+    "workers.builds.schedule.POLL_SECONDS": 0.1,
+    "workers.builds.shared.POLL_SECONDS": 0.05,
+    "workers.hosting.host_agent.POLL_SECONDS": 0.05,
+    "workers.hosting.records.HOST_LIFETIME_SECONDS": 4.0,
+    "workers.hosting.host_agent.RENEWAL_SECONDS": 0.5,
     "workers.hosting.host_agent.PAUSED_SECONDS": 3.0,
-    "workers.hosting.host_agent.RESYNC_INTERVAL": 1.0,
-    "workers.hosting.host_agent.TIDY_INTERVAL": 0.5,
+    "workers.hosting.host_agent.RESYNC_SECONDS": 1.0,
+    "workers.hosting.host_agent.TIDY_SECONDS": 0.5,
 }
 
 
@@ -87,7 +87,7 @@ async def until_served(machines: list[Machine], app: str, text: str, timeout: fl
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gateway() -> AsyncIterator[Gateway]:
-    """Its storage is a folder that all hosts mount."""
+    """A gateway whose storage is a folder that all hosts mount."""
     with passable_folder() as folder:
         settings = {"GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
         async with FakeProvider() as provider, gateway_with_redis(provider, folder, **SERVED, **settings) as gateway:
@@ -121,7 +121,7 @@ async def s3_host() -> AsyncIterator[Host]:
 
 
 async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
-    """Hosts that serve, beside one that builds."""
+    """Start hosts that serve, and one that builds."""
     builder = Machine(host, "builder").start("deploys", **settings)
     return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
 
@@ -160,7 +160,7 @@ async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
     await until_served(machines, app, "404")
 
 
-async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
+async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
     one, dies, stops = await start(host, "one", "two", "three", GATEWAY_CANARY="2")
     app = await host.app(build=PAGE)
     await live(host, app, page("good"))
@@ -170,9 +170,9 @@ async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
     assert [await machine.page(app) for machine in (one, dies, stops)] == ["bad"] * 3
     (dies.folder / "releases" / app / "live" / bad / "files" / "index.html").unlink()
     failed = await host.over(bad)
-    assert (failed["state"], failed["error"]) == ("failed", "canary: GET / was answered with 404")
+    assert (failed["state"], failed["error"]) == ("failed", "canary: GET / returned 404")
     assert [await machine.page(app) for machine in (one, dies, stops)] == ["good"] * 3
-    # Hosts without a heartbeat are left out.
+    # Hosts without a heartbeat do not count.
     stops.worker.signal(signal.SIGSTOP)
     coming = await host.publish(app, page("second"))
     await host.in_state(coming, "checking")
@@ -188,23 +188,23 @@ async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
         return "second" in pages
 
     await wait_until(caught_up, 20)
-    assert pages <= {"503", "second"}, "it answers nobody before it has caught up"
+    assert pages <= {"503", "second"}, "it answers no visitor before it has caught up"
     await dies.start("sites")
     assert await dies.page(app) == "second"
 
 
 @contextlib.asynccontextmanager
 async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
-    """A host that answers these steps and nothing else, and in a canary has no good answer yet."""
+    """Simulate a host that answers only these steps, and has no good probe in a canary."""
     store = Store(host.gateway.environment["GATEWAY_REDIS_URL"])
     records = Records(store)
 
     async def haunt() -> None:
         while True:
-            await records.attend("phantom")
+            await records.send_heartbeat("phantom")
             for _, wanted in (await records.read(host.account.id, app)).values():
                 if wanted.step in (*steps, "undo"):
-                    await records.answer(wanted, "phantom", Answer(wanted.token, True))
+                    await records.write_answer(wanted, "phantom", HostAnswer(wanted.token, True))
             await asyncio.sleep(0.05)
 
     haunting = asyncio.create_task(haunt())
@@ -213,16 +213,16 @@ async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
     finally:
         haunting.cancel()
         await asyncio.gather(haunting, return_exceptions=True)
-        await records.leave("phantom")
+        await records.remove_host("phantom")
         await store.close()
 
 
 @pytest.mark.parametrize(
     ("steps", "error"),
     [
-        ([], "not every host that serves the apps could fetch and check the release in time"),
-        (["check"], "not every host that serves the apps could fetch and check the release in time"),
-        (["check", "canary"], "not every host that serves the apps has answered for the release"),
+        ([], "not every host that serves apps fetched and checked the release in time"),
+        (["check"], "not every host that serves apps fetched and checked the release in time"),
+        (["check", "canary"], "not every host that serves apps has passed the canary"),
     ],
 )
 async def test_each_step_waits_for_every_host(
@@ -253,7 +253,7 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
     empty = await Machine(host, "empty").start("sites")
     assert [await empty.page(app) for app in apps] == ["404", "404", apps[2]]
     assert empty.worker.log.count("the archive of the release is damaged") >= 2
-    # A new release replaces what could not be served, and one damaged record stops nothing.
+    # A new release replaces one that could not be served, and a damaged record does not affect the others.
     with host.gateway.redis.client() as client:
         client.hset(serving_key(host.account.id, "broken"), "live", "{")
         client.zadd(served_apps_key(partition_tag(host.account.id)), {"broken": 1e14})
@@ -265,7 +265,7 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
         await until_served([empty], app, app)
 
 
-async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: Host) -> None:
+async def test_an_outage_of_the_storage_delays_deploys_and_stops_no_app(host: Host) -> None:
     folder = host.gateway.folder
     [machine] = await start(host, "one")
     app = await host.app(build=PAGE)
@@ -280,7 +280,7 @@ async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: H
     assert "storage does not answer" in (await host.deploy(first))["log"]
     await wait_until(lambda: "storage.failed" in "".join(worker.log for worker in host.workers), 20)
     assert (await host.deploy(coming))["state"] == "building"
-    # A host that restarts without Redis and storage serves what it has.
+    # A host that restarts without Redis and storage serves its present releases.
     await machine.worker.stop()
     await asyncio.to_thread(host.gateway.redis.freeze)
     try:
@@ -293,7 +293,7 @@ async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: H
     await until_served([machine], app, "second")
 
 
-async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over(host: Host) -> None:
+async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: Host) -> None:
     soon = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "5"}
     other = await Machine(host, "other").start("deploys", **soon)
     machine = await Machine(host, "one").start("deploys", "sites", **soon)  # one process, one data folder
@@ -318,4 +318,4 @@ async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over
         await host.call("POST", f"/account/deploys/{deploy}/cancel")
     assert (await host.over(behind))["state"] == "live"
     assert await machine.page(app) == "behind"
-    assert "sites.fetched" not in machine.worker.log, "the release was there already"
+    assert "sites.fetched" not in machine.worker.log, "the release was already there"

@@ -12,7 +12,7 @@ import pytest
 from tests.support.sandbox import Room
 from workers.builds import source
 from workers.builds.source import DeployError, check_git
-from workers.sandbox.sandbox import MIB, Limits
+from workers.sandbox.sandbox import MIB, SandboxLimits
 
 AUTHOR = {
     "GIT_AUTHOR_NAME": "A",
@@ -109,14 +109,14 @@ async def test_hooks_do_not_run_and_submodules_are_not_fetched(room: Room, repos
 
 
 @pytest.mark.parametrize("branch", ["--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "", "x" * 251, "a\\b"])
-async def test_what_is_no_branch_is_not_given_to_git(room: Room, repository: Repository, branch: str) -> None:
+async def test_an_invalid_branch_name_is_not_passed_to_git(room: Room, repository: Repository, branch: str) -> None:
     with pytest.raises(DeployError, match="git does not accept"):
         await clone(room, repository.url, branch)
     assert room.lines == []
 
 
 @pytest.mark.parametrize("branch", ["gone", "$(touch${IFS}x)", "{branch}", "../main", "refs/heads/main", "main@{0}"])
-async def test_a_branch_that_is_not_there_is_named(room: Room, repository: Repository, branch: str) -> None:
+async def test_a_missing_branch_is_named(room: Room, repository: Repository, branch: str) -> None:
     repository.commit("index.html", "one")
     with pytest.raises(DeployError) as failure:
         await clone(room, repository.url, branch)
@@ -150,11 +150,11 @@ async def test_other_addresses_are_refused(room: Room, url: str, allow_private: 
     assert "hidden-one" not in f"{failure.value} {source.hide_credentials(url)} {room.lines}"
 
 
-async def test_a_clone_that_is_too_much_says_so(room: Room, repository: Repository) -> None:
+async def test_a_clone_that_exceeds_a_limit_names_the_limit(room: Room, repository: Repository) -> None:
     repository.git("config", "core.compression", "0")
     repository.commit("large", os.urandom(2 * MIB).hex())
     with pytest.raises(DeployError, match=r"^git clone wrote more than 3 MiB$"):
-        await clone(room, repository.url, limits=Limits(seconds=20, disk=3 * MIB))
+        await clone(room, repository.url, limits=SandboxLimits(seconds=20, disk=3 * MIB))
 
 
 # -- over http -----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ async def test_a_clone_that_is_too_much_says_so(room: Room, repository: Reposito
 
 @contextlib.contextmanager
 def serving(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[tuple[int, list[str]]]:
-    """Its port, and the `Authorization` headers that came."""
+    """Serve over HTTP. Yields the port, and the received `Authorization` headers."""
     seen: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -185,7 +185,7 @@ def serving(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Ite
 
 
 def git_over_http(folder: Path) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
-    """git's own program for it, which speaks CGI."""
+    """Answer with git's own CGI program."""
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         path, _, query = request.path.partition("?")
@@ -200,8 +200,8 @@ def git_over_http(folder: Path) -> Callable[[http.server.BaseHTTPRequestHandler]
             "CONTENT_TYPE": request.headers.get("Content-Type", ""),
         }
         body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
-        told = subprocess.run(["git", "http-backend"], env=environment, input=body, capture_output=True, check=True)
-        head, _, rest = told.stdout.partition(b"\r\n\r\n")
+        ended = subprocess.run(["git", "http-backend"], env=environment, input=body, capture_output=True, check=True)
+        head, _, rest = ended.stdout.partition(b"\r\n\r\n")
         request.send_response(200)
         for line in head.decode().split("\r\n"):
             request.send_header(*line.split(": ", 1))
@@ -244,7 +244,7 @@ async def test_credentials_reach_the_repository_and_nothing_else(room: Room, rep
         (lambda request: request.wfile.write(b"fatal: nonsense\n"), "git clone failed"),
     ],
 )
-async def test_what_http_answers_is_told(room: Room, answer: Any, reason: str) -> None:
+async def test_http_errors_are_reported(room: Room, answer: Any, reason: str) -> None:
     with serving(answer) as (port, _), pytest.raises(DeployError) as failure:
         await clone(room, f"http://me:hidden-one@127.0.0.1:{port}/a.git")
     assert reason in str(failure.value)

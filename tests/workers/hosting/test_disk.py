@@ -1,4 +1,4 @@
-"""The disk of one account."""
+"""The disk space of one account."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
-from workers.hosting.disk import make_room, size
+from workers.hosting.disk import make_room, read_size
 from workers.hosting.releases import PREVIOUS_SECONDS, Site
 
 MIB = 1 << 20
@@ -32,12 +32,12 @@ def kept(hosting: Hosting) -> set[str]:
     return {path.name for site in hosting.releases.sites() for path in site.releases()}
 
 
-def test_a_release_makes_room_for_itself(hosting: Hosting) -> None:
+def test_old_releases_make_room_for_a_new_one(hosting: Hosting) -> None:
     deleted = release(hosting, "dep_09", "deleted")
     (deleted.folder.parent / "gone").touch()
     for number in range(1, 5):
         release(hosting, f"dep_0{number}", "shop")
-    release(hosting, "dep_05", "shop", swap=False)  # is being checked
+    release(hosting, "dep_05", "shop", swap=False)  # still being checked
     for number in (6, 7):
         release(hosting, f"dep_0{number}", "shop", f"branch-{number}")
     other = hosting.build(hosting.deploy("dep_11", "other"), {"index.html": b"x" * 5 * MIB})
@@ -61,7 +61,7 @@ def test_a_release_makes_room_for_itself(hosting: Hosting) -> None:
     )
 
 
-def test_what_was_replaced_long_ago_goes_unless_it_may_come_back(hosting: Hosting) -> None:
+def test_a_release_replaced_long_ago_is_removed_unless_its_successor_is_unverified(hosting: Hosting) -> None:
     release(hosting, "dep_1", "shop")
     site = release(hosting, "dep_2", "shop", swap=False)
     site.swap("dep_2", canary=True)
@@ -74,9 +74,9 @@ def test_what_was_replaced_long_ago_goes_unless_it_may_come_back(hosting: Hostin
     assert kept(hosting) == {"dep_2"}
 
 
-def test_what_a_release_takes(hosting: Hosting) -> None:
+def test_the_size_of_a_release(hosting: Hosting) -> None:
     site = hosting.build(hosting.deploy("dep_1"), {f"{n}/{n}": b"x" for n in range(50)})
-    measured = size(site.release("dep_1"))
+    measured = read_size(site.release("dep_1"))
     assert measured >= 50 * 4_096, "small files take a block each"
     (site.release("dep_1") / "size").write_text("damaged")
-    assert size(site.release("dep_1")) >= measured
+    assert read_size(site.release("dep_1")) >= measured

@@ -1,4 +1,4 @@
-"""What is on disk, and what becomes of it."""
+"""Releases on disk: swaps, links, tidying and removal."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from workers.hosting.releases import (
-    KEPT_AFTER_DELETION,
+    KEPT_AFTER_DELETION_SECONDS,
     KEPT_PREVIEWS,
     KEPT_RELEASES,
     Site,
@@ -31,7 +31,7 @@ def hosting() -> Iterator[Hosting]:
         yield Hosting(folder)
 
 
-def test_each_kind_of_deploy_has_a_site_of_its_own(hosting: Hosting) -> None:
+def test_each_kind_of_deploy_has_its_own_site(hosting: Hosting) -> None:
     live = hosting.releases.site(hosting.deploy("dep_1"))
     stable = hosting.releases.site(hosting.deploy("dep_2", kind="preview"))
     branch = hosting.releases.site(hosting.deploy("dep_3", kind="preview", branch="Feature/One!"))
@@ -58,7 +58,7 @@ def test_swaps_and_undos(hosting: Hosting) -> None:
     assert site.current is None, "there is nothing to go back to"
 
 
-def test_a_swap_that_was_cut_short_is_made_again(hosting: Hosting) -> None:
+def test_an_interrupted_swap_can_be_repeated(hosting: Hosting) -> None:
     site = hosting.publish("dep_1", {"index.html": "1"})
     hosting.build(hosting.deploy("dep_2"), {"index.html": "2"})
     (site.folder / ".current.new").symlink_to("dep_2")
@@ -70,7 +70,7 @@ def test_a_swap_that_was_cut_short_is_made_again(hosting: Hosting) -> None:
 
 
 def test_a_link_is_never_missing(hosting: Hosting) -> None:
-    """Another process reads it all the while."""
+    """Another process reads the link all the time."""
     replace_link(hosting.folder / "current", "a")
     reader = (
         "import os, sys\nseen = set()\n"
@@ -97,7 +97,7 @@ def test_the_last_five_are_kept(hosting: Hosting) -> None:
         hosting.build(hosting.deploy(f"dep_9{number}"), {"index.html": "x"})
     site.prune()
     assert {site.current, site.read_link("previous")} == {"dep_5", "dep_7"}
-    assert len(site.releases()) == KEPT_RELEASES + 2, "what is served, and what it replaced, stay whatever their age"
+    assert len(site.releases()) == KEPT_RELEASES + 2, "the served release and the one that it replaced stay at any age"
 
 
 def test_addresses_follow_the_apps(hosting: Hosting) -> None:
@@ -149,12 +149,12 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     hosting.releases.tidy(["here", "gone"], set())
     assert not marker.exists(), "it is back"
     hosting.releases.tidy(["here"], set())
-    os.utime(marker, (since - KEPT_AFTER_DELETION - 1,) * 2)
+    os.utime(marker, (since - KEPT_AFTER_DELETION_SECONDS - 1,) * 2)
     hosting.releases.tidy(["here"], set())
     assert not gone.folder.parent.exists()
 
 
-def test_what_an_unverified_release_replaced_keeps_running(hosting: Hosting) -> None:
+def test_the_release_that_an_unverified_one_replaced_keeps_running(hosting: Hosting) -> None:
     for deploy_id in ("dep_1", "dep_2"):
         site = hosting.build(hosting.deploy(deploy_id), {"a": "1"}, start="node a")
         hosting.releases.run(site.release(deploy_id))
@@ -172,7 +172,7 @@ def test_what_an_unverified_release_replaced_keeps_running(hosting: Hosting) -> 
     assert hosting.releases.releases_to_run().keys() == {"dep_2"}
 
 
-def test_an_app_has_so_many_previews(hosting: Hosting) -> None:
+def test_the_number_of_previews_is_bounded(hosting: Hosting) -> None:
     hosting.publish("dep_0", {"index.html": "live"})
     for number in range(KEPT_PREVIEWS + 2):
         site = hosting.releases.site(hosting.deploy(f"dep_{number}", kind="preview", branch=f"b{number}"))
@@ -182,7 +182,7 @@ def test_an_app_has_so_many_previews(hosting: Hosting) -> None:
     assert variants == {"live", *(f"p-b{number}" for number in range(2, KEPT_PREVIEWS + 2))}
 
 
-def test_others_can_pass_but_not_look(tmp_path: Path) -> None:
+def test_other_users_can_enter_folders_but_not_list_them(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         hosting = Hosting(tmp_path / "data")
@@ -196,7 +196,7 @@ def test_others_can_pass_but_not_look(tmp_path: Path) -> None:
         assert stat.S_IMODE((hosting.folder / "sources").stat().st_mode) == 0o700
 
 
-def test_what_a_build_closed_is_removed_too(tmp_path: Path) -> None:
+def test_folders_without_permissions_are_removed(tmp_path: Path) -> None:
     inner = tmp_path / "build" / "closed" / "inner"
     inner.mkdir(parents=True)
     (inner / "file").touch()
@@ -210,7 +210,7 @@ def test_what_a_build_closed_is_removed_too(tmp_path: Path) -> None:
 
 
 def nest(folder: Path, depth: int, name: str = "d") -> None:
-    """Nests folders deeper than any path can name."""
+    """Nest folders deeper than any path can name."""
     folder.mkdir(parents=True)
     inner = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
@@ -231,7 +231,7 @@ def test_a_deep_folder_is_removed(tmp_path: Path, depth: int, name: str) -> None
         subprocess.run(["rm", "-rf", tmp_path / "build"], check=False)  # pytest's own cleaning recurses
 
 
-def test_an_ordinary_user_removes_what_a_build_closed() -> None:
+def test_an_ordinary_user_removes_folders_without_permissions() -> None:
     with passable_folder() as folder:
         folder.chmod(0o777)
         if (child := os.fork()) == 0:
@@ -259,7 +259,7 @@ def build_closed_folders(build: Path) -> None:
         folder.chmod(0)
 
 
-def test_tidying_goes_on_after_a_step_that_fails(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tidying_continues_after_a_failed_step(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     for build in ("dep_1", "dep_2"):
         nest(hosting.releases.builds / build, 1_200)
     hosting.publish("dep_4", {"index.html": "1"}, app_id="broken")
@@ -274,7 +274,7 @@ def test_tidying_goes_on_after_a_step_that_fails(hosting: Hosting, monkeypatch: 
     assert not (hosting.releases.running / "dep_8").is_symlink()
 
 
-async def test_one_process_at_a_time(tmp_path: Path) -> None:
+async def test_the_lock_admits_one_process_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     script = textwrap.dedent(f"""
         import asyncio, pathlib

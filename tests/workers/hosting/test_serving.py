@@ -1,4 +1,4 @@
-"""What a deploy may still do when its app is no longer there, and what becomes of it when its builder is not."""
+"""Deploys whose app was deleted or moved, and canaries whose builder died."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:0
 
 @dataclass
 class Apps:
-    """The records as they are when the deploy swaps."""
+    """The app's record at the time of the swap."""
 
     found: App | None
 
@@ -31,8 +31,8 @@ async def nothing(_: object) -> None: ...
 
 
 @pytest.mark.parametrize("found", [None, msgspec.structs.replace(APP, account="acc_2")], ids=["deleted", "moved"])
-async def test_a_deleted_app_s_deploy_takes_no_address(tmp_path: Path, found: App | None) -> None:
-    """Its name may belong to another account's app by now."""
+async def test_the_deploy_of_a_deleted_app_gets_no_address(tmp_path: Path, found: App | None) -> None:
+    """The name may belong to another account's app by now."""
     hosting = Hosting(tmp_path)
     apps = Apps(APP)
     serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), apps.find)
@@ -48,10 +48,10 @@ async def test_a_deleted_app_s_deploy_takes_no_address(tmp_path: Path, found: Ap
     assert site.current == "dep_1"
 
 
-async def test_a_canary_that_nobody_watches_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all builders dead, the release that nobody had verified was served for ever."""
+async def test_a_canary_without_a_builder_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if all builders are dead."""
     monkeypatch.setattr(module, "OVERDUE_SECONDS", 0.2)
-    monkeypatch.setattr(module, "DRAIN", 0)
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 0)
     hosting = Hosting(tmp_path)
     for number in (1, 2):
         site = hosting.build(hosting.deploy(f"dep_{number}"), {"index.html": "x"})

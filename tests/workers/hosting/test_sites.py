@@ -1,12 +1,10 @@
-"""The worker as operators start it, killed as machines kill it."""
+"""The `sites` worker as a process: serving, crashes of apps, kills and restarts."""
 
 import asyncio
 import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 
 import msgspec
@@ -25,6 +23,7 @@ from tests.support.hosted_apps import HOST, SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
+from tests.support.sites_process import Sites
 from workers.hosting import sites
 
 APP = """
@@ -34,47 +33,6 @@ require('http').createServer((request, response) => {
   response.end(born + ' ' + Object.keys(process.env).filter(name => name.startsWith('GATEWAY')))
 }).listen(process.env.PORT, '127.0.0.1')
 """
-
-
-class Sites:
-    """`python -m workers sites`."""
-
-    def __init__(self, hosting: Hosting, redis_url: str, server: str) -> None:
-        self.hosting = hosting
-        self.log_file = hosting.folder / f"sites-{free_port()}.log"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "GATEWAY_REDIS_URL": redis_url,
-            "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
-            "GATEWAY_DATA_DIR": str(hosting.folder),
-            "GATEWAY_APPS_LISTEN": f"127.0.0.1:{hosting.port}",
-            "GATEWAY_APPS_SERVER": server,
-            "GATEWAY_LOG_LEVEL": "debug",
-        }
-
-    def start(self) -> None:
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "workers", "sites"], env=self.environment, stdout=log, stderr=log
-            )
-
-    async def serving(self) -> None:
-        await wait_until(lambda: "sites.serving" in self.log, 60)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    async def stop(self) -> int:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(self.process.wait, 20)
-
-    @property
-    def log(self) -> str:
-        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
 
 @pytest.fixture
@@ -107,22 +65,22 @@ async def pair(hosting: Hosting, redis_url: str, request: pytest.FixtureRequest)
 
 
 async def app_birth(hosting: Hosting, path: str = "/") -> int:
-    """When the app was started; once it answers."""
+    """Wait until the app answers. Returns its start time."""
     require_control_groups()
 
     async def answered() -> int:
         said = await hosting.ask(path, host="live.apps.test")
         if said.status != 200:
             return 0
-        birth, _, told = said.body.decode().partition(" ")
-        assert told == "", "it can read the worker's environment"
+        birth, _, settings = said.body.decode().partition(" ")
+        assert settings == "", "it can read the worker's environment"
         return int(birth)
 
     found: int = await wait_until(answered, 30, every=0.05)
     return found
 
 
-async def test_it_serves_tells_crashes_and_stops_cleanly(
+async def test_it_serves_reports_crashes_and_stops_cleanly(
     pair: tuple[Sites, Sites], hosting: Hosting, redis_url: str
 ) -> None:
     worker, _ = pair
@@ -131,17 +89,17 @@ async def test_it_serves_tells_crashes_and_stops_cleanly(
     account, _ = await registry.create_account("A", "free")
     await registry.put_app(App(id="live", name="renamed", account=account.id, createdAt=""), None)
     worker.start()
-    await worker.serving()
+    await worker.wait_until_serving()
     assert (await hosting.ask("/")).body == b"files"
     assert sites.read_address(hosting.folder) == f"127.0.0.1:{hosting.port}"
     first = await app_birth(hosting)
     await hosting.ask("/exit", host="live.apps.test")
 
-    async def told() -> list[dict[str, str]]:
+    async def queued_events() -> list[dict[str, str]]:
         entries = [entry for tag in PARTITION_TAGS for entry in await store.client.xrange(f"{tag}:events")]
         return [fields for _, fields in entries]
 
-    [event] = await wait_until(told, 30)
+    [event] = await wait_until(queued_events, 30)
     data = msgspec.json.decode(await store.client.hget(bodies_key(event["account"]), event["id"]))
     assert (data["appName"], data["reason"], data["exitCode"]) == ("renamed", "exit", 3)
     second = await app_birth(hosting)
@@ -149,20 +107,20 @@ async def test_it_serves_tells_crashes_and_stops_cleanly(
     assert await worker.stop() == 0
     again = Sites(hosting, redis_url, "nginx")
     again.start()
-    await again.serving()
+    await again.wait_until_serving()
     assert (await hosting.ask("/")).body == b"files"
     assert await app_birth(hosting) == second, "an app outlives the worker"
     assert await again.stop() == 0
-    assert len(await told()) == 1, "what is stopped on purpose has not crashed"
+    assert len(await queued_events()) == 1, "an app that is stopped on purpose has not crashed"
     await store.close()
 
 
 @pytest.mark.parametrize("pair", SERVERS, indirect=True)
 async def test_a_killed_worker_is_replaced(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
-    """By one that stood by: with the apps, the port, and the nginx that was left."""
+    """A worker that stood by takes over the apps, the port and the nginx that was left behind."""
     worker, standby = pair
     worker.start()
-    await worker.serving()
+    await worker.wait_until_serving()
     first = await app_birth(hosting)
     standby.start()
     await wait_until(lambda: "worker.standing_by" in standby.log, 60)
@@ -178,22 +136,22 @@ async def test_a_killed_worker_is_replaced(pair: tuple[Sites, Sites], hosting: H
     await wait_until(lambda: len(answers) > 10)
     assert "sites.serving" not in standby.log
     worker.kill()
-    await standby.serving()
+    await standby.wait_until_serving()
     assert await app_birth(hosting) == first, "an app outlives the worker"
     visiting.cancel()
-    assert set(answers) <= {200, 0}, "refused or cut while nobody serves, but never a wrong answer"
+    assert set(answers) <= {200, 0}, "connections may be refused or cut during the change, but no answer is wrong"
     assert await standby.stop() == 0
 
 
 @pytest.mark.parametrize("pair", ["auto"], indirect=True)
-async def test_it_waits_for_its_port_and_goes_on_without_redis(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+async def test_it_waits_for_its_port_and_works_without_redis(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
     worker, _ = pair
     worker.environment["GATEWAY_REDIS_URL"] = f"redis://127.0.0.1:{free_port()}/0"
     with socket.create_server(("127.0.0.1", hosting.port)):
         worker.start()
         await wait_until(lambda: "sites.port_taken" in worker.log, 60)
         assert '"reason":"Address already in use"' in worker.log
-    await worker.serving()
+    await worker.wait_until_serving()
     assert (await hosting.ask("/", host=HOST)).body == b"files"
     first = await app_birth(hosting)
     await hosting.ask("/exit", host="live.apps.test")
@@ -201,16 +159,16 @@ async def test_it_waits_for_its_port_and_goes_on_without_redis(pair: tuple[Sites
     assert (await hosting.ask("/")).body == b"files"
 
 
-async def test_when_nginx_ends_so_does_the_worker(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
-    """Whoever keeps the worker running starts both again."""
+async def test_the_worker_ends_when_nginx_ends(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+    """The worker's supervisor starts both again."""
     worker, again = pair
     worker.start()
-    await worker.serving()
+    await worker.wait_until_serving()
     os.kill(int((hosting.folder / "web" / "nginx.pid").read_text()), signal.SIGKILL)
     assert worker.process is not None
     assert await asyncio.to_thread(worker.process.wait, 20) == 1
     assert "nginx ended unexpectedly" in worker.log
     worker.log_file.unlink()
     again.start()
-    await again.serving()
+    await again.wait_until_serving()
     assert (await hosting.ask("/")).body == b"files"

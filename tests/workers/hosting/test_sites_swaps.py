@@ -1,4 +1,4 @@
-"""No request fails while what is served changes, on either server. Of apps that run: see test_watchdog.py."""
+"""No request fails during swaps, with either server. `test_watchdog.py` tests running apps."""
 
 import asyncio
 import threading
@@ -18,8 +18,8 @@ async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
             yield hosting
 
 
-async def test_a_file_may_go_between_the_look_and_its_opening(hosting: Hosting) -> None:
-    """Swaps as fast as they can be made, and a file that only the first release has."""
+async def test_a_file_may_disappear_between_its_check_and_its_opening(hosting: Hosting) -> None:
+    """Releases are swapped as fast as possible, and only the first has the requested file."""
     hosting.publish("dep_1", {"index.html": "1", "one.js": "one"})
     site, over = hosting.publish("dep_2", {"index.html": "2"}), threading.Event()
 
@@ -39,7 +39,7 @@ async def test_a_file_may_go_between_the_look_and_its_opening(hosting: Hosting) 
 
 
 async def test_nothing_fails_while_releases_are_swapped(hosting: Hosting) -> None:
-    """The second release is without a file of the first, which pages still ask for."""
+    """Pages still request a file of the first release that the second does not have."""
     texts = {"dep_1": "one " * 500, "dep_2": "two " * 700}
     for deploy, text in texts.items():
         site = hosting.publish(deploy, {"index.html": text, f"{deploy}.js": text, "both.js": text})

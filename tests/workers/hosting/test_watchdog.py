@@ -1,4 +1,4 @@
-"""Real start commands in the real sandbox: Node servers that tell about themselves."""
+"""Real start commands in the real sandbox: Node servers that describe their environment."""
 
 import asyncio
 import base64
@@ -28,8 +28,8 @@ from workers.hosting.watchdog import LIMITS, Watchdog, output_path
 from workers.hosting.web import AppState, read_state
 from workers.sandbox.sandbox import MIB
 
-USERS = range(61_184, 61_200)  # of no worker's: other tests may run meanwhile
-# What it answers is its release; the paths end it in different ways.
+USERS = range(61_184, 61_200)  # not used by workers, because other tests may run at the same time
+# It answers with the name of its release. Some paths end it.
 SERVER = """
 const fs = require('fs'), http = require('http'), { PORT, HOST, HOME } = process.env
 const born = Math.random()
@@ -62,7 +62,7 @@ def hosting() -> Iterator[Hosting]:
 
 
 class Watch:
-    """A watchdog at work, and what it told."""
+    """A running watchdog, and its reports."""
 
     def __init__(self, hosting: Hosting) -> None:
         self.hosting = hosting
@@ -104,7 +104,7 @@ class Watch:
         return read_state(self.hosting.folder, deploy_id)
 
     async def ask(self, deploy_id: str, path: str = "/") -> str:
-        """Once it listens."""
+        """Request a path once the app listens."""
         async with asyncio.timeout(20):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
@@ -127,8 +127,8 @@ class Watch:
 
 @pytest_asyncio.fixture
 async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
-    monkeypatch.setattr(watchdog, "FIRST_PAUSE", 0.1)
-    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(watchdog, "FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.05)
     watch = Watch(hosting)
     yield watch
     watch.start()
@@ -150,10 +150,10 @@ async def test_an_app_runs_alone(watch: Watch) -> None:
     assert output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n"
 
 
-async def test_what_is_served_live_tells_its_crashes(watch: Watch) -> None:
+async def test_only_crashes_of_live_releases_are_reported(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.publish("dep_2", kind="preview")
-    watch.build("dep_3")  # is being checked
+    watch.build("dep_3")  # still being checked
     watch.start()
     for deploy_id in ("dep_2", "dep_3", "dep_1"):
         await watch.end(deploy_id, "/exit")
@@ -166,7 +166,7 @@ async def test_what_is_served_live_tells_its_crashes(watch: Watch) -> None:
     assert watch.crashes[1] == ("shop", "exit", 137)
 
 
-async def test_out_of_memory_is_told_as_such(watch: Watch) -> None:
+async def test_running_out_of_memory_is_reported(watch: Watch) -> None:
     watch.limits = LIMITS.__class__(memory=96 * MIB, grace=1)
     watch.publish("dep_1")
     watch.start()
@@ -192,7 +192,7 @@ async def test_the_pause_grows(watch: Watch, hosting: Hosting) -> None:
     assert output_path(hosting.folder, "dep_1").read_text() == "once\n" * 3
 
 
-async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
+async def test_an_app_that_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
     watch.start()
@@ -202,15 +202,15 @@ async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
     under_way = asyncio.create_task(watch.ask("dep_1", "/slow"))
     await asyncio.sleep(0.2)
     watch.hosting.releases.stop("dep_1")
-    assert await under_way == "slow", "it may finish what it is doing"
+    assert await under_way == "slow", "it finishes requests in progress"
     await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
     await wait_until(lambda: watch.state("dep_1") == AppState(), 20)
     assert await watch.ask("dep_2") == "release dep_2"
     assert watch.crashes == []
 
 
-async def test_a_replaced_release_answers_what_it_has_begun(watch: Watch) -> None:
-    """Whatever took longer than its seconds of grace was cut."""
+async def test_a_replaced_release_finishes_requests_in_progress(watch: Watch) -> None:
+    """They may take longer than the app's grace period."""
     watch.limits = LIMITS.__class__(memory=LIMITS.memory, grace=0.1)
     watch.publish("dep_1")
     watch.start()
@@ -226,7 +226,7 @@ async def test_a_replaced_release_answers_what_it_has_begun(watch: Watch) -> Non
 # -- apps outlive the watchdog -------------------------------------------------------------------------------
 
 
-async def test_a_new_watchdog_goes_on_with_the_apps_of_the_former(watch: Watch) -> None:
+async def test_a_new_watchdog_adopts_the_running_apps(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
     watch.start()
@@ -260,7 +260,7 @@ async def test_a_release_that_is_stopped_and_served_again_has_not_crashed(watch:
     assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
 
 
-async def test_a_crash_without_a_watchdog_is_told_by_the_next(watch: Watch) -> None:
+async def test_the_next_watchdog_reports_a_crash_that_happened_without_one(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.start()
     await watch.ask("dep_1")
@@ -304,8 +304,8 @@ asyncio.run(Watchdog(folder, sandbox, crashed).run())
     assert await watch.ask("dep_1", "/born") != born
 
 
-async def test_no_app_can_take_the_place_of_another(watch: Watch) -> None:
-    """Each has the same port, in a network of its own; and no way to the sockets of the others."""
+async def test_no_app_can_impersonate_another(watch: Watch) -> None:
+    """All apps have the same port in their own networks, and cannot reach the sockets of others."""
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
     watch.start()
@@ -329,7 +329,7 @@ async def test_output_is_bounded_and_the_latest_is_kept(watch: Watch, monkeypatc
     assert path.stat().st_size + (former.stat().st_size if former.exists() else 0) <= 1 << 20
 
 
-async def test_secrets_reach_the_app_and_neither_output_nor_command_lines(watch: Watch, hosting: Hosting) -> None:
+async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: Watch, hosting: Hosting) -> None:
     secret = f"secret-{secrets.token_hex(8)}"
     watch.publish("dep_1", 'echo "it is $TOKEN"; exec node server.js')
     vault = Vault(base64.b64encode(os.urandom(32)).decode())

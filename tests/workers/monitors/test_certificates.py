@@ -1,4 +1,4 @@
-"""Certificates, seen in real handshakes with servers that show certificates made here."""
+"""Inspections of certificates, by real handshakes with servers that present certificates made here."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,14 @@ from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.monitors import certificates
-from workers.monitors.certificates import DAY, REMEMBERED, WINDOW, Certificate, Certificates, step
+from workers.monitors.certificates import (
+    DAY_MS,
+    NOTICE_MS,
+    REMEMBERED_FINGERPRINTS,
+    Certificate,
+    Certificates,
+    evaluate_certificate,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,7 +43,7 @@ NOW = 1_782_979_200_000
 
 
 def made(folder: Path, days: float, domain: str = DOMAIN) -> tuple[ssl.SSLContext, int]:
-    """A self-signed one that ends in so many days, and when that is, ms."""
+    """Make a self-signed certificate that expires in so many days. Returns it, and the time of its end in ms."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     ends = (now + datetime.timedelta(days=days)).replace(microsecond=0)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, domain)])
@@ -61,7 +68,7 @@ def made(folder: Path, days: float, domain: str = DOMAIN) -> tuple[ssl.SSLContex
 
 
 class Edge:
-    """Speaks TLS for every custom domain, and nothing behind it. What it shows is a test's to change."""
+    """A TLS server for all custom domains. A test sets the certificates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +94,7 @@ class Edge:
         self._server.close()
 
     def shows(self, domain: str, days: float) -> int:
-        """When it ends, ms."""
+        """Present a new certificate for the domain. Returns the time of its end in ms."""
         self.contexts[domain], ends = made(self.folder, days, domain)
         return ends
 
@@ -116,7 +123,7 @@ async def known(app: Watched) -> dict[str, str]:
 # By two workers
 
 
-async def test_told_once_for_each_certificate_within_seven_days(own: Fleet, edge: Edge) -> None:
+async def test_the_account_is_notified_once_per_certificate_within_seven_days(own: Fleet, edge: Edge) -> None:
     far, near, over = [await app_of(own, f"{name}.example.com") for name in ("far", "near", "over")]
     never, plain = await app_of(own, "unverified.example.com", verified=False), await own.app()
     free = await app_of(own, "free.example.com", plan="free", live=False)
@@ -126,19 +133,19 @@ async def test_told_once_for_each_certificate_within_seven_days(own: Fleet, edge
     settings = {"GATEWAY_CERTIFICATE_ADDRESS": edge.address, "GATEWAY_CERTIFICATE_INTERVAL": "0.1"}
     workers = [await own.worker("monitors", "webhooks", **settings) for _ in range(2)]
     for app, left in ((near, 6), (over, 0), (free, 2)):
-        await app.hears("domain.expiring")
+        await app.receives("domain.expiring")
         same = {"appId": app.app.id, "appName": app.app.name, "domain": app.app.customDomain}
-        assert app.told()[0]["data"] == {**same, "expiresAt": now_iso(ends[app] / 1000), "daysLeft": left}
-    looks = len(edge.asked)
-    await wait_until(lambda: len(edge.asked) >= looks + 20, 10)
+        assert app.envelopes()[0]["data"] == {**same, "expiresAt": now_iso(ends[app] / 1000), "daysLeft": left}
+    inspections = len(edge.asked)
+    await wait_until(lambda: len(edge.asked) >= inspections + 20, 10)
     assert far.types() == never.types() == plain.types() == []
     assert near.types() == over.types() == free.types() == ["domain.expiring"]
     assert await known(never) == await known(plain) == {}
     assert (await known(far))["expiresAt"] == str(ends[far])
-    assert (await known(far))["issuer"] == far.app.customDomain  # it signed itself
+    assert (await known(far))["issuer"] == far.app.customDomain  # it is self-signed
     seconds, _ = await own.queue.store.client.time()
     assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 3  # for operators
-    # Renewed: nothing to say; and the renewed one is told of when its own end is near.
+    # A renewed certificate causes no event until its own end is near.
     ends[near] = edge.shows("near.example.com", 90)
 
     async def renewed() -> bool:
@@ -150,21 +157,21 @@ async def test_told_once_for_each_certificate_within_seven_days(own: Fleet, edge
     assert near.types() == ["domain.expiring"]
     edge.shows("near.example.com", 1)
     await own.worker("monitors", "webhooks", **settings)
-    await near.hears("domain.expiring", "domain.expiring")
-    assert near.told()[1]["data"]["daysLeft"] == 0
-    assert over.types() == ["domain.expiring"], "a restart tells nothing again"
+    await near.receives("domain.expiring", "domain.expiring")
+    assert near.envelopes()[1]["data"]["daysLeft"] == 0
+    assert over.types() == ["domain.expiring"], "a restart repeats no event"
 
 
-async def test_a_domain_that_is_taken_away_or_changed(own: Fleet, edge: Edge) -> None:
+async def test_a_changed_or_removed_domain(own: Fleet, edge: Edge) -> None:
     app = await app_of(own, "one.example.com")
     edge.shows("one.example.com", 8)
     edge.shows("two.example.com", 2)
-    await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # looks once a day
+    await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # inspects once a day
     await wait_until(lambda: "one.example.com" in edge.asked, 10)
     changed = _replace(app, customDomain="two.example.com")
     await own.registry.put_app(changed, app.app)
-    await app.hears("domain.expiring")
-    assert app.told()[0]["data"]["domain"] == "two.example.com"
+    await app.receives("domain.expiring")
+    assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
     await own.registry.put_app(_replace(app, customDomain=None), changed)
 
     async def forgotten() -> bool:
@@ -177,32 +184,32 @@ def _replace(app: Watched, **fields: Any) -> App:
     return replace(app.app, **fields)
 
 
-async def test_after_a_start_every_certificate_is_looked_at_soon(own: Fleet, edge: Edge) -> None:
+async def test_after_a_start_every_certificate_is_inspected_soon(own: Fleet, edge: Edge) -> None:
     app = await app_of(own, DOMAIN)
     edge.shows(DOMAIN, 30)
     client, key = own.queue.store.client, certificates_key(partition_tag(app.account.id))
     seconds, _ = await client.time()
     later, sooner = (seconds + 80_000) * 1000, (seconds + 60) * 1000
     await client.zadd(key, {app.app.id: later, "sooner": sooner})
-    looking = Certificates(Settings(redis_url=own.queue.url), own.registry)
+    inspecting = Certificates(Settings(redis_url=own.queue.url), own.registry)
     for _ in range(2):  # a second worker finds nothing to do
-        await looking._bring_forward()
+        await inspecting._bring_forward()
         due = dict(await client.zrange(key, 0, -1, withscores=True))
         assert due["sooner"] == sooner
         assert 590 <= due[app.app.id] / 1000 - seconds <= 610
     await client.zrem(key, "sooner")
 
 
-# One look
+# One inspection
 
 
 @contextlib.asynccontextmanager
-async def looking(own: Fleet, address: str, **settings: Any) -> AsyncIterator[Certificates]:
+async def inspecting(own: Fleet, address: str, **settings: Any) -> AsyncIterator[Certificates]:
     yield Certificates(Settings(redis_url=own.queue.url, certificate_address=address, **settings), own.registry)
 
 
-async def test_what_a_look_cannot_see(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificates, "BUDGET", 0.3)
+async def test_the_reasons_why_a_domain_cannot_be_inspected(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "BUDGET_SECONDS", 0.3)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -223,53 +230,53 @@ async def test_what_a_look_cannot_see(own: Fleet, monkeypatch: pytest.MonkeyPatc
             (f"127.0.0.1:{mute.sockets[0].getsockname()[1]}", "timeout"),
             ("no-such-host.invalid:443", "dns"),
         ):
-            async with looking(own, address) as one:
+            async with inspecting(own, address) as one:
                 with pytest.raises(addresses.CallFailed) as failure:
                     await one._read_certificate("acc", DOMAIN)
                 assert failure.value.reason == reason, address
 
 
-async def test_a_domain_that_points_inside_is_not_called(own: Fleet) -> None:
-    async with looking(own, "") as one:
+async def test_a_domain_with_an_internal_address_is_not_called(own: Fleet) -> None:
+    async with inspecting(own, "") as one:
         with pytest.raises(addresses.BlockedAddress):
             await one._read_certificate("acc", "localhost")
 
 
-# What is told: pure
+# The pure function
 
 
 def seen(days: float, fingerprint: str = "a") -> Certificate:
-    return Certificate(fingerprint, NOW + int(days * DAY))
+    return Certificate(fingerprint, NOW + int(days * DAY_MS))
 
 
-async def test_the_window() -> None:
-    for expires, told in ((NOW + WINDOW + 1, False), (NOW + WINDOW, True), (NOW - 30 * DAY, True)):
-        assert (step({}, DOMAIN, Certificate("a", expires), NOW)[1] is not None) is told
+async def test_the_notice_period() -> None:
+    for expires, notified in ((NOW + NOTICE_MS + 1, False), (NOW + NOTICE_MS, True), (NOW - 30 * DAY_MS, True)):
+        assert (evaluate_certificate({}, DOMAIN, Certificate("a", expires), NOW)[1] is not None) is notified
 
 
 @pytest.mark.parametrize(("days", "left"), [(7, 7), (6.99, 6), (1, 1), (0.99, 0), (0, 0), (-3, 0)])
-async def test_the_days_that_are_left(days: float, left: int) -> None:
-    _, event = step({}, DOMAIN, seen(days), NOW)
-    assert event == DomainExpiring(domain=DOMAIN, expiresAt=now_iso((NOW + days * DAY) / 1000), daysLeft=left)
+async def test_the_remaining_days(days: float, left: int) -> None:
+    _, event = evaluate_certificate({}, DOMAIN, seen(days), NOW)
+    assert event == DomainExpiring(domain=DOMAIN, expiresAt=now_iso((NOW + days * DAY_MS) / 1000), daysLeft=left)
 
 
-async def test_once_for_each_also_when_a_domain_shows_several_in_turn() -> None:
+async def test_one_event_per_certificate_even_if_a_domain_alternates_between_several() -> None:
     record: dict[str, str] = {}
-    told = []
+    notified = []
     for fingerprint, days in [("a", 3), ("b", 4), ("a", 3), ("c", 90), ("b", 4), ("c", 5), ("a", 1)]:
-        record, event = step(record, DOMAIN, seen(days, fingerprint), NOW)
-        told += [fingerprint] if event else []
-    assert told == ["a", "b", "c"]
+        record, event = evaluate_certificate(record, DOMAIN, seen(days, fingerprint), NOW)
+        notified += [fingerprint] if event else []
+    assert notified == ["a", "b", "c"]
 
 
-async def test_another_domain_is_another_matter() -> None:
-    record, _ = step({}, DOMAIN, seen(1), NOW)
-    assert step(record, DOMAIN, seen(1), NOW)[1] is None
-    assert step(record, "other.example.com", seen(1), NOW)[1] is not None
+async def test_the_same_certificate_on_another_domain_causes_an_event() -> None:
+    record, _ = evaluate_certificate({}, DOMAIN, seen(1), NOW)
+    assert evaluate_certificate(record, DOMAIN, seen(1), NOW)[1] is None
+    assert evaluate_certificate(record, "other.example.com", seen(1), NOW)[1] is not None
 
 
-async def test_what_is_remembered_has_a_bound() -> None:
+async def test_the_number_of_remembered_fingerprints_is_bounded() -> None:
     record: dict[str, str] = {}
     for number in range(50):
-        record, _ = step(record, DOMAIN, seen(1, str(number)), NOW)
-    assert record["told"].count('"') == 2 * REMEMBERED
+        record, _ = evaluate_certificate(record, DOMAIN, seen(1, str(number)), NOW)
+    assert record["notified"].count('"') == 2 * REMEMBERED_FINGERPRINTS

@@ -1,4 +1,4 @@
-"""One broken record among those that are due together costs the others nothing; an outage costs a line of the log."""
+"""A broken record does not affect other apps that are due, and an outage is logged once."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,7 @@ async def in_partition(running: Fleet, tag: str) -> Watched:
     return app
 
 
-async def test_broken_records_end_no_round(tmp_path: Path) -> None:
+async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -> None:
     async with fleet(tmp_path) as running:
         same = await running.app()
         tag, client = partition_tag(same.account.id), running.queue.store.client
@@ -41,19 +41,18 @@ async def test_broken_records_end_no_round(tmp_path: Path) -> None:
         assert worker.process.poll() is None
         lines = [line for line in worker.log.splitlines() if "inspection.unreadable" in line]
         for app in poisoned:
-            assert any(app.app.id in line for line in lines), "each is named"
+            assert any(app.app.id in line for line in lines), "the log names each"
             assert app.probes == 0
-            assert await client.zscore(probes_key(tag), app.app.id) is not None, "it is not forgotten"
+            assert await client.zscore(probes_key(tag), app.app.id) is not None, "it stays scheduled"
         for app, record in zip(poisoned, whole, strict=True):
             await client.set(app_key(app.app.name), record)
-            await client.zadd(probes_key(tag), {app.app.id: 0})  # as when the lease of the round is over
+            await client.zadd(probes_key(tag), {app.app.id: 0})  # as at the end of the lease
         for app in poisoned:
             await wait_until(lambda app=app: app.probes, 10)
         assert await worker.stop() == 0
 
 
 async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
-    """Sixty lines a second told of it."""
     server = RedisServer()
     worker = Worker(server.url, tmp_path)
     worker.names = ("monitors", "webhooks")
@@ -69,9 +68,9 @@ async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
         await worker.start()
         await worker.joined()
         server.kill()
-        await wait_until(lambda: {"round.postponed", "stream.waiting"} <= warnings().keys(), 10)
-        await asyncio.sleep(1.2)  # several rounds of sixteen partitions
-        assert max(warnings().values()) <= 2  # probes and certificates have a round each
+        await wait_until(lambda: {"inspection.postponed", "stream.waiting"} <= warnings().keys(), 10)
+        await asyncio.sleep(1.2)  # several rounds over sixteen partitions
+        assert max(warnings().values()) <= 2  # one line each for probes and certificates
         assert sum(warnings().values()) <= 4
         server.start()
         assert await worker.stop() == 0

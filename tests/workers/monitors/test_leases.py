@@ -1,4 +1,4 @@
-"""Reservations whose gateway died: ended once, at their bound, and no other."""
+"""Reservations of dead gateways are settled once, at their maximum cost. Other reservations stay."""
 
 import asyncio
 import os
@@ -31,11 +31,11 @@ class Worker:
     def __init__(self, url: str) -> None:
         self.store = Store(url)
 
-    async def sweep(self) -> int:
+    async def settle_overdue(self) -> int:
         return await leases.settle_overdue(self.store)
 
-    async def reserve(self, account: str, bound: int, lease: int) -> str:
-        """As a gateway does; `lease` in milliseconds, below zero for one that is over."""
+    async def reserve(self, account: str, max_cost: int, lease: int) -> str:
+        """Reserve as a gateway does. `lease` is in ms; a negative lease is already over."""
         reservation = next(ids)
         decision = await scripts.admit(
             self.store,
@@ -44,7 +44,7 @@ class Worker:
             "u",
             app_limit=10**6,
             user_limit=10**6,
-            bound=bound,
+            max_cost=max_cost,
             cap=10**9,
             reservation=reservation,
             lease=lease,
@@ -54,7 +54,7 @@ class Worker:
         return reservation
 
     async def spend(self, account: str) -> tuple[int, int]:
-        """Settled and reserved today, nano-euro."""
+        """Return the amounts settled and reserved today, in nano-euro."""
         seconds, _ = await self.store.client.time()
         day = datetime.fromtimestamp(seconds, UTC).date().isoformat()
         settled, reserved = await self.store.client.hmget(spend_key(account, day), ["settled", "reserved"])
@@ -76,67 +76,67 @@ async def here(redis_url: str) -> AsyncIterator[Worker]:
         yield running
 
 
-async def test_overdue_is_settled_at_its_bound_and_nothing_else_is_touched(here: Worker) -> None:
+async def test_only_overdue_reservations_are_settled_at_their_maximum_cost(here: Worker) -> None:
     await here.reserve("acc_1", 100, lease=-1)
     running = await here.reserve("acc_1", 30, lease=60_000)
-    assert await here.sweep() == 1
+    assert await here.settle_overdue() == 1
     assert await here.spend("acc_1") == (100, 30)
-    assert await here.sweep() == 0
+    assert await here.settle_overdue() == 0
     assert await here.spend("acc_1") == (100, 30)
     admission = Admission(Settings(), here.store, Metrics())
     await admission.settle(Reservation(running, "acc_1", 30), 0)
     assert await here.spend("acc_1") == (100, 0)
 
 
-async def test_every_partition_is_looked_at(here: Worker) -> None:
+async def test_every_partition_is_searched(here: Worker) -> None:
     accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
     for partition in PARTITION_TAGS:
         await here.reserve(accounts[partition], 7, lease=-1)
-    assert await here.sweep() == 16
+    assert await here.settle_overdue() == 16
     for account in accounts.values():
         assert await here.spend(account) in ((7, 0), (0, 0))
     assert not await here.store.client.keys("*:leases")
 
 
-async def test_workers_share_the_work_without_doubling_it(redis_url: str) -> None:
+async def test_several_workers_settle_each_reservation_once(redis_url: str) -> None:
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(worker(redis_url)) for _ in range(3)]
         for n in range(200):
             await workers[0].reserve("acc_1", n + 1, lease=-1)
-        ended = await asyncio.gather(*[each.sweep() for each in workers])
+        ended = await asyncio.gather(*[each.settle_overdue() for each in workers])
         assert sum(ended) == 200
         assert await workers[0].spend("acc_1") == (sum(range(1, 201)), 0)
 
 
-async def test_the_gateway_that_comes_back_after_its_lease_changes_nothing(here: Worker) -> None:
+async def test_a_gateway_that_settles_after_its_lease_changes_nothing(here: Worker) -> None:
     late = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
     admission = Admission(Settings(), here.store, Metrics())
-    await asyncio.gather(here.sweep(), here.sweep())
+    await asyncio.gather(here.settle_overdue(), here.settle_overdue())
     for cost in (0, 5, 100):
         await admission.settle(late, cost)
     assert await here.spend("acc_1") == (100, 0)
 
 
-async def test_the_gateway_that_ends_in_time_is_not_charged_the_bound(here: Worker) -> None:
+async def test_a_gateway_and_a_worker_that_settle_together_charge_once(here: Worker) -> None:
     admission = Admission(Settings(), here.store, Metrics())
     for _ in range(20):
         before = (await here.spend("acc_1"))[0]
         reservation = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
-        # At the same instant: one of the two, never both.
-        await asyncio.gather(here.sweep(), admission.settle(reservation, 5))
+        # Only one of the two settlements counts.
+        await asyncio.gather(here.settle_overdue(), admission.settle(reservation, 5))
         after, reserved = await here.spend("acc_1")
         assert (after - before, reserved) in {(100, 0), (5, 0)}
 
 
-async def test_more_than_one_look_takes_are_left_for_the_next(here: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BATCH", 10)
+async def test_the_number_of_reservations_per_search_is_bounded(here: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "BATCH_RESERVATIONS", 10)
     for _ in range(25):
         await here.reserve("acc_1", 1, lease=-1)
-    assert [await here.sweep() for _ in range(4)] == [10, 10, 5, 0]
+    assert [await here.settle_overdue() for _ in range(4)] == [10, 10, 5, 0]
 
 
-async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker) -> None:
-    """As when one node of a cluster is down."""
+async def test_a_failing_partition_does_not_delay_the_others(here: Worker) -> None:
+    """A partition fails, for example, while its node of a cluster is down."""
     accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
     first, last = accounts["{p09}"], accounts["{p96}"]
     await here.reserve(first, 7, lease=-1)
@@ -145,31 +145,31 @@ async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker
     await client.rename("{p09}:leases", "aside")
     await client.set("{p09}:leases", "no set", ex=60)
     try:
-        await asyncio.gather(here.sweep(), return_exceptions=True)
+        await asyncio.gather(here.settle_overdue(), return_exceptions=True)
         assert await here.spend(last) == (7, 0)
     finally:
         await client.rename("aside", "{p09}:leases")
-        await here.sweep()
+        await here.settle_overdue()
     assert await here.spend(first) == (7, 0)
 
 
-async def test_a_broken_reservation_does_not_hold_up_the_others(here: Worker) -> None:
-    """It is overdue for longest, so every look meets it first."""
+async def test_a_broken_reservation_does_not_delay_the_others(here: Worker) -> None:
+    """It has been overdue for the longest time, so every search finds it first."""
     broken = await here.reserve("acc_1", 100, lease=-5000)
     for _ in range(3):
         await here.reserve("acc_1", 7, lease=-1)
     reservations = reservation_keys(partition_tag("acc_1"))[0]
     whole = await here.store.client.hget(reservations, broken)
     await here.store.client.hset(reservations, broken, "no words of three")
-    assert await here.sweep() == 3
+    assert await here.settle_overdue() == 3
     assert (await here.spend("acc_1"))[0] == 21
     await here.store.client.hset(reservations, broken, whole)
-    assert await here.sweep() == 1
+    assert await here.settle_overdue() == 1
     assert await here.spend("acc_1") == (121, 0)
 
 
-async def test_it_outlives_a_redis_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "INTERVAL", 0.05)
+async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "SETTLE_SECONDS", 0.05)
     server = RedisServer()
     task = asyncio.create_task(run_monitors(Settings(redis_url=server.url)))
     try:
@@ -195,7 +195,7 @@ async def _is_closed(gateway: Worker) -> bool:
 
 
 async def test_as_a_process(here: Worker, redis_url: str) -> None:
-    """`python -m workers monitors` looks at once, and ends cleanly when told to."""
+    """`python -m workers monitors` settles at once, and ends cleanly on SIGTERM."""
     await here.reserve("acc_1", 100, lease=-1)
     process = subprocess.Popen(
         [sys.executable, "-m", "workers", "monitors"],

@@ -1,4 +1,4 @@
-"""One broken record ends none of the monitors."""
+"""A broken record stops none of the monitors."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize("entry", [{"garbage": "1"}, {"id": "dep_1", "account": "acc_1", "app": "app_1"}])
-async def test_a_broken_deploy_of_an_outside_engine(tmp_path: Path, entry: dict[str, str]) -> None:
+async def test_a_broken_deploy_of_an_external_engine(tmp_path: Path, entry: dict[str, str]) -> None:
     async with fleet(tmp_path) as running:
         app = await running.app()
         client = running.queue.store.client

@@ -1,4 +1,4 @@
-"""Uptime, by monitors as real processes, of a real server that fails and heals."""
+"""Uptime monitoring by real worker processes, of a real server that fails and recovers."""
 
 import asyncio
 import ssl
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """One worker for the tests that keep apart by their apps."""
+    """A fleet with one worker. Its tests use different apps."""
     async with fleet(tmp_path_factory.mktemp("fleet")) as running:
         worker = await running.worker()
         yield running
@@ -45,7 +45,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Flee
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own(tmp_path: Path) -> AsyncIterator[Fleet]:
-    """Without a worker yet."""
+    """A fleet without a worker."""
     async with fleet(tmp_path) as running:
         yield running
 
@@ -58,27 +58,27 @@ async def test_an_incident(shared: Fleet) -> None:
     await app.until("healthy")
     began = time.time()
     app.fails()
-    await app.hears("app.unhealthy")
+    await app.receives("app.unhealthy")
     await app.probed(3)
     assert app.app.id in [each.id for each, _ in await list_unhealthy_apps(shared.registry, 100)]
     app.heals()
-    await app.hears("app.unhealthy", "app.recovered")
+    await app.receives("app.unhealthy", "app.recovered")
     await app.probed(3)
     unhealthy = unhealthy_key(partition_tag(app.account.id))
     assert await shared.queue.store.client.zscore(unhealthy, app.app.id) is None
-    down, up = (envelope["data"] for envelope in app.told())
+    down, up = (envelope["data"] for envelope in app.envelopes())
     same = {"appId": app.app.id, "appName": app.app.name, "url": shared.site.url(app.path)}
     assert down == {**same, "failures": 3, "reason": "status"}
     assert up == {**same, "downSince": up["downSince"], "downMs": up["downMs"]}
     assert now_iso(began) <= up["downSince"] <= now_iso()
     assert 200 < up["downMs"] < (time.time() - began) * 1000
-    days = await history.read(shared.queue.store, app.account.id, app.app.id)
+    days = await history.read_history(shared.queue.store, app.account.id, app.app.id)
     assert [day.downMs for day in days[:-2]] == [None] * 88
     assert sum(day.downMs or 0 for day in days) == up["downMs"]
     assert max(day.outages for day in days) == 1
 
 
-async def test_two_failures_are_none(shared: Fleet) -> None:
+async def test_two_failures_are_no_incident(shared: Fleet) -> None:
     app = await shared.app()
     await app.until("healthy")
     app.fails([lambda exchange: _third_time_lucky(app, exchange)])
@@ -93,7 +93,7 @@ async def _third_time_lucky(app: Watched, exchange: Any) -> None:
 
 
 @pytest.mark.parametrize("refusal", [answer(500), CLOSE], ids=["status", "broken"])
-async def test_an_account_that_was_not_told_of_the_fall_is_not_told_of_the_end(shared: Fleet, refusal: Any) -> None:
+async def test_without_a_delivered_app_unhealthy_there_is_no_app_recovered(shared: Fleet, refusal: Any) -> None:
     app = await shared.app()
     shared.receiver.plays(f"/{app.account.id}", refusal)
     app.fails()
@@ -106,9 +106,9 @@ async def test_an_account_that_was_not_told_of_the_fall_is_not_told_of_the_end(s
     assert app.types() == ["app.unhealthy"]
 
 
-async def test_an_account_without_a_receiver(shared: Fleet) -> None:
+async def test_an_account_without_a_receiver_gets_no_app_recovered_later(shared: Fleet) -> None:
     app = await shared.app()
-    await app.account.queue.webhooks.clear(app.account.id)
+    await app.account.queue.webhooks.clear_receiver(app.account.id)
     app.fails()
     await app.until("unhealthy")
     assert await app.account.outcome((await app.health()).notified) == ("dropped", "no-receiver")
@@ -119,30 +119,30 @@ async def test_an_account_without_a_receiver(shared: Fleet) -> None:
     assert app.types() == []
 
 
-async def test_the_cooldown_suppresses_a_second_window(shared: Fleet) -> None:
+async def test_the_cooldown_suppresses_a_second_incident(shared: Fleet) -> None:
     app = await shared.app()
     for _ in range(2):
         app.fails()
         await app.until("unhealthy")
         app.heals()
         await app.until("healthy")
-        await app.hears("app.unhealthy", "app.recovered")
+        await app.receives("app.unhealthy", "app.recovered")
     await app.probed(3)
     assert app.types() == ["app.unhealthy", "app.recovered"]
 
 
-async def test_after_the_cooldown_the_next_is_told(own: Fleet) -> None:
+async def test_after_the_cooldown_the_next_incident_is_reported(own: Fleet) -> None:
     app = await own.app()
     await own.worker(GATEWAY_UNHEALTHY_COOLDOWN="1", GATEWAY_PROBE_INTERVAL="0.1")
     for number in (1, 2):
         app.fails()
-        await app.hears(*["app.unhealthy", "app.recovered"] * (number - 1), "app.unhealthy")
+        await app.receives(*["app.unhealthy", "app.recovered"] * (number - 1), "app.unhealthy")
         app.heals()
-        await app.hears(*["app.unhealthy", "app.recovered"] * number)
+        await app.receives(*["app.unhealthy", "app.recovered"] * number)
 
 
-async def test_decided_when_the_outcome_is_known(own: Fleet) -> None:
-    """The deliveries stand still: the end of the incident comes before the outcome of its beginning."""
+async def test_app_recovered_waits_for_the_outcome_of_app_unhealthy(own: Fleet) -> None:
+    """Without a webhook worker, the incident ends before the outcome of its first event is known."""
     app = await own.app()
     await own.worker("monitors")
     app.fails()
@@ -152,12 +152,12 @@ async def test_decided_when_the_outcome_is_known(own: Fleet) -> None:
     await app.probed(2)
     assert len((await app.health()).pending) == 1
     await own.worker("webhooks")
-    await app.hears("app.unhealthy", "app.recovered")
+    await app.receives("app.unhealthy", "app.recovered")
     await app.probed(2)
     assert (await app.health()).pending == ()
 
 
-async def test_killed_in_the_middle_of_an_incident(own: Fleet) -> None:
+async def test_a_worker_killed_during_an_incident(own: Fleet) -> None:
     app = await own.app()
     await own.worker("webhooks")
     first = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2", GATEWAY_PROBE_INTERVAL="0.5")
@@ -171,15 +171,15 @@ async def test_killed_in_the_middle_of_an_incident(own: Fleet) -> None:
     first.kill()
     assert app.types() == []
     second = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
-    await app.hears("app.unhealthy")
-    assert app.told()[0]["data"]["failures"] == 3
+    await app.receives("app.unhealthy")
+    assert app.envelopes()[0]["data"]["failures"] == 3
     second.kill()
     app.heals()
     await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
-    await app.hears("app.unhealthy", "app.recovered")
+    await app.receives("app.unhealthy", "app.recovered")
 
 
-# Who is probed, and by whom
+# Probed apps, and their workers
 
 
 async def test_only_live_apps_from_the_starter_plan_on(shared: Fleet) -> None:
@@ -190,14 +190,14 @@ async def test_only_live_apps_from_the_starter_plan_on(shared: Fleet) -> None:
     await waiting.goes_live()
     await free.probed()
     await waiting.probed()
-    # What was known of an app that is not looked at any more is of another time.
+    # The state of an app that is no longer probed is forgotten.
     await free.until("healthy")
     await shared.registry.change_plan(free.account.id, "free")
     await free.until("unknown")
 
 
 async def test_apps_that_change(shared: Fleet) -> None:
-    """Another name, another account, and none at all."""
+    """An app gets another name, moves to another account, and is deleted."""
     app = await shared.app()
     await app.until("healthy")
     named = Watched(shared, app.account, _with(app, name=f"{app.app.name}-2"))
@@ -240,7 +240,7 @@ async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> Non
 async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
     apps = [await own.app() for _ in range(25)]
     await asyncio.gather(*(own.worker("monitors", GATEWAY_PROBE_INTERVAL="0.4") for _ in range(2)))
-    slow: Script = [0.1, *UP]  # so that one is under way while the other worker looks
+    slow: Script = [0.1, *UP]  # so that a probe is under way while the other worker claims apps
     for app in apps:
         app.fails(slow)
     await wait_until(lambda: all(app.probes for app in apps), 10)
@@ -255,7 +255,7 @@ async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
 # A worker without a network
 
 
-async def test_a_worker_without_a_network_blames_nobody(own: Fleet) -> None:
+async def test_a_worker_without_a_network_counts_no_failures(own: Fleet) -> None:
     app = await own.app()
     async with FakeReceiver() as check:
         check.plays("/", CLOSE)
@@ -265,15 +265,15 @@ async def test_a_worker_without_a_network_blames_nobody(own: Fleet) -> None:
         assert (await app.health()).failures == 0
         assert "probe.void" in worker.log
         check.plays("/", answer(404))
-        await app.hears("app.unhealthy")
+        await app.receives("app.unhealthy")
         asked = len(check.got("/"))
         app.heals()
         await app.until("healthy")
         await app.probed(3)
-        assert len(check.got("/")) <= asked + 1, "asked after failures only"
+        assert len(check.got("/")) <= asked + 1, "it checks the network only after failures"
 
 
-async def test_an_address_that_may_not_be_called_says_nothing_of_the_app(own: Fleet) -> None:
+async def test_a_blocked_address_does_not_count_as_a_failure(own: Fleet) -> None:
     app = await own.app()
     worker = await own.worker("monitors", GATEWAY_ALLOW_PRIVATE_ADDRESSES="false")
     await wait_until(lambda: worker.log.count("BlockedAddress") >= 4, 10)
@@ -281,7 +281,7 @@ async def test_an_address_that_may_not_be_called_says_nothing_of_the_app(own: Fl
     assert (await app.health()).status == "unknown"
 
 
-# What a probe sees
+# Probes
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -313,17 +313,17 @@ async def test_what_counts_as_an_answer(http: Client, script: Script, seen: str)
         site.default = script
         began = time.monotonic()
         assert await probe(http, site.url(), 0.5) == seen
-        assert time.monotonic() - began < 1.0, "the budget is the whole's, and no body is waited for"
+        assert time.monotonic() - began < 1.0, "the budget covers the whole probe, and no body is read"
 
 
-async def test_each_probe_connects_anew(http: Client) -> None:
+async def test_each_probe_uses_a_new_connection(http: Client) -> None:
     async with FakeReceiver() as site:
         for _ in range(3):
             assert await probe(http, site.url(), 1) == ""
         assert len({exchange.connection for exchange in site.got()}) == 3
 
 
-async def test_the_ways_not_to_arrive(http: Client, tmp_path: Path) -> None:
+async def test_the_reasons_why_a_probe_fails(http: Client, tmp_path: Path) -> None:
     assert await probe(http, f"http://127.0.0.1:{free_port()}/", 1) == "connect"
     assert await probe(http, "http://no-such-host.invalid/", 5) == "dns"
     context, _ = certificate(tmp_path, "shop.example", address="127.0.0.1")
@@ -331,7 +331,7 @@ async def test_the_ways_not_to_arrive(http: Client, tmp_path: Path) -> None:
         assert await probe(http, site.url(), 1) == "tls"
 
 
-async def test_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+async def test_a_trusted_certificate(tmp_path: Path) -> None:
     context: ssl.SSLContext
     context, file = certificate(tmp_path, "shop.example", address="127.0.0.1")
     async with FakeReceiver(context) as site, Client(allow_private=True, ca_file=file) as http:
@@ -342,7 +342,7 @@ async def test_a_certificate_that_is_trusted(tmp_path: Path) -> None:
 
 
 async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(inspection_loop, "PAUSE", 0.05)
+    monkeypatch.setattr(inspection_loop, "IDLE_SECONDS", 0.05)
     with cluster() as url:
         async with FakeReceiver() as site, FakeReceiver() as receiver:
             store = Store(url)
@@ -374,8 +374,8 @@ async def _apps_of(store: Store, folder: Path, site: FakeReceiver, receiver: Fak
     return [await one.app() for _ in range(count)]
 
 
-async def test_a_look_that_crashes_costs_its_app_alone(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection_loop, "MARGIN", 0.2)
+async def test_a_crashing_probe_affects_only_its_app(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection_loop, "LEASE_MARGIN_SECONDS", 0.2)
     apps = [await own.app() for _ in range(3)]
     settings = Settings(
         redis_url=own.queue.url,

@@ -1,4 +1,4 @@
-"""Version 2 by the files that the kernel would read, for machines with version 1. `test_keeper.py` tests bounds."""
+"""Control groups of version 2, tested by the files that the kernel would read. `test_keeper.py` tests the bounds."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workers.sandbox import cgroups
-from workers.sandbox.cgroups import Cgroup, available_memory
+from workers.sandbox.cgroups import Cgroup, read_available_memory
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def test_one_group_bounds_everything(parent: Path) -> None:
     limits = {"memory.max": "1048576", "memory.swap.max": "0", "pids.max": "7", "cpu.max": "50000 100000"}
     assert written == limits
     group.attach(41)
-    assert group.processes() == [41]
+    assert group.list_processes() == [41]
     for memory, pids, expected in ((0, 0, ""), (0, 2, "processes"), (1, 2, "memory")):
         (folder / "memory.events").write_text(f"low 0\noom 3\noom_kill {memory}\n")
         (folder / "pids.events").write_text(f"max {pids}\n")
-        assert group.exceeded() == expected
+        assert group.find_exceeded() == expected
 
 
 def test_groups_of_killed_keepers_are_removed(parent: Path) -> None:
@@ -42,8 +42,8 @@ def test_groups_of_killed_keepers_are_removed(parent: Path) -> None:
     )
 
 
-def test_processes_move_out_of_a_group_that_is_to_bound_others(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container, whose own group is the top that it sees."""
+def test_processes_move_out_of_a_group_that_bounds_others(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container sees its own group as the root."""
     control = parent / "cgroup.subtree_control"
     control.write_text("")
     (parent / "cgroup.procs").write_text("1\n23\n")
@@ -63,15 +63,15 @@ def test_processes_move_out_of_a_group_that_is_to_bound_others(parent: Path, mon
     assert control.read_text() == "+memory +pids +cpu"
 
 
-def test_what_memory_is_left(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = parent / "meminfo"
     monkeypatch.setattr(cgroups, "MEMORY_INFO", info)
-    assert available_memory() > 1 << 60, "a system that does not tell"
+    assert read_available_memory() > 1 << 60, "a system without this file has no known limit"
     info.write_text("MemTotal:  8000 kB\nMemAvailable:   5000 kB\n")
-    assert available_memory() == 5_000 * 1_024
+    assert read_available_memory() == 5_000 * 1_024
     (parent / "memory.stat").write_text("anon 5\ninactive_file 1000\n")
     (parent / "memory.current").write_text("5000\n")
     (parent / "memory.max").write_text("max\n")
-    assert available_memory() == 5_000 * 1_024
+    assert read_available_memory() == 5_000 * 1_024
     (parent / "memory.max").write_text("6000\n")
-    assert available_memory() == 2_000
+    assert read_available_memory() == 2_000

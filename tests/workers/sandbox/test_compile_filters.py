@@ -1,4 +1,4 @@
-"""The filters in the repository are those of the rules, and decide as the rules say."""
+"""The filters in the repository match the rules, and decide as the rules say."""
 
 import ctypes
 import errno
@@ -63,8 +63,8 @@ def libseccomp() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_filters_are_those_of_the_rules(architecture: str) -> None:
-    """Whatever version of libseccomp compiled them."""
+def test_the_filters_match_the_rules(architecture: str) -> None:
+    """The version of libseccomp that compiled them makes no difference."""
     ours, fresh = shipped(architecture), compile_filter(architecture)
     number = ARCHITECTURES[architecture]
     for call, value in itertools.product(range(HIGHEST_CALL), INTERESTING):
@@ -83,8 +83,8 @@ def test_each_dangerous_call_is_refused(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_depends_on_arguments(architecture: str) -> None:
-    """The kernel reads 32 bits of them, whatever stands in the others."""
+def test_calls_that_depend_on_arguments(architecture: str) -> None:
+    """The kernel reads 32 bits of each argument, so the other bits must not matter."""
     program, number = shipped(architecture), ARCHITECTURES[architecture]
 
     def ask(name: str, *arguments: int) -> int:

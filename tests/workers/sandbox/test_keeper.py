@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
-from workers.sandbox.sandbox import MIB, Command, Limits, Outcome
+from workers.sandbox.sandbox import MIB, Command, Outcome, SandboxLimits
 
 # -- limits --------------------------------------------------------------------------------------------------
 
@@ -19,27 +19,31 @@ FILL = "i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done"
 
 
 @pytest.mark.parametrize(
-    ("script", "limits", "told"),
+    ("script", "limits", "message"),
     [
-        ("sleep $MARK", Limits(seconds=0.4), "it took longer than 0 seconds"),
-        ("head -c 300M /dev/zero | tail", Limits(memory=100 * MIB), "it ran out of memory; it may use 100 MiB"),
-        (FILL, Limits(disk=20 * MIB), "it wrote more than 20 MiB"),
-        ("head -c 30M /dev/zero > fast", Limits(disk=20 * MIB), "it wrote more than 20 MiB"),
-        ("exec head -c 90M /dev/zero > large", Limits(disk=20 * MIB), "it wrote more than 20 MiB"),
-        ("while :; do sleep $MARK & done", Limits(processes=40), "it started more than 40 processes"),
+        ("sleep $MARK", SandboxLimits(seconds=0.4), "it took longer than 0 seconds"),
+        (
+            "head -c 300M /dev/zero | tail",
+            SandboxLimits(memory=100 * MIB),
+            "it ran out of memory; its limit is 100 MiB",
+        ),
+        (FILL, SandboxLimits(disk=20 * MIB), "it wrote more than 20 MiB"),
+        ("head -c 30M /dev/zero > fast", SandboxLimits(disk=20 * MIB), "it wrote more than 20 MiB"),
+        ("exec head -c 90M /dev/zero > large", SandboxLimits(disk=20 * MIB), "it wrote more than 20 MiB"),
+        ("while :; do sleep $MARK & done", SandboxLimits(processes=40), "it started more than 40 processes"),
     ],
 )
-async def test_a_limit_ends_it_and_says_which(each_room: Room, script: str, limits: Limits, told: str) -> None:
+async def test_a_limit_ends_the_command(each_room: Room, script: str, limits: SandboxLimits, message: str) -> None:
     room = each_room
     ended = await room.sandbox.run(room.command(script, limits), room.uid, room.lines.append)
     if "&" in script and not room.sandbox._cgroups:  # it may fail by itself before it is measured
         assert not ended.ok
     else:
-        assert ended.describe("it", limits) == told
+        assert ended.describe("it", limits) == message
     assert room.alive() == []
 
 
-# What `T` runs holds descriptors, after the first thread has ended and shows none.
+# `T` runs a function in a second thread and ends the first one, which then shows no descriptors.
 ORPHANED = (
     "import threading; T = lambda f: (threading.Thread(target=f).start(),"
     " ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0));"
@@ -92,7 +96,7 @@ async def test_no_file_escapes_the_limit(each_room: Room, attack: str) -> None:
 
 
 async def test_empty_files_do_not_hide_large_ones(room: Room) -> None:
-    """Adding up 300,000 files made the keeper rest for twenty times as long, while 1.0 GiB became 1.5."""
+    """Measuring many empty files takes long, but the keeper still notices in time that a large file grows."""
     make = "[os.mkdir(str(n)) or [os.mknod(f'{n}/{m}') for m in range(1000)] for n in range(30)]"
     script = f"import os, time; {make}; time.sleep(2); f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20))"
     outcome = await room.run(f'exec /usr/bin/python3 -c "{script}"', disk=300 * MIB, seconds=60)
@@ -105,13 +109,13 @@ async def test_inodes_are_bounded(room: Room) -> None:
     script = "[os.mkdir(str(n)) or [os.mknod(f'{n}/{m}') for m in range(1000)] for n in range(6)]; time.sleep(20)"
     script = f'exec /usr/bin/python3 -c "import os, time; {script}"'
     outcome = await room.run(script, disk=1_024 * MIB, inodes=3_000, seconds=30)
-    assert outcome.describe("it", Limits(inodes=3_000)) == "it made more than 3,000 files"
+    assert outcome.describe("it", SandboxLimits(inodes=3_000)) == "it created more than 3,000 files"
 
 
-async def test_others_find_room_on_the_disk(room: Room) -> None:
+async def test_some_of_the_disk_stays_free(room: Room) -> None:
     outcome = await room.run("sleep $MARK", disk=100 * MIB, free=1 << 60)
-    told = outcome.describe("it", Limits())
-    assert told == "it was stopped, because the machine's disk is almost full; try again later"
+    message = outcome.describe("it", SandboxLimits())
+    assert message == "it was stopped because the machine's disk is almost full; try again later"
 
 
 async def test_a_flood_of_processes_is_killed_at_once(each_room: Room) -> None:
@@ -130,7 +134,7 @@ async def test_the_processor_is_bounded(room: Room) -> None:
 
 
 async def test_the_processor_of_its_keeper_is_bounded(room: Room) -> None:
-    """Look-ups and output, which the keeper handles, are no way around the command's own bound."""
+    """The keeper's own work, such as look-ups and output, is bounded too."""
     if WAYS == ["measured"]:
         return
     running = asyncio.create_task(room.run("echo there; sleep $MARK"))
@@ -147,39 +151,39 @@ async def test_the_processor_of_its_keeper_is_bounded(room: Room) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "ended", "said"),
+    ("script", "ended", "output"),
     [
         ("exit 7", Outcome(7), []),
         ("kill -TERM $$", Outcome(-15), []),
         ("PATH=/bin; exec nowhere", Outcome(127), ["sh: 1: exec: nowhere: not found"]),
     ],
 )
-async def test_its_exit_is_told(room: Room, script: str, ended: Outcome, said: list[str]) -> None:
+async def test_the_exit_of_the_command_is_reported(room: Room, script: str, ended: Outcome, output: list[str]) -> None:
     assert await room.run(script) == ended
-    assert room.lines == said
+    assert room.lines == output
 
 
-async def test_a_missing_program_is_told(room: Room) -> None:
+async def test_a_missing_program_is_reported(room: Room) -> None:
     environment = room.sandbox.environment
     command = Command(arguments=["nowhere"], folder=room.folder, environment=environment, write=[room.folder])
     assert not (await room.sandbox.run(command, room.uid, room.lines.append)).ok
     assert "nowhere" in room.lines[0]
 
 
-def test_a_start_that_fails_says_why() -> None:
-    long = f"/tmp/{'x' * 200}"  # longer than paths of sockets may be
+def test_a_failed_start_reports_the_reason() -> None:
+    long = f"/tmp/{'x' * 200}"  # longer than the path of a socket may be
     spec = {"cgroups": [], "limits": {}, "trusted": False, "socket": long, "output": "", "secrets": {}}
     script = f"from workers.sandbox.keeper import run; run({spec})"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
     assert ended.stderr.splitlines()[-1] == "OSError: AF_UNIX path too long"
 
 
-# -- its end is the end of all of it -------------------------------------------------------------------------
+# -- the end of a command ------------------------------------------------------------------------------------
 
 LEFT_BEHIND = "sleep $MARK & setsid sleep $MARK & (setsid sh -c '(sleep $MARK &) ; sleep $MARK' &) ; sleep 0.1; "
 
 
-async def test_what_it_leaves_behind_is_killed(each_room: Room) -> None:
+async def test_processes_that_the_command_leaves_behind_are_killed(each_room: Room) -> None:
     began = time.monotonic()
     assert await each_room.run(f"{LEFT_BEHIND} echo done; exit 3") == Outcome(3)
     assert each_room.lines == ["done"]
@@ -187,7 +191,7 @@ async def test_what_it_leaves_behind_is_killed(each_room: Room) -> None:
     assert time.monotonic() - began < 5
 
 
-async def test_canceled_all_of_it_is_dead_before_the_return(each_room: Room) -> None:
+async def test_a_canceled_run_returns_after_its_processes_are_dead(each_room: Room) -> None:
     running = asyncio.create_task(each_room.run(f"trap '' TERM; {LEFT_BEHIND} echo there; sleep $MARK"))
     await wait_until(lambda: each_room.lines == ["there"], 20)
     running.cancel()
@@ -196,7 +200,7 @@ async def test_canceled_all_of_it_is_dead_before_the_return(each_room: Room) -> 
     assert each_room.alive() == []
 
 
-async def test_canceled_at_any_instant_nothing_is_left(room: Room) -> None:
+async def test_a_run_canceled_at_any_moment_leaves_nothing_behind(room: Room) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     for delay in (0, 0.01, 0.03, 0.05, 0.08):
         running = asyncio.create_task(room.run("sleep $MARK"))
@@ -208,17 +212,17 @@ async def test_canceled_at_any_instant_nothing_is_left(room: Room) -> None:
     await wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
-async def test_told_to_stop_it_has_its_grace(room: Room) -> None:
+async def test_a_stop_allows_a_grace_period(room: Room) -> None:
     script = "trap 'echo stopping; exit 4' TERM; echo ready; while :; do sleep 0.05; done"
-    async with room.sandbox.start(room.command(script, Limits(grace=5)), room.uid, room.lines.append) as ending:
+    async with room.sandbox.start(room.command(script, SandboxLimits(grace=5)), room.uid, room.lines.append) as ending:
         await wait_until(lambda: room.lines == ["ready"])
     assert ending.result() == Outcome(4, "stopped")
     assert room.lines[-1] == "stopping"
 
 
 @pytest.mark.parametrize("victim", ["worker", "keeper"])
-async def test_it_dies_with_its_worker_and_with_its_keeper(room: Room, victim: str) -> None:
-    """Killed, so that neither can do anything about it."""
+async def test_the_command_dies_with_its_worker_and_with_its_keeper(room: Room, victim: str) -> None:
+    """Even SIGKILL, which neither can handle, leaves no command running."""
     script = textwrap.dedent(f"""
         import asyncio, os
         from pathlib import Path

@@ -33,7 +33,7 @@ def test_root_of_the_machine_changes_users() -> None:
     assert subprocess.check_output([sys.executable, "-c", done], text=True).splitlines()[-1] == "True"
 
 
-def test_a_container_without_the_users_is_told_which_map_lacks_them() -> None:
+def test_a_container_without_the_users_names_the_map_that_lacks_them() -> None:
     first = report(*enter_user_namespace())[0]
     assert first == (": ".join(FAULT) if ROOT else "runs them as itself")
 
@@ -44,7 +44,7 @@ def test_the_setting_that_refuses_namespaces_is_named() -> None:
 
 @needs_root
 def test_root_without_capabilities_runs_nothing() -> None:
-    """It would run it as root."""
+    """Otherwise it would run the code as root."""
     first = report("setpriv", "--bounding-set=-all", "--inh-caps=-all")[0]
     assert first == "builds would run as root: run the worker as an ordinary user"
 

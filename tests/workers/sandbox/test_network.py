@@ -14,10 +14,10 @@ import pytest_asyncio
 from tests.support.redis_servers import RedisServer
 from tests.support.sandbox import Room
 from workers.sandbox import network
-from workers.sandbox.sandbox import Limits
+from workers.sandbox.sandbox import SandboxLimits
 
-# Each attack prints what it reached. Their targets: Redis, the gateway or another app on this machine, by every address
-# that the machine has.
+# Each attack prints the addresses that it reached. The targets are Redis, the gateway or another app on this machine,
+# at every address of the machine.
 ATTACK = """
 import socket, struct, sys
 targets, port = sys.argv[2].split(","), int(sys.argv[3])
@@ -69,12 +69,12 @@ def own_addresses() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nothing_of_this_machine_can_be_reached(room: Room, redis: RedisServer, kind: str) -> None:
+async def test_no_service_of_this_machine_can_be_reached(room: Room, redis: RedisServer, kind: str) -> None:
     (room.folder / "attack.py").write_text(ATTACK)
     (room.folder / "attack.py").chmod(0o644)
     targets = ",".join(["127.0.0.1", "127.9.9.9", "0.0.0.0", *own_addresses()])
     script = f"exec /usr/bin/python3 attack.py {kind} {targets} {redis.port}"
-    # Even where its port is one that the sandbox may reach.
+    # This holds even for a port that the sandbox may reach elsewhere.
     for connect in ([443], [redis.port]):
         assert (await room.run(script, connect=connect)).ok, room.lines
         assert room.lines == []
@@ -86,7 +86,7 @@ PRIVATE = "10.0.0.1 100.100.100.200 169.254.169.254 169.254.170.2 168.63.129.16 
 
 
 async def test_no_private_address_can_be_reached(room: Room) -> None:
-    """Refused at once, so that nothing waits for an answer."""
+    """Connections are refused at once, so no command waits for an answer."""
     script = """
 import socket
 for host in "{}".split():
@@ -152,17 +152,17 @@ asyncio.run(main())
 
 
 def test_no_service_of_this_machine_is_reached_at_its_public_address() -> None:
-    """A firewall towards the internet does not see these connections."""
+    """A firewall does not see connections of the machine to its own public address."""
     ended = subprocess.run([sys.executable, "-c", OWN_ADDRESS], capture_output=True, text=True, timeout=30, check=False)
     assert ended.stdout.splitlines() == [
         "5432 ConnectionResetError",
         "443 b'the database'",
-        "5432 93.184.216.34 is an address of this service itself.",
+        "5432 93.184.216.34 is an address of this service.",
         "443 [('93.184.216.34', 443)]",
     ], ended.stderr
 
 
-async def test_unix_sockets_of_the_machine_can_not_be_reached(room: Room) -> None:
+async def test_unix_sockets_of_the_machine_cannot_be_reached(room: Room) -> None:
     name = f"capsule-{secrets.token_hex(8)}"
     path = str(room.top / "worker.sock")
     with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as abstract:
@@ -176,12 +176,12 @@ async def test_unix_sockets_of_the_machine_can_not_be_reached(room: Room) -> Non
             assert "refused" in room.lines[-1] or "No such file" in room.lines[-1]
 
 
-# -- the way out ---------------------------------------------------------------------------------------------
+# -- outgoing connections ------------------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture
 async def echo() -> AsyncIterator[int]:
-    """A server on this machine that answers with what it got, once that has ended."""
+    """A server on this machine that sends its input back when the input has ended."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
@@ -203,7 +203,7 @@ with socket.create_connection(("127.0.0.1", {}), 10) as one:
 """
 
 
-async def test_what_may_be_reached_is_reached_whole(room: Room, echo: int) -> None:
+async def test_an_allowed_connection_carries_all_bytes(room: Room, echo: int) -> None:
     (room.folder / "ask.py").write_text(ASK.format(echo))
     (room.folder / "ask.py").chmod(0o644)
     assert (await room.run("exec /usr/bin/python3 ask.py", connect=[echo], hosts=["127.0.0.1"])).ok, room.lines
@@ -211,12 +211,12 @@ async def test_what_may_be_reached_is_reached_whole(room: Room, echo: int) -> No
 
 
 async def test_one_sandbox_does_not_reach_another(room: Room) -> None:
-    """Both may use the same port, and neither sees the other there."""
+    """Both may use the same port, and neither reaches the other there."""
     listening = (
         "import socket, time; s = socket.create_server(('0.0.0.0', 8080)); print('up', flush=True); time.sleep(9)"
     )
     async with room.sandbox.start(
-        room.command(f'exec /usr/bin/python3 -c "{listening}"', Limits()),
+        room.command(f'exec /usr/bin/python3 -c "{listening}"', SandboxLimits()),
         room.uid,
         room.lines.append,
     ):
@@ -240,7 +240,7 @@ def query(name: str, kind: int = 1) -> bytes:
     return struct.pack(">6H", 0x1234, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", kind, 1)
 
 
-def test_questions_are_read() -> None:
+def test_dns_questions_are_parsed() -> None:
     asked = query("api.example.com")
     assert network.read_question(asked) == ("api.example.com", len(asked))
     for damaged in (b"", asked[:14], asked[:12] + b"\xff" * 40):
@@ -249,7 +249,9 @@ def test_questions_are_read() -> None:
 
 
 @pytest.mark.parametrize(("found", "code", "count"), [(["93.184.216.34"], 0, 1), (["93.184.216.34", "10.0.0.1"], 3, 0)])
-async def test_names_are_answered(monkeypatch: pytest.MonkeyPatch, found: list[str], code: int, count: int) -> None:
+async def test_only_public_addresses_of_names_are_returned(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], code: int, count: int
+) -> None:
     async def getaddrinfo(*_: object, **__: object) -> list[tuple[object, ...]]:
         return [(0, 0, 0, "", (address, 0)) for address in found]
 

@@ -1,4 +1,4 @@
-"""The output of a start command: bounded on disk, and read while it is written."""
+"""The output of commands: bounded, without secrets, and read while it is written."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.states import LOG_BYTES
 from workers.sandbox import output
-from workers.sandbox.output import CONCEALED, PASSED_BYTES, BuildOutput, LineSplitter, Output, concealer
+from workers.sandbox.output import CONCEALED, PASSED_BYTES, BuildOutput, LineSplitter, Output, make_concealer
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def sizes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.iterdir())
 
 
-async def test_at_most_a_mebibyte_is_kept_and_the_newest_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_newest_mebibyte_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "BYTES_PER_SECOND", 1 << 40)
     log = RuntimeLog(str(path.parents[1]))
     with Output(path) as lines:
@@ -37,7 +37,7 @@ async def test_at_most_a_mebibyte_is_kept_and_the_newest_stays(path: Path, monke
 
 
 def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "LINE", 4)
+    monkeypatch.setattr(output, "LINE_CHARACTERS", 4)
     splitter = LineSplitter()
     assert splitter.split("one\r\n\ntwo\né".encode()[:-1]) == ["one", "", "two"], "an empty line is a line"
     assert splitter.split("é".encode()[1:] + b"\nlonger than four\nrest of") == [
@@ -52,34 +52,34 @@ def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert splitter.split(b"") == []
 
 
-async def test_a_build_passes_on_as_much_as_a_log_holds() -> None:
+async def test_a_build_passes_as_much_output_as_a_log_holds() -> None:
     assert PASSED_BYTES == LOG_BYTES
     read, write = os.pipe()
-    passed = BuildOutput(write, concealer({"A": "a long secret"}))
+    passed = BuildOutput(write, make_concealer({"A": "a long secret"}))
     for _ in range(100_000):
         passed.write_line("a long secret!")
     passed.flush()
     found = b""
-    while not found.endswith(b"left out\n"):
+    while not found.endswith(b"dropped\n"):
         found += os.read(read, 1 << 20)
         passed.flush(1)
     lines = found.decode().splitlines()
     assert set(lines[:-1]) == {"***!"}
-    assert lines[-1] == "… output beyond 256 KiB was left out"
+    assert lines[-1] == "… output beyond 256 KiB was dropped"
     os.close(read)
     passed.write_line("nobody reads this")
     passed.flush(1)
     os.close(write)
 
 
-def test_so_many_secrets_are_concealed() -> None:
-    """Each line of output was searched for each of 7,200 lines of a variable."""
-    conceal = concealer({"A": "\n".join(f"aaaa{number:04}" for number in range(7_200)), "B": "the longest of all"})
+def test_the_number_of_concealed_secrets_is_bounded() -> None:
+    """A variable with 7,200 lines counts as 500 secrets at most, because each line is searched for each."""
+    conceal = make_concealer({"A": "\n".join(f"aaaa{number:04}" for number in range(7_200)), "B": "the longest of all"})
     assert conceal("the longest of all, aaaa") == "***, aaaa"
     assert conceal("aaaa7199 aaaa0001").count(CONCEALED) <= 1
 
 
-async def test_a_flood_is_cut(path: Path) -> None:
+async def test_a_flood_of_output_is_dropped(path: Path) -> None:
     with Output(path) as lines:
         for _ in range(500_000):
             lines.write_line("y")
@@ -88,11 +88,11 @@ async def test_a_flood_is_cut(path: Path) -> None:
         lines._second = 0
         lines.write_line("afterwards")
     tail = await RuntimeLog(str(path.parents[1])).tail("dep_1", 2)
-    assert "lines were left out" in tail[0]
+    assert "lines were dropped" in tail[0]
     assert tail[1] == "afterwards"
 
 
-def test_a_restart_goes_on_in_the_same_file(path: Path) -> None:
+def test_a_restart_appends_to_the_same_file(path: Path) -> None:
     for word in ("one", "two"):
         with Output(path) as lines:
             lines.write_line(word)
@@ -101,7 +101,7 @@ def test_a_restart_goes_on_in_the_same_file(path: Path) -> None:
 
 def test_secrets_are_concealed(path: Path) -> None:
     variables = {"A": "short", "B": "a long secret", "C": "a long secret, longer", "D": "line one of\nline two of"}
-    with Output(path, concealer(variables)) as lines:
+    with Output(path, make_concealer(variables)) as lines:
         for line in ("short", "x a long secret y", "a long secret, longer", "line two of it"):
             lines.write_line(line)
     assert path.read_text() == "short\nx *** y\n***\n*** it\n"

@@ -16,16 +16,16 @@ from tests.support.programs import require
 from tests.support.sandbox import ORDINARY, ROOT, Room, as_ordinary_user, delegation, room_of
 from workers.sandbox import bwrap, cgroups, tools
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.output import LINE
-from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Sandbox
+from workers.sandbox.output import LINE_CHARACTERS
+from workers.sandbox.sandbox import BUILD_USERS, Command, Sandbox, SandboxLimits
 
-# What control groups have a part in; all else is the same with and without them.
+# Selects the tests that control groups influence. The others are the same with and without them.
 GROUPED = "not measured and (control or processor or canceled or stop or dies)"
 
 
 @pytest.mark.parametrize("delegated", [True, False], ids=["with control groups", "measured"])
 def test_everything_again_without_root(delegated: bool) -> None:
-    """The same for a worker that is an ordinary user, and again what control groups delegated to it change."""
+    """The sandbox also isolates a worker that is an ordinary user, with and without delegated control groups."""
     if "CAPSULE_AGAIN" in os.environ or not ROOT:
         return
     files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("keeper", "network"))]
@@ -47,14 +47,14 @@ def test_everything_again_without_root(delegated: bool) -> None:
     assert ended.returncode == 0, ended.stdout[-8_000:] + ended.stderr[-2_000:]
 
 
-# -- what can't be reached -----------------------------------------------------------------------------------
+# -- isolation -----------------------------------------------------------------------------------------------
 
 
 async def test_the_worker_and_its_files_are_out_of_reach(each_room: Room) -> None:
     room, worker = each_room, os.getpid()
     stored = room.top / "sources" / "other.tar.gz"
     other = room.top / "builds" / "other" / "work" / "page"
-    for path in (stored, other):  # as open as can be: modes must not be what protects them
+    for path in (stored, other):  # readable by everyone: file modes must not be the protection
         path.parent.mkdir(parents=True)
         path.write_text("another's")
     for path in (
@@ -70,7 +70,7 @@ async def test_the_worker_and_its_files_are_out_of_reach(each_room: Room) -> Non
         assert not (await room.run(f"ls -d {path}")).ok, (path, room.lines)
     for folder in ("/", "/usr", "/dev", "/etc"):
         assert (await room.run(f": > {folder}/new")).code == 2, (folder, room.lines)
-    for folder in (room.top, room.build):  # at most in a temporary file system of its own
+    for folder in (room.top, room.build):  # a write may succeed in the sandbox's temporary file system
         await room.run(f": > {folder}/new")
         assert not (folder / "new").exists()
     assert (await room.run("ls /proc | grep -c '^[0-9]'; ls /tmp")).ok
@@ -93,7 +93,7 @@ for pid in range(1, 40_000):
 """
 
 
-async def test_no_other_process_can_be_touched(each_room: Room) -> None:
+async def test_other_processes_are_out_of_reach(each_room: Room) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getscheduler(0)
     victim = subprocess.Popen(["sleep", "30"], preexec_fn=None if each_room.uid is None else become(each_room.uid))
     try:
@@ -145,21 +145,21 @@ async def test_tmp_and_shared_memory_are_private_and_work(each_room: Room) -> No
     assert not os.path.exists("/tmp/a")
 
 
-def test_no_personal_data_is_beside_a_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_with_personal_data_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/home/me/.local/bin:/opt/tool/bin:/usr/bin:/bin")
-    tools = Sandbox(development=True, users=BUILD_USERS)._tools()
+    tools = Sandbox(development=True, users=BUILD_USERS)._list_tool_folders()
     assert not [path for path in tools if path.endswith("/share")]
     assert "/home/me/.local/share" not in tools
 
 
-async def test_the_environment_is_what_was_given(room: Room) -> None:
+async def test_the_environment_contains_only_the_given_variables(room: Room) -> None:
     environment = {"PATH": os.environ["PATH"], "ONE": "1"}
     command = Command(arguments=["env"], folder=room.folder, environment=environment, write=[room.folder])
     assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok
     assert sorted(line.partition("=")[0] for line in room.lines) == ["ONE", "PATH", "PWD"]
 
 
-async def test_variables_load_no_code_outside(room: Room) -> None:
+async def test_variables_load_no_code_outside_the_sandbox(room: Room) -> None:
     (room.top / "out").mkdir()
     (room.top / "out").chmod(0o777)
     code = room.top / "attack.c"
@@ -168,21 +168,23 @@ async def test_variables_load_no_code_outside(room: Room) -> None:
     )
     subprocess.run([require("gcc"), "-shared", "-fPIC", "-o", room.top / "attack.so", code], check=True)
     (room.top / "attack.so").chmod(0o755)
-    command = room.command("echo ran", Limits(), {"LD_PRELOAD": f"{room.top}/attack.so"}, read=[room.top / "attack.so"])
+    command = room.command(
+        "echo ran", SandboxLimits(), {"LD_PRELOAD": f"{room.top}/attack.so"}, read=[room.top / "attack.so"]
+    )
     assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok, room.lines
     assert room.lines[-1] == "ran"
     assert not (room.top / "out" / "escaped").exists()
 
 
-async def test_nothing_open_is_inherited_and_no_privilege_gained(each_room: Room) -> None:
+async def test_no_descriptor_is_inherited_and_no_privilege_gained(each_room: Room) -> None:
     assert (await each_room.run("ls /proc/self/fd; grep NoNewPrivs /proc/self/status; echo shown > /dev/stdout")).ok
     assert each_room.lines == ["0", "1", "2", "3", "NoNewPrivs:\t1", "shown"]  # 3 is what `ls` reads
 
 
-# -- users, and machines that can't keep anything in ----------------------------------------------------------
+# -- users, and machines that can't isolate code --------------------------------------------------------------
 
 
-async def test_no_two_builds_have_the_same_user_whoever_runs_them() -> None:
+async def test_no_two_builds_share_a_user() -> None:
     users_of_this_test = range(61_300, 61_303)  # other tests run at the same time
     one, other = (Sandbox(development=False, users=users_of_this_test) for _ in range(2))
     with one.reserve_user() as first, other.reserve_user() as second, one.reserve_user() as third:
@@ -201,7 +203,7 @@ def unsafe(folder: Path, *, development: bool = False) -> str:
     return str(refused.value)
 
 
-def test_a_machine_without_the_means_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_isolate_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with passable_folder() as folder:
         with monkeypatch.context() as patch:
             patch.setattr(cgroups, "find_parents", list)
@@ -209,18 +211,18 @@ def test_a_machine_without_the_means_is_refused(monkeypatch: pytest.MonkeyPatch)
             Sandbox(development=True, users=BUILD_USERS).check(folder)
         with monkeypatch.context() as patch:
             patch.setattr(tools, "find_bwrap", lambda copies, *, any_user: None)
-            told = "bubblewrap is missing: install its package, for example with apt install bubblewrap"
-            assert unsafe(folder, development=True) == told
+            expected = "bubblewrap is missing: install its package, for example with apt install bubblewrap"
+            assert unsafe(folder, development=True) == expected
         with monkeypatch.context() as patch:
             patch.setattr(tools, "find_bwrap", lambda copies, *, any_user: "/bin/false")
             assert "bubblewrap can't make namespaces here" in unsafe(folder, development=True)
         with monkeypatch.context() as patch:
             patch.setattr(bwrap.platform, "machine", lambda: "riscv64")
-            assert unsafe(folder, development=True).startswith("there is no filter of system calls for riscv64: ")
+            assert unsafe(folder, development=True).startswith("there is no system call filter for riscv64: ")
 
 
 @pytest.mark.parametrize("development", [True, False])
-def test_a_folder_that_builds_can_not_pass_or_may_read_is_refused(tmp_path: Path, development: bool) -> None:
+def test_a_data_folder_that_builds_cannot_enter_or_can_read_is_refused(tmp_path: Path, development: bool) -> None:
     sandbox = Sandbox(development=development, users=BUILD_USERS)
     sandbox._root = True
     tmp_path.chmod(0o700)
@@ -229,9 +231,7 @@ def test_a_folder_that_builds_can_not_pass_or_may_read_is_refused(tmp_path: Path
     assert "may read /usr" in unsafe(Path("/usr/share"))
 
 
-def test_a_folder_on_the_path_that_can_not_be_entered_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_path_that_cannot_be_entered_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o711)
     (tmp_path / "closed").mkdir(mode=0o000)
     monkeypatch.setenv("PATH", f"{tmp_path}/closed:{tmp_path}/missing:/usr/bin")
@@ -255,14 +255,14 @@ async def test_trusted_commands_see_the_machine_and_never_run_as_root(trusted: R
     assert seen == ["/etc/hostname", trusted.mark]
 
 
-async def test_trusted_commands_end_with_all_that_they_started(trusted: Room) -> None:
+async def test_trusted_commands_end_with_their_descendants(trusted: Room) -> None:
     script = "setsid sleep $MARK & (sleep $MARK &); "
     assert (await trusted.run(f"{script} exit 7")).code == 7
     assert trusted.alive() == []
     assert (await trusted.run(f"{script} sleep $MARK", seconds=0.5)).why == "time"
     assert trusted.alive() == []
     async with trusted.sandbox.start(
-        trusted.command(f"{script} echo up; sleep $MARK", Limits()), trusted.uid, trusted.lines.append
+        trusted.command(f"{script} echo up; sleep $MARK", SandboxLimits()), trusted.uid, trusted.lines.append
     ):
         await wait_until(lambda: trusted.lines[-1:] == ["up"])
     assert trusted.alive() == []
@@ -271,31 +271,39 @@ async def test_trusted_commands_end_with_all_that_they_started(trusted: Room) ->
 # -- output --------------------------------------------------------------------------------------------------
 
 
-async def test_output_comes_as_it_is_written(room: Room) -> None:
-    command = room.command("echo first; sleep $MARK", Limits())
+async def test_output_arrives_as_it_is_written(room: Room) -> None:
+    command = room.command("echo first; sleep $MARK", SandboxLimits())
     async with room.sandbox.start(command, room.uid, room.lines.append):
         await wait_until(lambda: room.lines == ["first"])
     assert room.alive() == []
 
 
-async def test_lines_are_told_whole_and_long_ones_broken(room: Room) -> None:
+async def test_lines_arrive_whole_and_long_lines_are_split(room: Room) -> None:
     script = "printf 'a\\r\\n\\nb\\342\\202'; sleep 0.1; printf '\\254\\n\\377\\n'; head -c 9000 /dev/zero | tr '\\0' x"
     assert (await room.run(script)).ok
-    assert room.lines == ["a", "", "b€", "�", "x" * LINE, "x" * LINE, "x" * (9000 - 2 * LINE)]
+    assert room.lines == [
+        "a",
+        "",
+        "b€",
+        "�",
+        "x" * LINE_CHARACTERS,
+        "x" * LINE_CHARACTERS,
+        "x" * (9000 - 2 * LINE_CHARACTERS),
+    ]
 
 
-async def test_output_without_end_leaves_others_their_turn(room: Room) -> None:
-    turns, seen = 0, 0
+async def test_endless_output_does_not_block_the_event_loop(room: Room) -> None:
+    wakeups, seen = 0, 0
     running = asyncio.create_task(room.run("yes", seconds=0.5))
     while not running.done():
         await asyncio.sleep(0.01)
-        turns, seen = turns + (len(room.lines) > seen), len(room.lines)
+        wakeups, seen = wakeups + (len(room.lines) > seen), len(room.lines)
     assert (await running).why == "time"
     assert len(room.lines) > 10_000
-    assert turns > 3, "between its lines"
+    assert wakeups > 3, "this task ran while output arrived"
 
 
-async def test_what_can_not_be_started_leaves_nothing_open(room: Room) -> None:
+async def test_a_command_that_cannot_start_leaves_no_descriptor_open(room: Room) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     assert (await room.run("x" * 200_000)).code == 126
     assert "too long" in room.lines[-1]

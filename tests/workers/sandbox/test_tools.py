@@ -33,8 +33,8 @@ def test_without_it_bubblewrap_comes_from_its_package(tmp_path: Path, monkeypatc
     assert not [*tmp_path.iterdir()], "nothing is copied without need"
 
 
-def test_a_package_that_other_users_can_not_reach_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the libraries of its binary. Other workers find it there."""
+def test_a_package_that_other_users_cannot_reach_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy includes the libraries, and other workers use the same copy."""
     monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
     monkeypatch.setattr(tools, "closed_folders", lambda folder: [folder])
     with passable_folder() as copies:
@@ -49,7 +49,7 @@ def test_a_package_that_other_users_can_not_reach_is_copied(monkeypatch: pytest.
         assert len([*(copies / "tools").iterdir()]) == 1
 
 
-def test_no_package_and_no_program_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_package_and_program_nothing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
     monkeypatch.setattr(tools.importlib.metadata, "distribution", missing)
     assert tools.find_bwrap(tmp_path, any_user=False) is None

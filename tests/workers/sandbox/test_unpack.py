@@ -11,7 +11,7 @@ import pytest
 from tests.support.sandbox import Room
 from workers.builds import source
 from workers.builds.source import DeployError
-from workers.sandbox.sandbox import MIB, Limits
+from workers.sandbox.sandbox import MIB, SandboxLimits
 
 FILE, FOLDER, LINK, HARD, DEVICE, FIFO = (
     *(tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE),
@@ -89,15 +89,15 @@ async def test_an_archive_comes_out_as_it_went_in(each_room: Room) -> None:
         ([member("l", LINK, "a"), member("l", HARD, "l")], "through a link"),
         ([member("a", HARD, "/etc/passwd")], "no earlier file"),
         ([member("a", HARD, "../../key")], "no earlier file"),
-        # A hard link to a link moves what its `..` leads up from.
+        # A hard link to a link would change the folder from which its `..` goes up.
         ([member("d/x"), member("d/x", LINK, "../t"), member("y", HARD, "d/x"), member("y/z")], "no earlier file"),
-        ([member("d", DEVICE)], "neither a file, a folder nor a link"),
-        ([member("d", FIFO)], "neither a file, a folder nor a link"),
+        ([member("d", DEVICE)], "not a file, a folder or a link"),
+        ([member("d", FIFO)], "not a file, a folder or a link"),
         ([member("a"), member("a/b")], "can't be unpacked"),
         ([member("x" * 300)], "can't be unpacked"),
     ],
 )
-async def test_what_leaves_its_folder_is_refused(room: Room, members: Any, reason: str) -> None:
+async def test_members_that_leave_the_folder_are_refused(room: Room, members: Any, reason: str) -> None:
     with pytest.raises(DeployError, match=reason):
         await unpack(room, packed(*members))
     assert {path.name for path in room.top.iterdir()} - {"tools"} == {"builds", "stored.tar.gz"}
@@ -120,7 +120,7 @@ GOOD = packed(member("page", data=random.Random(1).randbytes(100_000)), member("
     ],
     ids=["nothing", "another format", "no tar", "half", "a byte short", "another checksum", "half inside"],
 )
-async def test_what_is_damaged_is_refused(room: Room, archive: bytes, reason: str) -> None:
+async def test_a_damaged_archive_is_refused(room: Room, archive: bytes, reason: str) -> None:
     with pytest.raises(DeployError, match=reason):
         await unpack(room, archive)
 
@@ -136,16 +136,16 @@ async def test_too_many_files_and_bytes_are_refused(room: Room, monkeypatch: pyt
     assert sum(path.stat().st_size for path in (room.build / "source").iterdir()) <= 3 * MIB
 
 
-async def test_a_bomb_behind_the_archive_and_in_a_header_ends_at_a_limit(room: Room) -> None:
+async def test_bombs_after_the_archive_and_in_a_header_end_at_a_limit(room: Room) -> None:
     zeros = gzip.compress(b"\0" * 10 * MIB) * 1_000
     with pytest.raises(DeployError, match="took longer than 1 seconds"):
-        await unpack(room, GOOD + zeros, limits=Limits(seconds=1))
+        await unpack(room, GOOD + zeros, limits=SandboxLimits(seconds=1))
     (room.build / "source").rename(room.build / "before")
     header = member("x", data=b"", pax_headers={"comment": "x" * 80 * MIB})
-    with pytest.raises(DeployError, match=r"ran out of memory; it may use 50 MiB|can't be unpacked"):
-        await unpack(room, packed(header), limits=Limits(seconds=20, memory=50 * MIB))
+    with pytest.raises(DeployError, match=r"ran out of memory; its limit is 50 MiB|can't be unpacked"):
+        await unpack(room, packed(header), limits=SandboxLimits(seconds=20, memory=50 * MIB))
 
 
-async def test_a_source_that_is_gone_is_told(room: Room) -> None:
+async def test_a_removed_source_is_reported(room: Room) -> None:
     with pytest.raises(DeployError, match="publish it again"):
         await source.unpack(room.sandbox, room.uid, room.build, room.top / "gone", room.lines.append)

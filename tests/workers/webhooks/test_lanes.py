@@ -1,4 +1,4 @@
-"""Turns, the number of deliveries at a time, and what a lane gives up, without Redis or sockets."""
+"""The rotation of lanes, the number of concurrent deliveries and the dropped events, without Redis or sockets."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 
 from workers.stream import Entry
 from workers.webhooks import lanes as module
-from workers.webhooks.lanes import LANE_DELIVERIES, STALLED, Lane, Lanes
+from workers.webhooks.lanes import LANE_DELIVERIES, STALLED_SECONDS, Lane, Lanes
 
 _ids = itertools.count()
 
@@ -40,25 +40,25 @@ def add(lanes: Lanes, account: str, count: int = 1) -> list[Entry]:
 
 
 def take_all(lanes: Lanes) -> list[tuple[Lane, Entry]]:
-    return list(iter(lanes.take, None))
+    return list(iter(lanes.take_entry, None))
 
 
 def end(lanes: Lanes, lane: Lane, *, timed_out: bool = False) -> None:
-    lanes.learn(lane, timed_out=timed_out)
-    lanes.finish(lane)
+    lanes.adapt_lane(lane, timed_out=timed_out)
+    lanes.end_delivery(lane)
 
 
-def test_accounts_take_turns_and_keep_their_order(lanes: Lanes) -> None:
+def test_lanes_rotate_and_keep_their_order(lanes: Lanes) -> None:
     first, second = add(lanes, "a", 3), add(lanes, "b", 2)
     taken = []
     while some := take_all(lanes):
         taken += [found for _, found in some]
         for lane, _ in some:
-            lanes.finish(lane)  # without a result: the number of deliveries at a time stays
+            lanes.end_delivery(lane)  # without a result, so the number of concurrent deliveries stays the same
     assert taken == [first[0], second[0], first[1], second[1], first[2]]
 
 
-def test_deliveries_at_a_time_double_up_to_a_bound_and_fall_to_one_after_a_timeout(lanes: Lanes) -> None:
+def test_concurrent_deliveries_double_up_to_a_bound_and_fall_to_one_after_a_timeout(lanes: Lanes) -> None:
     add(lanes, "a", 100)
     sizes = []
     for _ in range(5):
@@ -66,7 +66,7 @@ def test_deliveries_at_a_time_double_up_to_a_bound_and_fall_to_one_after_a_timeo
         sizes.append(len(some))
         end(lanes, some[0][0])
         for lane, _ in some[1:]:
-            lanes.finish(lane)
+            lanes.end_delivery(lane)
     assert sizes == [1, 2, 4, LANE_DELIVERIES, LANE_DELIVERIES]
     some = take_all(lanes)
     for lane, _ in some:
@@ -74,7 +74,7 @@ def test_deliveries_at_a_time_double_up_to_a_bound_and_fall_to_one_after_a_timeo
     assert len(take_all(lanes)) == 1
 
 
-def test_a_lane_that_is_emptied_starts_anew(lanes: Lanes) -> None:
+def test_an_emptied_lane_starts_again_with_one_delivery(lanes: Lanes) -> None:
     add(lanes, "a")
     ((lane, _),) = take_all(lanes)
     end(lanes, lane)
@@ -82,11 +82,11 @@ def test_a_lane_that_is_emptied_starts_anew(lanes: Lanes) -> None:
     assert len(take_all(lanes)) == 1
 
 
-def test_a_delivery_that_is_under_way_keeps_its_lane(lanes: Lanes) -> None:
+def test_a_delivery_under_way_keeps_its_lane(lanes: Lanes) -> None:
     add(lanes, "a")
     ((lane, _),) = take_all(lanes)
     add(lanes, "a", 5)
-    assert take_all(lanes) == [], "one at a time until the first has ended"
+    assert take_all(lanes) == [], "one delivery until the first has ended"
     end(lanes, lane)
     assert len(take_all(lanes)) == 2
 
@@ -99,35 +99,35 @@ def test_deliveries_under_way_count_when_no_event_waits(lanes: Lanes) -> None:
     assert ended is hanging
     end(lanes, ended)
     add(lanes, "a", 9)
-    assert len(take_all(lanes)) == 3, "four at a time, and one is still under way"
+    assert len(take_all(lanes)) == 3, "four concurrent deliveries, and one is still under way"
 
 
-def test_a_full_lane_refuses_and_others_do_not(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_lane_refuses_entries_and_others_do_not(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LANE_EVENTS", 3)
     add(lanes, "a", 3)
     assert not lanes.add(entry("a"))
     assert lanes.add(entry("b"))
 
 
-def test_the_longest_stalled_lane_gives_up_its_newer_half(lanes: Lanes, clock: Clock) -> None:
+def test_the_longest_stalled_lane_drops_its_newer_half(lanes: Lanes, clock: Clock) -> None:
     long, short = add(lanes, "a", 10), add(lanes, "b", 4)
-    assert lanes.give_up_stalled() == [], "none has stalled yet"
-    clock.now += 2 * STALLED
-    add(lanes, "c", 100)  # opened just now
-    assert lanes.give_up_stalled() == long[:4:-1]
-    assert lanes.give_up_stalled() == long[4:2:-1]
-    assert lanes.give_up_stalled() == short[:1:-1]
+    assert lanes.drop_stalled() == [], "no lane has stalled yet"
+    clock.now += 2 * STALLED_SECONDS
+    add(lanes, "c", 100)  # created just now
+    assert lanes.drop_stalled() == long[:4:-1]
+    assert lanes.drop_stalled() == long[4:2:-1]
+    assert lanes.drop_stalled() == short[:1:-1]
 
 
-def test_a_lane_that_moves_gives_up_nothing(lanes: Lanes, clock: Clock) -> None:
+def test_a_lane_that_is_not_stalled_drops_nothing(lanes: Lanes, clock: Clock) -> None:
     add(lanes, "a", 10)
     ((lane, _),) = take_all(lanes)
-    clock.now += 2 * STALLED
+    clock.now += 2 * STALLED_SECONDS
     end(lanes, lane)
-    assert lanes.give_up_stalled() == []
+    assert lanes.drop_stalled() == []
 
 
-def test_clear_leaves_only_what_is_under_way(lanes: Lanes) -> None:
+def test_clear_keeps_only_deliveries_under_way(lanes: Lanes) -> None:
     add(lanes, "a", 5)
     add(lanes, "b", 5)
     ((lane, _), _) = take_all(lanes)

@@ -1,4 +1,4 @@
-"""Deliveries by workers as real processes: what arrives, what each failure is called, and who has to wait."""
+"""Deliveries by real worker processes: the requests that arrive, the outcomes, and fairness between accounts."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from gateway.accounts.vault import Vault
 from gateway.events.catalog import SAMPLES
 from gateway.events.keys import previous_secret_key
 from gateway.events.webhooks import new_secret
-from gateway.redis.partitions import partition_tag
+from gateway.redis.partitions import partition_tag, stream_key
 from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
 from tests.support.polling import wait_until
@@ -25,14 +25,14 @@ from tests.support.worker_process import Queue, queue
 from workers.webhooks import sender
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-BUDGET = 2  # seconds of a delivery, for what never hears of its end; production has 5
-SHORT = {"workers.webhooks.sender.BUDGET": BUDGET}
+BUDGET = 2  # seconds of a delivery; production has 5
+SHORT = {"workers.webhooks.sender.BUDGET_SECONDS": BUDGET}
 Tls = tuple[ssl.SSLContext, str]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> AsyncIterator[Queue]:
-    """One worker for most tests, which keep apart by their accounts."""
+    """A queue with one worker. Its tests use different accounts."""
     async with queue(tmp_path_factory.mktemp("queue")) as running:
         worker = await running.worker(constants=SHORT, GATEWAY_CA_FILE=tls[1])
         yield running
@@ -41,7 +41,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> AsyncIte
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own(tmp_path: Path) -> AsyncIterator[Queue]:
-    """Without a worker yet."""
+    """A queue without a worker."""
     async with queue(tmp_path) as running:
         yield running
 
@@ -50,7 +50,7 @@ async def own(tmp_path: Path) -> AsyncIterator[Queue]:
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
-async def test_delivered(shared: Queue, receiver: FakeReceiver, status: int) -> None:
+async def test_an_event_is_delivered(shared: Queue, receiver: FakeReceiver, status: int) -> None:
     account = await shared.account(receiver)
     receiver.plays(f"/{account.id}", answer(status))
     event_id = await account.emit()
@@ -68,14 +68,14 @@ async def test_delivered(shared: Queue, receiver: FakeReceiver, status: int) -> 
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-async def test_every_kind(shared: Queue, receiver: FakeReceiver, kind: str) -> None:
+async def test_every_type_is_delivered(shared: Queue, receiver: FakeReceiver, kind: str) -> None:
     account = await shared.account(receiver)
     event_id = await account.emit(SAMPLES[kind])
     assert await account.outcome(event_id) == ("delivered", 204)
     assert verified(receiver.got(f"/{account.id}")[0], account.secret)["type"] == kind
 
 
-async def test_over_tls(shared: Queue, tls: Tls) -> None:
+async def test_deliveries_over_tls_reuse_connections(shared: Queue, tls: Tls) -> None:
     async with FakeReceiver(tls[0]) as receiver:
         account = await shared.account(receiver)
         ids = await account.emit_many(20)
@@ -83,10 +83,10 @@ async def test_over_tls(shared: Queue, tls: Tls) -> None:
             assert await account.outcome(event_id) == ("delivered", 204)
         exchanges = receiver.got(f"/{account.id}")
         assert sorted(verified(exchange, account.secret)["id"] for exchange in exchanges) == sorted(ids)
-        assert len({exchange.connection for exchange in exchanges}) <= 8, "connections are kept"
+        assert len({exchange.connection for exchange in exchanges}) <= 8, "connections are reused"
 
 
-async def test_the_time_is_that_of_sending(own: Queue, receiver: FakeReceiver) -> None:
+async def test_the_timestamp_is_the_time_of_sending(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     await account.emit()
     await asyncio.sleep(0.5)
@@ -96,7 +96,7 @@ async def test_the_time_is_that_of_sending(own: Queue, receiver: FakeReceiver) -
     assert verified(receiver.got(f"/{account.id}")[0], account.secret)["timestamp"] / 1000 >= started - 0.001
 
 
-async def test_the_receiver_is_that_of_sending(own: Queue, receiver: FakeReceiver) -> None:
+async def test_the_receiver_at_the_time_of_sending_gets_the_event(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver, "/before")
     event_id = await account.emit()
     await account.set(receiver.url("/after"))
@@ -110,30 +110,30 @@ async def test_the_receiver_is_that_of_sending(own: Queue, receiver: FakeReceive
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 400, 404, 410, 429, 500, 503])
-async def test_another_status(shared: Queue, receiver: FakeReceiver, status: int) -> None:
+async def test_a_status_other_than_2xx_is_a_failure(shared: Queue, receiver: FakeReceiver, status: int) -> None:
     account = await shared.account(receiver)
     receiver.plays(f"/{account.id}", answer(status, headers={"Location": receiver.url("/elsewhere")}))
     event_id = await account.emit()
     assert await account.outcome(event_id) == ("failed", "status")
     (row,) = await account.log()
     assert row["status"] == status
-    assert len(receiver.got(f"/{account.id}")) == 1, "not tried again"
+    assert len(receiver.got(f"/{account.id}")) == 1, "not repeated"
     assert receiver.got("/elsewhere") == [], "not followed"
 
 
 @pytest.mark.parametrize(
     "script", [[CLOSE], [RESET], [Raw(b"HTTP/1.1 20"), CLOSE], [Raw(b"hello\r\n\r\n"), CLOSE]], ids=repr
 )
-async def test_a_broken_answer(shared: Queue, receiver: FakeReceiver, script: Script) -> None:
+async def test_a_broken_answer_is_a_failure(shared: Queue, receiver: FakeReceiver, script: Script) -> None:
     account = await shared.account(receiver)
     receiver.plays(f"/{account.id}", script)
     assert await account.outcome(await account.emit()) == ("failed", "connect")
     assert len(receiver.got(f"/{account.id}")) == 1
 
 
-async def test_five_seconds_are_the_whole_budget(shared: Queue, receiver: FakeReceiver) -> None:
-    """Silent, or a byte a second, or never done with preliminaries; a body counts for nothing once headers came."""
-    assert sender.BUDGET == 5
+async def test_a_delivery_has_a_budget_until_the_headers_of_the_answer(shared: Queue, receiver: FakeReceiver) -> None:
+    """This holds for silence, single bytes and endless 1xx answers. A body without end is not a failure."""
+    assert sender.BUDGET_SECONDS == 5
     expected: list[tuple[Script, tuple[str, str | int]]] = [
         ([HANG], ("failed", "timeout")),
         (drip(), ("failed", "timeout")),
@@ -151,28 +151,28 @@ async def test_five_seconds_are_the_whole_budget(shared: Queue, receiver: FakeRe
         assert len(receiver.got(f"/{account.id}")) == 1
 
 
-async def test_nobody_there(shared: Queue) -> None:
+async def test_a_refused_connection_is_a_failure(shared: Queue) -> None:
     account = await shared.account(f"http://127.0.0.1:{free_port()}/")
     assert await account.outcome(await account.emit()) == ("failed", "connect")
 
 
-async def test_no_such_name(shared: Queue) -> None:
+async def test_an_unknown_name_is_a_failure(shared: Queue) -> None:
     account = await shared.account("https://nobody.invalid/")
     assert await account.outcome(await account.emit()) == ("failed", "dns")
 
 
-async def test_a_bad_certificate(shared: Queue, tls: Tls, bad_tls: Tls) -> None:
-    """Expired and of nobody's trust, of another name, or none at all."""
+async def test_a_bad_certificate_is_a_failure(shared: Queue, tls: Tls, bad_tls: Tls) -> None:
+    """The certificate is expired and untrusted, has another name, or is missing. No data is sent."""
     async with FakeReceiver(bad_tls[0]) as expired, FakeReceiver(tls[0]) as good, _plain() as plain:
         for url in (expired.url(), good.url(host="localhost"), plain):
             account = await shared.account(url)
             assert await account.outcome(await account.emit()) == ("failed", "tls"), url
-        assert [*expired.exchanges, *good.exchanges] == [], "nothing was told"
+        assert [*expired.exchanges, *good.exchanges] == [], "no request was sent"
 
 
 @contextlib.asynccontextmanager
 async def _plain() -> AsyncIterator[str]:
-    """The address of a server that takes TLS for a bad request."""
+    """The address of a server without TLS."""
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(65536)
@@ -183,8 +183,8 @@ async def _plain() -> AsyncIterator[str]:
         yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-async def test_what_is_not_public(own: Queue, receiver: FakeReceiver) -> None:
-    """Saved when private addresses were allowed, or when the name meant another address."""
+async def test_an_address_that_is_not_public_is_not_called(own: Queue, receiver: FakeReceiver) -> None:
+    """The address was saved while private addresses were allowed, or the name now has another address."""
     await own.worker(GATEWAY_ALLOW_PRIVATE_ADDRESSES="false")
     for url in (receiver.url(), "https://localhost/", "https://127.0.0.1/", "https://[::ffff:127.0.0.1]/"):
         account = await own.account(url)
@@ -200,17 +200,17 @@ async def test_a_proxy_in_the_environment_is_not_used(own: Queue, receiver: Fake
         assert proxy.exchanges == []
 
 
-async def test_a_secret_that_cannot_be_read(own: Queue, receiver: FakeReceiver) -> None:
+async def test_an_event_is_not_sent_if_its_secret_cannot_be_decrypted(own: Queue, receiver: FakeReceiver) -> None:
     await own.worker(GATEWAY_ENCRYPTION_KEY="another key of 32 characters or more")
     account = await own.account(receiver)
     assert await account.outcome(await account.emit()) == ("failed", "secret")
     assert receiver.exchanges == []
 
 
-async def test_a_previous_secret_that_cannot_be_read(shared: Queue, receiver: FakeReceiver) -> None:
-    """The operator took away the key that it was encrypted with: the new secret alone signs."""
+async def test_a_previous_secret_that_cannot_be_decrypted_does_not_sign(shared: Queue, receiver: FakeReceiver) -> None:
+    """Only the new secret signs after the operator has removed the key of the previous one."""
     account = await shared.account(receiver)
-    account.secret = await shared.webhooks.rotate(account.id)
+    account.secret = await shared.webhooks.rotate_secret(account.id)
     shared.confidential.add(account.secret)
     sealed = Vault("another key of 32 characters or more").seal(new_secret())
     await shared.store.client.set(previous_secret_key(account.id), sealed, ex=60)
@@ -223,35 +223,35 @@ async def test_a_previous_secret_that_cannot_be_read(shared: Queue, receiver: Fa
 # Dropped
 
 
-async def test_no_receiver(shared: Queue) -> None:
+async def test_an_event_without_receiver_is_dropped(shared: Queue) -> None:
     account = shared.unset_account()
     assert await account.outcome(await account.emit()) == ("dropped", "no-receiver")
 
 
-async def test_cleared_in_the_meantime(own: Queue, receiver: FakeReceiver) -> None:
+async def test_an_event_whose_receiver_was_cleared_is_dropped(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     event_id = await account.emit()
-    await own.webhooks.clear(account.id)
+    await own.webhooks.clear_receiver(account.id)
     await own.worker()
     assert await account.outcome(event_id) == ("dropped", "no-receiver")
     assert receiver.exchanges == []
 
 
-async def test_older_than_a_day(own: Queue, receiver: FakeReceiver) -> None:
+async def test_events_older_than_a_day_are_dropped(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
-    tag, now = partition_tag(account.id), time.time()
-    fields = {"account": account.id, "app": "shop", "type": "app.crashed", "data": "{}"}
-    for name, age in (("old", 86_410), ("young", 86_300)):
-        at = str(int((now - age) * 1000))
-        await own.store.client.xadd(f"{tag}:events", {**fields, "id": name, "at": at})
+    old, young = await account.emit(), await account.emit()
+    stream, client = stream_key(partition_tag(account.id), "events"), own.store.client
+    for (entry, fields), age in zip(await client.xrange(stream), (86_410, 86_300), strict=True):
+        await client.xdel(stream, entry)
+        await client.xadd(stream, {**fields, "at": int((time.time() - age) * 1000)})
     await own.worker()
-    assert await account.outcome("old") == ("dropped", "expired")
-    assert await account.outcome("young") == ("delivered", 204)
-    assert set(receiver.ids(f"/{account.id}")) == {"young"}
+    assert await account.outcome(old) == ("dropped", "expired")
+    assert await account.outcome(young) == ("delivered", 204)
+    assert set(receiver.ids(f"/{account.id}")) == {young}
 
 
-async def test_a_full_partition_refuses_the_new(own: Queue, receiver: FakeReceiver) -> None:
-    """What waits is never trimmed."""
+async def test_a_full_partition_drops_new_events(own: Queue, receiver: FakeReceiver) -> None:
+    """Waiting events are never trimmed."""
     account = await own.account(receiver)
     key, bound = f"{partition_tag(account.id)}:events", 100_000
     fill = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'id', n) end"
@@ -266,13 +266,13 @@ async def test_a_full_partition_refuses_the_new(own: Queue, receiver: FakeReceiv
 # Fairness
 
 
-async def test_a_hanging_receiver_delays_nobody_else(own: Queue, receiver: FakeReceiver) -> None:
+async def test_a_hanging_receiver_does_not_delay_other_accounts(own: Queue, receiver: FakeReceiver) -> None:
     hanging = await own.account(receiver)
     receiver.hangs(f"/{hanging.id}")
     await own.worker(constants=SHORT)
     ids = await hanging.emit_many(1000)
     await wait_until(lambda: receiver.got(f"/{hanging.id}"))
-    # One of the same partition and so of the same stream, and one of another.
+    # One account of the same partition, and so of the same stream, and one of another.
     same = own.unset_account()
     while partition_tag(same.id) != partition_tag(hanging.id):
         same = own.unset_account()
@@ -291,21 +291,18 @@ async def test_a_hanging_receiver_delays_nobody_else(own: Queue, receiver: FakeR
     receiver.plays(f"/{hanging.id}", OK)
     await wait_until(lambda: len(receiver.ids(f"/{hanging.id}")) == 1000, 20)
     await wait_until(_at_most(own, 0))
-    assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "in the end every one, and once"
+    assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "each event arrives once"
     assert len(await hanging.log()) == 1000
 
 
-async def test_more_than_a_lane_holds(own: Queue, receiver: FakeReceiver) -> None:
-    """Of an account whose receiver hangs the newest are dropped, and the log says so; others do not notice."""
+async def test_a_full_lane_drops_its_newest_events(own: Queue, receiver: FakeReceiver) -> None:
+    """The log records the dropped events. Other accounts of the same partition are not affected."""
     hanging, lane, count = await own.account(receiver), 1_000, 1_500
     path = f"/{hanging.id}"
     receiver.hangs(path)
-    at, tag = str(int(time.time() * 1000)), partition_tag(hanging.id)
-    fields = {"account": hanging.id, "app": "shop", "type": "app.crashed", "data": "{}", "at": at}
-    pipeline = own.store.client.pipeline(transaction=False)
-    for number in range(count):
-        pipeline.xadd(f"{tag}:events", {**fields, "id": f"evt_{number}"})
-    await pipeline.execute()
+    tag = partition_tag(hanging.id)
+    await hanging.emit_many(count)
+    ids = [fields["id"] for _, fields in await own.store.client.xrange(stream_key(tag, "events"))]
     await own.worker(constants={**SHORT, "workers.webhooks.lanes.LANE_EVENTS": lane})
 
     async def dropped() -> int:
@@ -327,12 +324,12 @@ async def test_more_than_a_lane_holds(own: Queue, receiver: FakeReceiver) -> Non
     assert outcomes["delivered"] + outcomes.get("failed", 0) + outcomes["dropped"] == count + 1
     sent = set(receiver.ids(path))
     assert len(sent) == count - outcomes["dropped"]
-    assert {f"evt_{number}" for number in range(lane)} <= sent, "the oldest are kept"
+    assert set(ids[:lane]) <= sent, "the oldest are kept"
     assert outcomes["dropped"] == outcomes["dropped:overflow"] <= count - lane
 
 
-async def test_order_of_arrival(own: Queue, receiver: FakeReceiver) -> None:
-    """What waits behind a receiver that hangs leaves in the order in which it came, one by one at first."""
+async def test_events_are_sent_in_order_of_arrival(own: Queue, receiver: FakeReceiver) -> None:
+    """After a timeout, the waiting events of a receiver are sent one by one at first."""
     account = await own.account(receiver)
     path, answering = f"/{account.id}", asyncio.Event()
     receiver.plays(path, HANG)
@@ -348,7 +345,7 @@ async def test_order_of_arrival(own: Queue, receiver: FakeReceiver) -> None:
     assert [row["outcome"] for row in await account.log()] == ["delivered"] * 3 + ["failed"]
 
 
-async def test_two_workers_send_each_once(own: Queue, receiver: FakeReceiver) -> None:
+async def test_several_workers_send_each_event_once(own: Queue, receiver: FakeReceiver) -> None:
     await asyncio.gather(own.worker(), own.worker(), own.worker())
     accounts = [await own.account(receiver) for _ in range(8)]
     sent = await asyncio.gather(*(account.emit_many(100) for account in accounts))
@@ -373,10 +370,10 @@ async def test_a_huge_answer_is_not_read(own: Queue, receiver: FakeReceiver) -> 
         assert worker.memory - before < 20 * 2**20
     huge = receiver.got(f"/{account.id}")[1:]
     assert len(huge) == 10
-    assert all(exchange.written < 16 * 2**20 for exchange in huge), "what the sockets hold, at most"
+    assert all(exchange.written < 16 * 2**20 for exchange in huge), "at most as much as the sockets buffer"
 
 
-async def test_the_log_has_a_thousand(own: Queue, receiver: FakeReceiver) -> None:
+async def test_the_log_has_at_most_a_thousand_entries(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     await own.worker()
     await account.emit_many(1200)
@@ -385,11 +382,11 @@ async def test_the_log_has_a_thousand(own: Queue, receiver: FakeReceiver) -> Non
     assert await own.outcomes() == {"delivered": 1200}
 
 
-# The end
+# Stopping
 
 
-async def test_sigterm_drains_and_gives_back(own: Queue, receiver: FakeReceiver) -> None:
-    """What is under way ends and is logged; what only waited is another worker's at once, not after the claim time."""
+async def test_sigterm_finishes_deliveries_and_releases_the_rest(own: Queue, receiver: FakeReceiver) -> None:
+    """Deliveries under way end and are logged. Other workers get the waiting events at once."""
     account = await own.account(receiver)
     answering = asyncio.Event()
     receiver.plays(f"/{account.id}", answering, OK)
@@ -411,19 +408,19 @@ async def test_sigterm_drains_and_gives_back(own: Queue, receiver: FakeReceiver)
     assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
 
 
-async def test_sigterm_does_not_wait_for_a_receiver_that_hangs(own: Queue, receiver: FakeReceiver) -> None:
+async def test_sigterm_waits_for_hanging_receivers_only_within_the_budget(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     receiver.hangs(f"/{account.id}")
-    worker = await own.worker(constants={"workers.webhooks.sender.BUDGET": 1})
+    worker = await own.worker(constants={"workers.webhooks.sender.BUDGET_SECONDS": 1})
     await account.emit_many(10)
     await wait_until(lambda: receiver.got(f"/{account.id}"))
     began = time.monotonic()
     assert await worker.stop() == 0
-    assert time.monotonic() - began < 4, "a second, not ten"
+    assert time.monotonic() - began < 4, "one budget, not one per event"
     assert await own.waiting() == 9
 
 
-async def test_a_worker_without_settings_says_so(own: Queue) -> None:
+async def test_a_worker_with_an_invalid_setting_names_it(own: Queue) -> None:
     with pytest.raises(AssertionError, match="GATEWAY_WEBHOOK_CLAIM_IDLE"):
         await own.worker(GATEWAY_WEBHOOK_CLAIM_IDLE="1")
 

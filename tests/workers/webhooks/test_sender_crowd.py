@@ -1,4 +1,4 @@
-"""Many at once: receivers that hang by the hundred, more events than fit in memory, several workers, a cluster."""
+"""Many accounts, events and workers at once, also on a cluster."""
 
 import asyncio
 import time
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.redis.partitions import partition_tag
+from gateway.events.keys import bodies_key
+from gateway.redis.partitions import partition_tag, stream_key
 from tests.fakes.receiver import OK, FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster
@@ -19,9 +20,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 WRITE_EVENTS = """
 for n = 0, ARGV[3] - 1 do
     local id = ARGV[1] .. '-' .. n
-    redis.call('XADD', KEYS[1], '*', 'id', id, 'account', ARGV[1], 'app', 'shop', 'type', 'app.crashed', 'data', '{}',
-        'at', ARGV[2])
+    redis.call('XADD', KEYS[1], '*', 'id', id, 'account', ARGV[1], 'app', 'shop', 'type', 'app.crashed', 'at', ARGV[2])
+    redis.call('HSET', KEYS[2], id, '{}')
 end
+redis.call('EXPIRE', KEYS[2], 86400)
 """
 FEW_FILES = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
 
@@ -33,14 +35,14 @@ async def own(tmp_path: Path) -> AsyncIterator[Queue]:
 
 
 async def write_events(own: Queue, accounts: list[Account], each: int) -> None:
-    """Straight into the streams: faster than a script for each."""
+    """Write events straight to the streams, which is faster than one script call per event."""
     for account in accounts:
-        at = int(time.time() * 1000)
-        await own.store.client.eval(WRITE_EVENTS, 1, f"{partition_tag(account.id)}:events", account.id, at, each)
+        keys = stream_key(partition_tag(account.id), "events"), bodies_key(account.id)
+        await own.store.client.eval(WRITE_EVENTS, 2, *keys, account.id, int(time.time() * 1000), each)
 
 
 async def delays(account: Account, receiver: FakeReceiver, count: int) -> list[float]:
-    """Seconds from an event to its request."""
+    """Return the seconds from each event to its request."""
     path, found = f"/{account.id}", []
     for number in range(count):
         began = time.monotonic()
@@ -50,8 +52,8 @@ async def delays(account: Account, receiver: FakeReceiver, count: int) -> list[f
     return found
 
 
-async def test_hundreds_that_hang(own: Queue, receiver: FakeReceiver) -> None:
-    """More connections than a shell's usual limit of open files lets a process have."""
+async def test_hundreds_of_hanging_receivers_do_not_delay_others(own: Queue, receiver: FakeReceiver) -> None:
+    """The connections exceed the soft limit of open files, which the worker raises."""
     hanging = [await own.account(receiver) for _ in range(400)]
     for account in hanging:
         receiver.hangs(f"/{account.id}")
@@ -59,27 +61,27 @@ async def test_hundreds_that_hang(own: Queue, receiver: FakeReceiver) -> None:
     await write_events(own, hanging, 10)
     await own.worker(wrapper=FEW_FILES)
     await wait_until(lambda: sum(bool(receiver.got(f"/{account.id}")) for account in hanging) > 300, 10)
-    assert max(await delays(healthy, receiver, 20)) < sender.BUDGET / 2
+    assert max(await delays(healthy, receiver, 20)) < sender.BUDGET_SECONDS / 2
     await wait_until(lambda: all(receiver.got(f"/{account.id}") for account in hanging), 10)
     outcomes = await own.outcomes()
-    assert outcomes.keys() <= {"delivered", "failed", "failed:timeout"}, "not for want of sockets"
+    assert outcomes.keys() <= {"delivered", "failed", "failed:timeout"}, "no delivery lacked a socket"
 
 
-async def test_more_than_memory_holds(own: Queue, receiver: FakeReceiver) -> None:
-    """All of it for receivers that hang: those give up what is newest, and nobody else waits or loses."""
+async def test_full_memory_drops_the_newest_events_of_hanging_receivers(own: Queue, receiver: FakeReceiver) -> None:
+    """Other accounts neither wait nor lose events."""
     hanging = [await own.account(receiver) for _ in range(12)]
     for account in hanging:
         receiver.hangs(f"/{account.id}")
     healthy = await own.account(receiver)
-    each = sender.EVENTS // 10
+    each = sender.MAX_EVENTS // 10
     await write_events(own, hanging, each)
-    worker = await own.worker(constants={"workers.webhooks.sender.BUDGET": 1})
+    worker = await own.worker(constants={"workers.webhooks.sender.BUDGET_SECONDS": 1})
 
     async def dropped() -> int:
         return (await own.outcomes()).get("dropped:overflow", 0)
 
     await wait_until(lambda: dropped(), 20)
-    assert max(await delays(healthy, receiver, 20)) < 3, "the others wait for minutes"
+    assert max(await delays(healthy, receiver, 20)) < 3, "events of the others wait for minutes"
     assert worker.memory < 250 * 2**20
     await worker.stop()
     outcomes, left = await own.outcomes(), await own.waiting()
@@ -91,10 +93,10 @@ async def test_more_than_memory_holds(own: Queue, receiver: FakeReceiver) -> Non
         assert {f"{account.id}-{number}" for number in range(each // 8)} <= kept, "the oldest are kept"
 
 
-async def test_what_a_worker_gives_back_the_next_sends_at_once(own: Queue, receiver: FakeReceiver) -> None:
-    """Long before the claim time, by one that was there all along."""
+async def test_events_that_a_worker_releases_are_sent_at_once(own: Queue, receiver: FakeReceiver) -> None:
+    """Another running worker sends them long before the claim time."""
     gate, idle = asyncio.Event(), 7.0
-    short = {"gateway.settings.SHORTEST_CLAIM_IDLE": idle}
+    short = {"gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": idle}
     receiver.default = [gate, *OK]
     leaving, staying = await asyncio.gather(
         *(own.worker(constants=short, GATEWAY_WEBHOOK_CLAIM_IDLE=str(idle)) for _ in range(2))
@@ -121,11 +123,11 @@ async def test_what_a_worker_gives_back_the_next_sends_at_once(own: Queue, recei
     assert "stream.claimed" in staying.log
 
 
-async def test_a_redis_that_stands_still(own: Queue, receiver: FakeReceiver) -> None:
-    """Longer than a command may take, and than a delivery may be idle: what was sent is written down afterwards."""
+async def test_outcomes_are_recorded_after_redis_has_stalled(own: Queue, receiver: FakeReceiver) -> None:
+    """Redis stalls for longer than a command may take, and longer than an entry may be idle."""
     receiver.default = [0.02, *OK]
     idle = 5.0
-    short = {"gateway.settings.SHORTEST_CLAIM_IDLE": idle, "workers.webhooks.sender.BUDGET": 3}
+    short = {"gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": idle, "workers.webhooks.sender.BUDGET_SECONDS": 3}
     await asyncio.gather(*(own.worker(constants=short, GATEWAY_WEBHOOK_CLAIM_IDLE=str(idle)) for _ in range(2)))
     accounts = [await own.account(receiver) for _ in range(8)]
     sent = await asyncio.gather(*(account.emit_many(100) for account in accounts))
@@ -144,7 +146,7 @@ async def test_a_redis_that_stands_still(own: Queue, receiver: FakeReceiver) -> 
     assert await own.outcomes() == {"delivered": 800}
 
 
-async def test_memory_is_flat(own: Queue, receiver: FakeReceiver) -> None:
+async def test_memory_does_not_grow(own: Queue, receiver: FakeReceiver) -> None:
     worker = await own.worker()
     accounts = [await own.account(receiver) for _ in range(64)]
 
@@ -164,7 +166,7 @@ async def test_memory_is_flat(own: Queue, receiver: FakeReceiver) -> None:
     assert worker.memory - before < 4 * 2**20
 
 
-async def test_on_a_cluster(tmp_path: Path, receiver: FakeReceiver) -> None:
+async def test_deliveries_on_a_cluster(tmp_path: Path, receiver: FakeReceiver) -> None:
     with cluster() as url:
         own = Queue(url, tmp_path)
         try:

@@ -1,6 +1,6 @@
-"""Workers and Redis killed at every step: nothing is lost, and nothing sent twice but what was under way.
+"""Workers and Redis are killed at every step. No event is lost, and only deliveries under way are repeated.
 
-The documented second attempt is the one of an event whose worker died before Redis had its outcome.
+The documented second attempt belongs to an event whose worker died before Redis had its outcome.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ async def own(tmp_path: Path) -> AsyncIterator[Queue]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def durable(tmp_path: Path) -> AsyncIterator[Queue]:
-    """On a Redis that keeps what it was told."""
+    """A queue on a Redis server that persists its data."""
     async with queue(tmp_path, durable=True) as running:
         yield running
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def proxy(own: Queue) -> AsyncIterator[Proxy]:
-    """Between the first worker and Redis."""
+    """A proxy between the first worker and Redis."""
     async with Proxy(own.redis.port) as proxy:
         yield proxy
 
 
 async def next_worker(own: Queue) -> None:
-    """Takes up the name of the one that was killed, as after its heartbeat's end."""
+    """Start a worker that takes over the name of a killed worker, as after the end of its heartbeat."""
     async for key in own.store.client.scan_iter("worker:*"):
         await own.store.client.delete(key)
     await own.worker()
@@ -61,7 +61,7 @@ async def over(own: Queue, timeout: float = 10) -> None:
 
 async def assert_each_has_one_outcome(own: Queue, account: Account, ids: list[str], outcome: str = "delivered") -> None:
     for worker in own.workers:
-        assert await worker.stop() in (0, None)  # whatever it still tries it has tried then
+        assert await worker.stop() in (0, None)  # its last attempts have ended then
     rows = await account.log()
     assert sorted(row["id"] for row in rows) == sorted(ids)
     assert {row["outcome"] for row in rows} == {outcome}
@@ -71,9 +71,9 @@ async def assert_each_has_one_outcome(own: Queue, account: Account, ids: list[st
 # A worker is killed
 
 
-async def test_before_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+async def test_a_worker_killed_before_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
-    proxy.hold_requests = b":webhook:"  # where to?
+    proxy.hold_requests = b":webhook:"  # the claim, which reads the receiver
     worker = await own.worker(proxy.url)
     event_id = await account.emit()
     await wait_until(lambda: proxy.held)
@@ -86,7 +86,7 @@ async def test_before_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver)
     await assert_each_has_one_outcome(own, account, [event_id])
 
 
-async def test_during_the_post(own: Queue, receiver: FakeReceiver) -> None:
+async def test_a_worker_killed_during_the_post(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     receiver.hangs(f"/{account.id}")
     worker = await own.worker()
@@ -103,8 +103,8 @@ async def test_during_the_post(own: Queue, receiver: FakeReceiver) -> None:
     await assert_each_has_one_outcome(own, account, [event_id])
 
 
-async def test_after_the_answer(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
-    """The acknowledgement is under way when the worker dies, and arrives after another has sent the event again."""
+async def test_a_worker_killed_after_the_answer(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    """The acknowledgement of the dead worker arrives after another worker has sent the event again."""
     account = await own.account(receiver)
     proxy.hold_requests = b"delivered"
     worker = await own.worker(proxy.url)
@@ -131,8 +131,8 @@ async def _more_than(own: Queue, calls: int) -> bool:
     return await _scripts_run(own) > calls
 
 
-async def test_after_the_acknowledgement(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
-    """Redis has it, though the worker died before it could know."""
+async def test_a_worker_killed_after_the_acknowledgement(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    """Redis has the outcome, and the event is not sent again."""
     account = await own.account(receiver)
     worker = await own.worker(proxy.url)
     first = await account.emit()
@@ -150,8 +150,8 @@ async def test_after_the_acknowledgement(own: Queue, proxy: Proxy, receiver: Fak
     await assert_each_has_one_outcome(own, account, [first, event_id, last])
 
 
-async def test_with_many_waiting(own: Queue, receiver: FakeReceiver) -> None:
-    """Again and again: what was not under way is sent once."""
+async def test_workers_killed_while_many_events_wait(own: Queue, receiver: FakeReceiver) -> None:
+    """Events that were not under way are sent once."""
     account = await own.account(receiver)
     path = f"/{account.id}"
     receiver.plays(path, 0.005, OK)
@@ -166,13 +166,13 @@ async def test_with_many_waiting(own: Queue, receiver: FakeReceiver) -> None:
     await over(own, 20)
     times = receiver.ids(path)
     assert times.keys() == set(ids)
-    # Eight of an account are under way at most.
+    # At most eight deliveries of an account are under way.
     assert sum(times.values()) <= len(ids) + 3 * 8
     await assert_each_has_one_outcome(own, account, ids)
 
 
-async def test_one_is_killed_and_one_stands_still(own: Queue, receiver: FakeReceiver) -> None:
-    """A third claims what both hold. The one that stood still wakes up, and sends nothing that is no longer its own."""
+async def test_one_worker_is_killed_and_one_stalls(own: Queue, receiver: FakeReceiver) -> None:
+    """A third worker claims the events of both. The stalled worker resumes, and sends none of the claimed events."""
     gate = asyncio.Event()
     receiver.default = [gate, *OK]
     killed, frozen = await own.worker(), await own.worker()
@@ -191,13 +191,16 @@ async def test_one_is_killed_and_one_stands_still(own: Queue, receiver: FakeRece
         return len(pending) == 2 and min(pending.values()) > 10
 
     await wait_until(both_hold_some, 4)
-    await asyncio.sleep(0.5)  # each account has one under way now, and none has two
+    await asyncio.sleep(0.5)  # each account has exactly one delivery under way now
     killed.kill()
     frozen.signal(signal.SIGSTOP)
     under_way = {exchange.header("x-service-delivery") for exchange in receiver.exchanges}
     try:
         gate.set()
-        claims_soon = {"gateway.settings.SHORTEST_CLAIM_IDLE": 2.5, "workers.webhooks.sender.BUDGET": 1}
+        claims_soon = {
+            "gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": 2.5,
+            "workers.webhooks.sender.BUDGET_SECONDS": 1,
+        }
         await own.worker(constants=claims_soon, GATEWAY_WEBHOOK_CLAIM_IDLE="2.5")
         await over(own, 20)
     finally:
@@ -213,11 +216,11 @@ async def test_one_is_killed_and_one_stands_still(own: Queue, receiver: FakeRece
     assert sorted(row["id"] for row in rows) == sorted(ids)
 
 
-# Redis is killed, or the way to it
+# Redis is killed or unreachable
 
 
 async def test_redis_is_killed(durable: Queue, receiver: FakeReceiver) -> None:
-    """Twice, in the middle of deliveries: the worker lives, and what it sent it writes down when Redis is back."""
+    """The worker survives, and records the outcomes when Redis is back."""
     account = await durable.account(receiver)
     path = f"/{account.id}"
     receiver.plays(path, 0.005, OK)
@@ -254,7 +257,7 @@ async def test_redis_and_the_worker_are_killed(durable: Queue, receiver: FakeRec
     await assert_each_has_one_outcome(durable, account, ids)
 
 
-async def test_redis_goes_away_during_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+async def test_redis_is_unreachable_after_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     answering = asyncio.Event()
     receiver.plays(f"/{account.id}", answering, OK)
@@ -271,9 +274,9 @@ async def test_redis_goes_away_during_the_post(own: Queue, proxy: Proxy, receive
     await assert_each_has_one_outcome(own, account, [event_id])
 
 
-@pytest.mark.parametrize("step", [b":webhook:", b"delivered"], ids=["begin", "finish"])
-async def test_an_answer_of_redis_is_lost(own: Queue, proxy: Proxy, receiver: FakeReceiver, step: bytes) -> None:
-    """The script ran, and runs once more."""
+@pytest.mark.parametrize("step", [b":webhook:", b"delivered"], ids=["claim", "record"])
+async def test_a_reply_of_redis_is_lost(own: Queue, proxy: Proxy, receiver: FakeReceiver, step: bytes) -> None:
+    """The script has run, and runs once more."""
     account = await own.account(receiver)
     await own.worker(proxy.url)
     ids = [await account.emit()]
@@ -286,8 +289,8 @@ async def test_an_answer_of_redis_is_lost(own: Queue, proxy: Proxy, receiver: Fa
     await assert_each_has_one_outcome(own, account, ids)
 
 
-async def test_sigterm_while_redis_is_away(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
-    """It ends all the same; the next one sends what has no outcome."""
+async def test_sigterm_while_redis_is_unreachable(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    """The worker ends, and the next one sends the events without an outcome."""
     account = await own.account(receiver)
     worker = await own.worker(proxy.url)
     await account.outcome(await account.emit())

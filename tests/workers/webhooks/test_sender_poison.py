@@ -1,4 +1,4 @@
-"""Entries and records that no worker can process: they end no worker, delay nobody, and stay visible."""
+"""Entries and records that cannot be processed stop no worker, delay no other events, and stay visible."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,17 +13,17 @@ from tests.support.polling import wait_until
 from tests.support.worker_process import Queue, queue
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-# A worker whose claims come soon, and whose deliveries end well before them.
+# The constants of a worker that claims entries early, and whose deliveries end well before that.
 QUICK = {
-    "gateway.settings.SHORTEST_CLAIM_IDLE": 2,
-    "workers.webhooks.sender.BUDGET": 0.5,
-    "workers.stream.CLAIM_INTERVAL": 0.1,
+    "gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": 2,
+    "workers.webhooks.sender.BUDGET_SECONDS": 0.5,
+    "workers.stream.CLAIM_PAUSE_SECONDS": 0.1,
 }
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def own(tmp_path: Path) -> AsyncIterator[Queue]:
-    """Without a worker yet."""
+    """A queue without a worker."""
     async with queue(tmp_path) as running:
         yield running
 
@@ -32,11 +32,11 @@ async def dead(own: Queue, tag: str) -> list[dict[str, str]]:
     return [fields for _, fields in await own.store.client.xrange(dead_letters_key(tag))]
 
 
-async def test_poison_ends_no_worker(own: Queue, receiver: FakeReceiver) -> None:
-    """One of each kind, before the worker starts and while it runs; all other events arrive."""
+async def test_unreadable_entries_become_dead_letters(own: Queue, receiver: FakeReceiver) -> None:
+    """This holds for entries that arrive before the worker starts and while it runs. All other events arrive."""
     account = await own.account(receiver)
     tag = partition_tag(account.id)
-    whole = {"id": "evt_x", "account": account.id, "app": "shop", "type": "app.crashed", "data": "{}", "at": "1"}
+    whole = {"id": "evt_x", "account": account.id, "app": "shop", "type": "app.crashed", "at": "1"}
     elsewhere = own.unset_account()
     while partition_tag(elsewhere.id) == tag:
         elsewhere = own.unset_account()
@@ -64,11 +64,11 @@ async def test_poison_ends_no_worker(own: Queue, receiver: FakeReceiver) -> None
     assert {letter["reason"].split(":")[0] for letter in letters} == {"KeyError", "ValueError"}
     assert await own.waiting() == 0
     assert worker.process.poll() is None
-    assert worker.log.count("stream.joined") == 1, "the same worker all the time"
+    assert worker.log.count("stream.joined") == 1, "the worker never restarted"
 
 
-async def test_a_broken_receiver_record(own: Queue, receiver: FakeReceiver) -> None:
-    """A fault of ours is tried three times. Then the account sees a failure, and can send the event again."""
+async def test_a_broken_receiver_record_fails_its_events(own: Queue, receiver: FakeReceiver) -> None:
+    """The worker makes three attempts. Then the account sees a failure, and can send the event again."""
     account, other = await own.account(receiver), await own.account(receiver)
     record = await own.store.client.get(webhook_key(account.id))
     await own.store.client.set(webhook_key(account.id), '{"url": 1}')
@@ -87,7 +87,7 @@ async def test_a_broken_receiver_record(own: Queue, receiver: FakeReceiver) -> N
     assert verified(receiver.got(f"/{account.id}")[0], account.secret)["id"] == event_id
 
 
-async def test_an_event_whose_data_is_gone(own: Queue, receiver: FakeReceiver) -> None:
+async def test_an_event_without_stored_data_is_dropped(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     event_id = await account.emit()
     await own.store.client.hdel(bodies_key(account.id), event_id)

@@ -1,4 +1,4 @@
-"""The trace of a delivery, as a collector receives it from a real worker."""
+"""The trace of a delivery that a collector receives from a real worker."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ def described(span: Span) -> tuple[str, int, dict[str, object]]:
     return span.name, span.kind, span.attributes
 
 
-async def test_one_trace_for_each_delivery(tmp_path: Path, receiver: FakeReceiver) -> None:
+async def test_each_delivery_has_one_trace(tmp_path: Path, receiver: FakeReceiver) -> None:
     async with queue(tmp_path) as running, FakeCollector() as collector:
         await running.worker(**collector.settings())
 

@@ -1,4 +1,4 @@
-"""Tokens are judged as PyJWT judges them, but faster."""
+"""Tokens are accepted and refused like in PyJWT, but faster."""
 
 import base64
 import json
@@ -55,13 +55,13 @@ def of_pyjwt(token: bytes, issuer: str | None, audience: str | list[str] | None)
             algorithms=["HS256"],
             issuer=issuer,
             audience=audience,
-            leeway=tokens.LEEWAY,
+            leeway=tokens.LEEWAY_SECONDS,
             options=options,
         )
         float(claims["exp"])
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
         return "refused"
-    # Beyond what PyJWT looks at, an id is a text or a whole number.
+    # In addition to PyJWT's checks, an id must be a string or an integer.
     ids = [claims[name] for name in ("sub", "jti") if name in claims]
     if not all(isinstance(each, str | int) and not isinstance(each, bool) for each in ids):
         return "refused"
@@ -75,7 +75,7 @@ def assert_alike(token: bytes, issuer: str | None = None, audience: str | list[s
 
 
 def test_a_plain_token_passes() -> None:
-    """Without this, the comparisons could all be of refusals."""
+    """Shows that the comparisons are not all of refusals."""
     token = made(json.dumps(HEADER).encode(), json.dumps(CLAIMS | {"iss": "i", "aud": ["a", "b"]}).encode())
     assert "ana" in assert_alike(token, "i", ["x", "b"])
     assert assert_alike(token[:-2] + b"AA", "i", "a") == "refused"
@@ -107,8 +107,8 @@ def test_no_other_algorithm(alg: str) -> None:
             assert not tokens.verify_signature(tokens.UnverifiedToken(alg, None, b"a.b", b"{}", signature), key)
 
 
-def test_a_public_key_is_no_secret() -> None:
-    """PyJWT refuses what looks like a key in PEM as a secret."""
+def test_a_public_key_is_refused_as_a_secret() -> None:
+    """PyJWT refuses a secret that looks like a key in PEM."""
     pem = b"-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE\n-----END PUBLIC KEY-----\n"
     token = tokens.parse(made(json.dumps(HEADER).encode(), json.dumps(CLAIMS).encode()))
     assert not tokens.verify_signature(token, pem)
@@ -123,7 +123,7 @@ def test_a_public_key_is_no_secret() -> None:
     st.sampled_from(["header", "payload", "signature", "between"]),
 )
 @example(b"QQ", "payload")
-@example(b64(b'{"exp":9999999999} ')[:-1] + b"B", "payload")  # bits that no byte has
+@example(b64(b'{"exp":9999999999} ')[:-1] + b"B", "payload")  # bits beyond the last byte
 @example(b64(b'{"exp":9999999999}') + b"=", "payload")
 @example(b64(b'{"exp":9999999999} ') + b"==", "payload")
 @example(b"QQ=", "payload")
@@ -143,7 +143,7 @@ def test_segments(segment: bytes, place: str) -> None:
 
 
 @pytest.mark.parametrize("token", [b"", b".", b"..", b"...", b"a", b"a.b", b"\xff.\xff.\xff", b"a.b.c.d.e"])
-def test_no_token(token: bytes) -> None:
+def test_texts_that_are_not_tokens(token: bytes) -> None:
     assert assert_alike(token) == "refused"
 
 
@@ -178,7 +178,7 @@ def test_payloads(payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("header", [text.replace(b"{", b'{"alg":"HS256",', 1) for text in OBJECTS])
-def test_headers_that_are_no_json(header: bytes) -> None:
+def test_headers_that_are_not_json(header: bytes) -> None:
     assert_alike(made(header, json.dumps(CLAIMS).encode()))
 
 
@@ -212,7 +212,7 @@ def test_headers(members: dict[str, Any]) -> None:
 
 
 def test_a_critical_extension_is_refused() -> None:
-    """PyJWT takes this one. It says nothing, since `b64` is true if nobody speaks of it."""
+    """PyJWT accepts this one, which has no effect: `b64` is true by default."""
     header = json.dumps(HEADER | {"crit": ["b64"], "b64": True}).encode()
     assert ours(made(header, json.dumps(CLAIMS).encode()), None, None) == "refused"
 
@@ -222,7 +222,7 @@ def test_a_header_without_alg() -> None:
 
 
 TIMES = st.one_of(
-    # Far enough from the limits of the leeway for the seconds that pass between two judgements.
+    # Far enough from the limits of the leeway for the seconds that pass between two verifications.
     st.sampled_from([NOW - 3_600, NOW - 1_000, NOW, NOW + 1_000, NOW + 3_600, 0, -1, 10**400]),
     st.sampled_from([None, True, False, "", "soon", str(NOW + 1_000), f" {NOW + 1_000} ", NOW + 1_000.5, 1e300]),
     st.sampled_from([float("inf"), float("nan"), [], [NOW], {}, {"a": 1}, "1_000", "٣", "9" * 5_000]),
@@ -245,9 +245,13 @@ def test_claims(claims: dict[str, Any], issuer: str | None, audience: str | list
     assert_alike(made(json.dumps(HEADER).encode(), json.dumps(claims).encode()), issuer, audience)
 
 
-@pytest.mark.parametrize("seconds", [-60, -tokens.LEEWAY - 2, -tokens.LEEWAY + 2, 0, tokens.LEEWAY - 2, 60])
+@pytest.mark.parametrize(
+    "seconds", [-60, -tokens.LEEWAY_SECONDS - 2, -tokens.LEEWAY_SECONDS + 2, 0, tokens.LEEWAY_SECONDS - 2, 60]
+)
 @pytest.mark.parametrize("claim", ["exp", "nbf", "iat"])
 def test_the_leeway(claim: str, seconds: int) -> None:
     claims = CLAIMS | {claim: int(time.time()) + seconds}
     verdict = assert_alike(made(json.dumps(HEADER).encode(), json.dumps(claims).encode()))
-    assert (verdict == "refused") == (seconds < -tokens.LEEWAY if claim == "exp" else seconds > tokens.LEEWAY)
+    assert (verdict == "refused") == (
+        seconds < -tokens.LEEWAY_SECONDS if claim == "exp" else seconds > tokens.LEEWAY_SECONDS
+    )

@@ -1,4 +1,4 @@
-"""What is read of a key set, and what a hostile one may cost."""
+"""Parsing key sets, and the cost of hostile ones."""
 
 import base64
 import json
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway.inference.auth import key_sets
-from gateway.inference.auth.key_sets import FETCH_BYTES, KEYS, Key, read_key, split_document
+from gateway.inference.auth.key_sets import FETCH_BYTES, MAX_KEYS, Key, read_key, split_document
 from tests.fakes.backend import jwk, private_key
 
 EC, RSA, ED = (jwk(alg, private_key(alg), "good") for alg in ("ES256", "RS256", "EdDSA"))
@@ -65,8 +65,7 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_key_takes_no_other_away(fault: str) -> None:
-    """`key_ops: null` raised, and the whole key set with it; an RSA key with `d` gave 500."""
+def test_a_faulty_key_does_not_affect_the_others(fault: str) -> None:
     before, faulty, after = read([EC, FAULTS[fault], RSA])
     assert faulty is None
     assert before is not None
@@ -90,7 +89,7 @@ def test_the_two_names_of_an_edwards_key_are_one_algorithm(alg: str | None, allo
 
 @pytest.mark.parametrize("good", [EC, RSA, ED])
 def test_private_and_unknown_members_are_not_read(good: dict[str, Any]) -> None:
-    """An RSA key with `d` and without primes ran `pow(17, e * d, n)` with numbers of any size."""
+    """With `d` and without primes, a library would compute `pow(17, e * d, n)` with numbers of any size."""
     private = {"d": number(100_000), "p": 5, "q": None, "dp": [], "oth": [{}], "k": "x", "x5c": [1], "x5u": {}}
     (key,) = read([good | private])
     assert key is not None
@@ -114,7 +113,7 @@ def test_sizes_that_are_allowed() -> None:
     "body",
     [b"", b"[]", b"null", b"{}", b'{"keys":{}}', b'{"keys":null}', b"[" * 9000, b"\xff", b'{"keys":["\\ud800"]}'],
 )
-def test_what_is_no_key_set(body: bytes) -> None:
+def test_documents_that_are_not_key_sets(body: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
         read(body)
 
@@ -138,15 +137,15 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_document_takes_the_loop_for_long(name: str) -> None:
-    """A document of 11 KB stopped the process for 56 s. Between slices of ten keys others run."""
+def test_no_document_blocks_the_event_loop_for_long(name: str) -> None:
+    """Other work runs between slices of ten keys."""
     body = HOSTILE[name]
     assert len(body) <= FETCH_BYTES
     steps = []
     for _ in range(5):
         texts: list[msgspec.Raw] = []
         longest = 0.0
-        for start in range(-key_sets.SLICE, KEYS, key_sets.SLICE):
+        for start in range(-key_sets.SLICE, MAX_KEYS, key_sets.SLICE):
             began = time.thread_time()
             if start < 0:
                 try:
@@ -158,7 +157,7 @@ def test_no_document_takes_the_loop_for_long(name: str) -> None:
                     read_key(text)
             longest = max(longest, time.thread_time() - began)
         steps.append(longest)
-    assert len(texts) <= KEYS
+    assert len(texts) <= MAX_KEYS
     assert min(steps) < 0.02, "8 ms at most where this was written"
 
 

@@ -1,4 +1,4 @@
-"""Processes share what an app's backend said of its keys, and use nothing that is older than their own could be."""
+"""Processes share apps' key sets, and use no key for longer than one that they fetched themselves."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def key_set(users: Users) -> KeySet:
 
 
 async def shared(users: Users) -> None:
-    """Waits until the process has shared what it fetched."""
+    """Waits until the process has shared its keys."""
     task = key_set(users)._sharing
     assert task is not None
     await task
@@ -72,7 +72,7 @@ async def test_one_process_fetches_for_all(hosts: Hosts, store: Store) -> None:
     assert hosts.fetched == [HOST]
 
 
-async def test_keys_that_are_fresh_ask_nobody(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fresh_keys_need_no_call(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     users = process(hosts, store)
     await users.verify(APP, token(hosts.keys[HOST], "first", HOST))
     await shared(users)
@@ -91,10 +91,10 @@ async def test_a_copy_is_as_old_as_its_fetch(hosts: Hosts, store: Store) -> None
     assert key_set(two).fresh_until <= key_set(one).fresh_until
 
 
-async def test_what_is_stale_is_not_used(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A withdrawn key counts nowhere for longer than if each process had fetched by itself."""
-    monkeypatch.setattr(key_sets, "REFRESH_AFTER", 0.5)
-    monkeypatch.setattr(key_sets, "KEYS_LIFE", 0.5)
+async def test_stale_keys_are_not_used(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process uses a withdrawn key for longer than if it had fetched the keys itself."""
+    monkeypatch.setattr(key_sets, "REFRESH_SECONDS", 0.5)
+    monkeypatch.setattr(key_sets, "KEYS_SECONDS", 0.5)
     one, two = process(hosts, store), process(hosts, store)
     old = hosts.keys[HOST]
     await one.verify(APP, token(old, "ana", HOST))
@@ -106,8 +106,8 @@ async def test_what_is_stale_is_not_used(hosts: Hosts, store: Store, monkeypatch
     assert len(hosts.fetched) == 2
 
 
-async def test_a_rotated_key_is_seen_at_once(hosts: Hosts, store: Store) -> None:
-    """Also by a process that knows only a copy from before the rotation."""
+async def test_a_rotated_key_is_found_at_once(hosts: Hosts, store: Store) -> None:
+    """This also holds for a process that only has a copy from before the rotation."""
     one, two, three = (process(hosts, store) for _ in range(3))
     hosts.kid = "before"
     await one.verify(APP, token(hosts.keys[HOST], "ana", "before"))
@@ -125,7 +125,7 @@ async def test_a_rotated_key_is_seen_at_once(hosts: Hosts, store: Store) -> None
     assert len(hosts.fetched) == 2
 
 
-async def test_unknown_keys_are_asked_for_once_in_ten_seconds_by_all(hosts: Hosts, store: Store) -> None:
+async def test_all_processes_together_fetch_unknown_keys_once_in_ten_seconds(hosts: Hosts, store: Store) -> None:
     users = [process(hosts, store) for _ in range(3)]
     for each in users:
         await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
@@ -152,15 +152,15 @@ async def test_another_address_has_other_keys(hosts: Hosts, store: Store) -> Non
     assert len(hosts.fetched) >= 4
 
 
-async def test_redis_is_told_nothing_private(store: Store) -> None:
+async def test_redis_gets_no_private_members(store: Store) -> None:
     private = {"d": "c2VjcmV0", "p": "c2VjcmV0", "k": "c2VjcmV0", "x5c": ["c2VjcmV0"], "comment": "c2VjcmV0"}
     signing = {alg: private_key(alg) for alg in ("ES256", "RS256", "EdDSA")}
     document = [jwk(alg, key, alg) | private for alg, key in signing.items()]
     document.append({"kty": "oct", "k": "c2VjcmV0", "kid": "symmetric"})
 
     class Careless(Hosts):
-        async def fetch(self, method: str, url: str, **options: Any) -> outbound.Answer:
-            return outbound.Answer(200, {}, json.dumps({"keys": document, "note": "c2VjcmV0"}).encode())
+        async def fetch(self, method: str, url: str, **options: Any) -> outbound.Response:
+            return outbound.Response(200, {}, json.dumps({"keys": document, "note": "c2VjcmV0"}).encode())
 
     one, two = process(Careless(), store), process(Hosts(), store)
     for users in (one, two):
@@ -176,7 +176,7 @@ async def test_redis_is_told_nothing_private(store: Store) -> None:
 
 
 async def test_large_documents_are_not_shared(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_key_sets, "BYTES", 50)
+    monkeypatch.setattr(shared_key_sets, "MAX_BYTES", 50)
     for n in range(2):
         users = process(hosts, store)
         await users.verify(APP, token(hosts.keys[HOST], f"u{n}", HOST))
@@ -184,10 +184,10 @@ async def test_large_documents_are_not_shared(hosts: Hosts, store: Store, monkey
     assert hosts.fetched == [HOST, HOST]
 
 
-async def test_a_process_that_died_while_it_fetched_delays_the_others_for_a_moment(
+async def test_a_process_that_died_during_a_fetch_delays_the_others_for_a_moment(
     hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_key_sets, "WAIT", 0.3)
+    monkeypatch.setattr(shared_key_sets, "WAIT_SECONDS", 0.3)
     await store.client.set(key_set_keys(APP.account, APP.id)[1], "x")
     users = process(hosts, store)
     assert await users.verify(APP, token(hosts.keys[HOST], "ana", HOST)) == "ana"
@@ -199,7 +199,7 @@ async def test_a_process_that_died_while_it_fetched_delays_the_others_for_a_mome
     assert 0.3 <= time.monotonic() - began < 2
 
 
-async def test_a_backend_that_fails_is_tried_by_the_next(hosts: Hosts, store: Store) -> None:
+async def test_after_a_failed_fetch_the_next_process_tries(hosts: Hosts, store: Store) -> None:
     one, two = process(hosts, store), process(hosts, store)
     key = hosts.keys.pop(HOST)
     with pytest.raises(AppBackendUnreachable):

@@ -51,14 +51,14 @@ async def test_no_token(app: App, authorization: str | None) -> None:
     assert error["message"]
 
 
-async def test_a_token_elsewhere_does_not_count(app: App) -> None:
+async def test_a_token_outside_the_header_does_not_count(app: App) -> None:
     token = app.token()
     headers = {"Cookie": f"token={token}", "X-Authorization": f"Bearer {token}"}
     response = await app.post({"prompt": "x"}, path=f"?token={token}&access_token={token}", headers=headers)
     refused(response, 401, "TOKEN_MISSING")
 
 
-async def test_the_scheme_has_no_case(app: App) -> None:
+async def test_the_scheme_is_case_insensitive(app: App) -> None:
     for scheme in ("bearer", "BEARER"):
         headers = {"Authorization": f"{scheme} {app.token()}"}
         assert (await app.post({"prompt": "x"}, headers=headers)).status_code == 200
@@ -70,14 +70,14 @@ async def test_two_tokens_of_one_user_are_one_user(app: App) -> None:
     assert await remaining(app, app.token("ben")) == 19
 
 
-async def test_the_id_claim_stands_in_for_sub(app: App) -> None:
+async def test_the_id_claim_is_used_if_there_is_no_sub(app: App) -> None:
     assert await remaining(app, app.token(None, id="u1")) == 19
     assert await remaining(app, app.token("u1", id="other")) == 18
     refused(await app.ask("x", token=app.token(None)), 401, "TOKEN_INVALID")
 
 
 def signed(backend: FakeAppBackend, claims: dict[str, Any]) -> str:
-    """PyJWT refuses to write claims of some types."""
+    """Signs claims of types that PyJWT refuses to encode."""
     kid, key = backend.keys["RS256"]
     parts = [{"alg": "RS256", "kid": kid}, {"exp": 2**33, "id": "other", **claims}]
     text = ".".join(b64(json.dumps(part).encode()) for part in parts)
@@ -88,8 +88,7 @@ def b64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-async def test_whole_numbers_are_ids(app: App) -> None:
-    """A `sub` or `jti` that is an integer was refused."""
+async def test_integers_are_ids(app: App) -> None:
     assert await remaining(app, signed(app.backend, {"sub": 7})) == 19
     assert await remaining(app, signed(app.backend, {"sub": "7", "jti": 5})) == 18
     assert await remaining(app, signed(app.backend, {"sub": -(2**70), "jti": "a"})) == 19
@@ -97,7 +96,7 @@ async def test_whole_numbers_are_ids(app: App) -> None:
 
 @pytest.mark.parametrize("claim", ["sub", "jti"])
 @pytest.mark.parametrize("value", [1.5, True, False, None, [7], {}])
-async def test_what_is_no_id(app: App, claim: str, value: Any) -> None:
+async def test_values_that_are_not_ids(app: App, claim: str, value: Any) -> None:
     refused(await app.ask("x", token=signed(app.backend, {"sub": "ana", claim: value})), 401, "TOKEN_INVALID")
 
 
@@ -129,7 +128,7 @@ async def test_issuer_and_audience(gw: Gateway, backend: FakeAppBackend) -> None
         refused(await app.ask("x", token=app.token(**claims)), 401, "TOKEN_INVALID")
 
 
-async def test_an_audience_nobody_asked_for_is_no_fault(app: App) -> None:
+async def test_an_unexpected_audience_is_accepted(app: App) -> None:
     assert (await app.ask("x", token=app.token(aud="authenticated", iss="anyone"))).status_code == 200
 
 
@@ -206,7 +205,7 @@ async def passes(app: App) -> bool:
     return (await app.ask("x")).status_code == 200
 
 
-async def test_a_backend_that_is_gone(gw: Gateway) -> None:
+async def test_a_backend_that_is_down(gw: Gateway) -> None:
     async with pocketbase(gw) as app:
         pass
     refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")

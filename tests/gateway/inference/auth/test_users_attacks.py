@@ -1,4 +1,4 @@
-"""Forged tokens, each made as an attacker would make it."""
+"""Forged tokens, made as attackers make them."""
 
 import base64
 import contextlib
@@ -39,7 +39,7 @@ def unsigned(alg: str, signature: str = "") -> str:
 
 
 def hmacked(backend: FakeAppBackend, secret: bytes, alg: str = "ES256") -> str:
-    """HS256 with public data as the secret, under the `kid` of the public key."""
+    """Signs with HS256 and public data as the secret, under the `kid` of the public key."""
     head = {"alg": "HS256", "typ": "JWT", "kid": backend.keys[alg][0]}
     signed = f"{b64(head)}.{b64(claims())}"
     return f"{signed}.{b64(hmac.digest(secret, signed.encode(), hashlib.sha256))}"
@@ -134,7 +134,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def _with_kid(backend: FakeAppBackend, kid: Any) -> str:
-    """PyJWT refuses to write such a header."""
+    """Signs a header that PyJWT refuses to encode."""
     head = b64({"alg": "ES256", "typ": "JWT", "kid": kid})
     return _sign(backend, f"{head}.{b64(claims())}")
 
@@ -150,7 +150,7 @@ def _sign(backend: FakeAppBackend, text: str) -> str:
 
 
 async def test_the_forger_can_sign(app: App) -> None:
-    """Without this, the attacks with valid signatures would prove nothing."""
+    """Shows that the signatures of the attacks below are valid."""
     token = _signed(app.backend, json.dumps(claims()).encode())
     assert (await app.ask("x", token=token)).status_code == 200
 
@@ -173,7 +173,7 @@ async def test_addresses_in_the_header_are_not_fetched(app: App) -> None:
 
 
 async def test_a_token_of_one_app_at_another(gw: Gateway, app: App) -> None:
-    """Even if both apps have a key of the same `kid`, and the token is cached for the first app."""
+    """It is refused even if both apps have a key with the same `kid`, and the token is cached for the first app."""
     async with FakeAppBackend("ES256") as theirs:
         theirs.keys["ES256"] = (app.backend.keys["ES256"][0], theirs.keys["ES256"][1])
         other = await gw.app(theirs)
@@ -186,7 +186,7 @@ async def test_a_token_of_one_app_at_another(gw: Gateway, app: App) -> None:
 
 
 async def test_a_token_for_one_audience_at_an_app_with_another(gw: Gateway, backend: FakeAppBackend) -> None:
-    """Both apps have the same backend and so the same key set; the token is cached for the first."""
+    """Both apps have the same backend and key set, and the token is cached for the first app."""
     first, second = [
         await gw.app(backend, auth={"kind": "jwks", "url": backend.jwks_url, "audience": audience})
         for audience in ("web", "ai")
@@ -197,8 +197,8 @@ async def test_a_token_for_one_audience_at_an_app_with_another(gw: Gateway, back
         refused(await second.ask("x", token=token), 401, "TOKEN_INVALID")
 
 
-async def test_header_bombs_do_not_kill(app: App) -> None:
-    """Whether the parser or the gateway refuses them, the next request is served."""
+async def test_huge_headers_do_no_harm(app: App) -> None:
+    """The parser or the gateway refuses them, and the next request is served."""
     for size in (60_000, 200_000, 2_000_000):
         with contextlib.suppress(httpx.TransportError):
             response = await app.ask("x", token="x" * size)

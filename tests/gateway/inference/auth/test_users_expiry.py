@@ -1,4 +1,4 @@
-"""How long the gateway relies on what it knows: verified tokens, an app's keys, a backend's failure."""
+"""How long the gateway caches verified tokens, apps' keys and backends' failures."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import TokenInvalid
 from gateway.inference.auth import jwt, key_sets
-from gateway.inference.auth.users import TOKEN_LIFE, Users
+from gateway.inference.auth.users import TOKEN_SECONDS, Users
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import private_key
 from tests.fakes.server import answer
@@ -27,8 +27,8 @@ async def status(app: App, token: str | None = None) -> int:
 
 
 async def test_rotated_keys_are_found(brisk: Gateway) -> None:
-    """Within the interval between two fetches, which is 10 seconds in production."""
-    assert key_sets.FETCH_INTERVAL == 10
+    """They are found within the interval between two fetches, which is 10 seconds in production."""
+    assert key_sets.FETCH_INTERVAL_SECONDS == 10
     async with FakeAppBackend() as backend:
         app = await brisk.app(backend)
         assert await status(app) == 200
@@ -46,11 +46,13 @@ async def test_rotated_keys_are_found(brisk: Gateway) -> None:
             stranger = FakeAppBackend("ES256").token()
             refused(await app.ask("x", token=stranger), 401, "TOKEN_INVALID")
         passed = time.monotonic() - began
-        assert backend.fetches <= fetches + 1 + passed // BRISK["gateway.inference.auth.key_sets.FETCH_INTERVAL"]
+        assert (
+            backend.fetches <= fetches + 1 + passed // BRISK["gateway.inference.auth.key_sets.FETCH_INTERVAL_SECONDS"]
+        )
 
 
 async def test_a_backend_that_comes_back(gw: Gateway) -> None:
-    """The gateway soon forgets a failure, and still does not ask again for every request."""
+    """The gateway soon tries again after a failure, but not for every request."""
     async with FakeAppBackend() as backend:
         app = await gw.app(backend)
         backend.jwks = answer(500)
@@ -67,7 +69,7 @@ async def test_a_backend_that_comes_back(gw: Gateway) -> None:
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """The checks of a signature."""
+    """Counts the checks of signatures."""
     checks = Mock(side_effect=jwt.verify_signature)
     monkeypatch.setattr(jwt, "verify_signature", checks)
     return checks
@@ -76,29 +78,29 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
 async def test_a_signature_is_checked_once_while_its_keys_are_fresh(
     users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was checked anew every minute, though nothing of the token, the key or the app had changed."""
-    assert key_sets.REFRESH_AFTER == 300
-    monkeypatch.setattr("gateway.inference.auth.users.TOKEN_LIFE", 0)
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    """Neither the token, nor the key, nor the app has changed."""
+    assert key_sets.REFRESH_SECONDS == 300
+    monkeypatch.setattr("gateway.inference.auth.users.TOKEN_SECONDS", 0)
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     key = hosts.keys["victim.apps.example"] = private_key("ES256")
     known = token(key, "ana")
     for _ in range(3):
         assert await users.verify(an_app(), known) == "ana"
     assert (checks.call_count, len(hosts.fetched)) == (1, 1)
-    monkeypatch.setattr(key_sets, "REFRESH_AFTER", 0)
-    assert await users.verify(an_app(), known) == "ana"  # and has the keys fetched again
+    monkeypatch.setattr(key_sets, "REFRESH_SECONDS", 0)
+    assert await users.verify(an_app(), known) == "ana"  # also starts a fetch of the keys
     await asyncio.sleep(0.1)
-    monkeypatch.setattr(key_sets, "REFRESH_AFTER", 300)
+    monkeypatch.setattr(key_sets, "REFRESH_SECONDS", 300)
     for _ in range(3):
         assert await users.verify(an_app(), known) == "ana"
     assert (checks.call_count, len(hosts.fetched)) == (2, 2)
 
 
-async def test_a_stranger_s_token_has_no_other_verified_again(
+async def test_a_token_with_an_unknown_key_does_not_invalidate_others(
     users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token of an unknown key has the keys fetched; the tokens that they verified need not be verified again."""
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    """It causes a fetch of the keys. The tokens that they verified are not verified again."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     hosts.keys["victim.apps.example"] = key = private_key("ES256")
     known = token(key, "ana")
     assert await users.verify(an_app(), known) == "ana"
@@ -109,8 +111,8 @@ async def test_a_stranger_s_token_has_no_other_verified_again(
 
 
 async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passed for a minute after the gateway had seen that its key was withdrawn."""
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    """It is refused as soon as the gateway has fetched a key set without its key."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     old, new = private_key("ES256"), private_key("ES256")
     hosts.keys["victim.apps.example"], hosts.kid = old, "old"
     known = token(old, "ana", "old")
@@ -122,8 +124,8 @@ async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts, mo
 
 
 async def test_a_verified_token_keeps_no_key_set(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Key sets are bounded; a token whose key set had to go is verified by the one that is fetched then."""
-    monkeypatch.setattr("gateway.inference.auth.users.ORIGINS", 1)
+    """If its key set had to be dropped, the token is verified again with a new one."""
+    monkeypatch.setattr("gateway.inference.auth.users.MAX_ORIGINS", 1)
     old, other, new = (private_key("ES256") for _ in range(3))
     hosts.keys = {"victim.apps.example": old, "other.apps.example": other}
     known = token(old, "ana")
@@ -135,16 +137,16 @@ async def test_a_verified_token_keeps_no_key_set(users: Users, hosts: Hosts, mon
 
 
 async def test_a_signed_out_user_is_out_within_a_minute(brisk: Gateway) -> None:
-    """So is a token of a key that was withdrawn, once the keys were fetched.
+    """So is a token with a withdrawn key, once the keys were fetched.
 
     The test's minute takes 2 seconds.
     """
-    assert TOKEN_LIFE == 60
+    assert TOKEN_SECONDS == 60
     async with FakeAppBackend() as backend:
         auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
         signed_out, withdrawn = await brisk.app(backend, auth=auth), await brisk.app(backend)
         tokens = {app: app.token() for app in (signed_out, withdrawn)}
-        assert [await status(app, token) for app, token in jwt.items()] == [200, 200]
+        assert [await status(app, token) for app, token in tokens.items()] == [200, 200]
         backend.refresh = answer(401, {"message": "signed out"})
         backend.rotate("ES256")
 

@@ -1,4 +1,4 @@
-"""Whose keys verify an app's tokens after it was renamed, moved, or created again."""
+"""The keys that verify an app's tokens after it was renamed, moved or created again."""
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_renamed_app_takes_its_keys_from_its_new_address(users: Users, hosts: Hosts) -> None:
-    """They were fetched from the old host: an hour later every user got 503 until a restart."""
+    """Keys from the old host are not used."""
     first, second = private_key("ES256"), private_key("ES256")
     hosts.keys["victim.apps.example"] = first
     assert await users.verify(an_app(), token(first, "ana")) == "ana"
@@ -31,11 +31,11 @@ async def test_a_renamed_app_takes_its_keys_from_its_new_address(users: Users, h
     assert hosts.fetched == ["victim.apps.example", "final.apps.example"]
 
 
-async def test_whoever_takes_a_former_name_forges_nothing(
+async def test_an_app_that_takes_a_former_name_cannot_forge_tokens(
     users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys of `mid` verified the tokens of an app that had been renamed away from it."""
-    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    """The keys at the name `mid` do not verify tokens of the app that had this name before."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_SECONDS", 0)
     mallory, own = private_key("ES256"), private_key("ES256")
     hosts.kid = "own"
     hosts.keys["mid.apps.example"] = own
@@ -49,7 +49,7 @@ async def test_whoever_takes_a_former_name_forges_nothing(
 
 @pytest.mark.parametrize("change", [{"account": "acc_2"}, {"createdAt": "2026-11-21T00:00:00.001Z"}])
 async def test_a_verified_token_ends_with_its_app(users: Users, hosts: Hosts, change: dict[str, str]) -> None:
-    """The old owner's tokens and keys passed at the app that another account created under the same name."""
+    """The old owner's tokens and keys do not pass at an app that another account creates under the same name."""
     key = private_key("ES256")
     app = an_app(auth=JwksAuth(url="https://keys.example/jwks.json"))
     hosts.keys["keys.example"] = key

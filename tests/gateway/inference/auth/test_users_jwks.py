@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @contextlib.asynccontextmanager
 async def own(gw: Gateway) -> AsyncIterator[App]:
-    """An app with a backend of its own."""
+    """Yields an app with its own backend."""
     async with FakeAppBackend() as backend:
         yield await gw.app(backend)
 
@@ -29,7 +29,7 @@ async def passes(app: App) -> bool:
     return (await app.ask("x")).status_code == 200
 
 
-async def test_keys_are_fetched_once_in_one_flight(gw: Gateway) -> None:
+async def test_simultaneous_requests_share_one_fetch(gw: Gateway) -> None:
     async with own(gw) as app:
         app.backend.gate.clear()
         asks = [asyncio.create_task(app.ask("x", token=app.token(f"u{n}"))) for n in range(10)]
@@ -41,7 +41,7 @@ async def test_keys_are_fetched_once_in_one_flight(gw: Gateway) -> None:
         assert app.backend.fetches == 1
 
 
-async def test_unknown_keys_are_asked_for_once_in_ten_seconds(gw: Gateway) -> None:
+async def test_unknown_keys_are_fetched_once_in_ten_seconds(gw: Gateway) -> None:
     async with own(gw) as app:
         assert await passes(app)
         mallory = FakeAppBackend()
@@ -87,8 +87,8 @@ async def test_a_broken_backend_fails_closed(gw: Gateway, provider: FakeProvider
         assert app.backend.exchanges[-1].written < 8 * 2**20
 
 
-async def test_backends_that_take_for_ever(brisk: Gateway) -> None:
-    """One backend never answers; the other sends an endless body in quick pieces."""
+async def test_backends_that_never_finish(brisk: Gateway) -> None:
+    """One backend never answers; the other one sends an endless body in quick pieces."""
 
     async def refuses(script: Script) -> None:
         async with own(brisk) as app:
@@ -124,7 +124,7 @@ async def test_a_slow_backend_slows_only_its_app(gw: Gateway, app: App) -> None:
         assert (await waiting).status_code == 200
 
 
-async def test_keys_nobody_can_use_do_no_harm(gw: Gateway) -> None:
+async def test_unusable_keys_do_no_harm(gw: Gateway) -> None:
     async with own(gw) as app:
         kid, key = app.backend.keys["ES256"]
         odd = [
@@ -169,7 +169,7 @@ PRIVATE = [
 
 
 async def test_private_addresses_are_not_reached(strict: Gateway) -> None:
-    """Refused when the app is stored, or at the latest when its keys are fetched."""
+    """They are refused when the app is stored, or at the latest when its keys are fetched."""
     async with FakeAppBackend() as backend:
         account = await strict.account()
         for number, auth in enumerate(PRIVATE):

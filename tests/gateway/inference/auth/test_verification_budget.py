@@ -1,35 +1,35 @@
-"""Budgets of work, and turns, against a clock that the test sets."""
+"""Budgets of work, and slots, with clocks that the test sets."""
 
 import asyncio
 
 import pytest
 
 from gateway.accounts.records import App
-from gateway.errors import AppRateLimited
+from gateway.errors import TokensLimited
 from gateway.inference.auth import verification_budget
-from gateway.inference.auth.verification_budget import ACCOUNT_RATE, APP_RATE, BURST, VALID_WEIGHT, VerificationLimits
+from gateway.inference.auth.verification_budget import (
+    ACCOUNT_RATE,
+    APP_RATE,
+    BURST_SECONDS,
+    VALID_WEIGHT,
+    VerificationLimits,
+)
 
 
 class Clock:
+    """The time, and the time of work, in seconds."""
+
     now, work = 100.0, 5.0
 
-    def monotonic(self) -> float:
-        return self.now
 
-    def thread_time(self) -> float:
-        return self.work
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(verification_budget, "time", clock)
-    return clock
-
-
-@pytest.fixture
-def limits() -> VerificationLimits:
-    return VerificationLimits(30)
+def limits(clock: Clock) -> VerificationLimits:
+    return VerificationLimits(30, clock=lambda: clock.now, thread_clock=lambda: clock.work)
 
 
 def an_app(name: str = "shop", account: str = "acc_1") -> App:
@@ -37,17 +37,17 @@ def an_app(name: str = "shop", account: str = "acc_1") -> App:
 
 
 async def verify(limits: VerificationLimits, app: App, clock: Clock, seconds: float, *, valid: bool = False) -> None:
-    work = await limits.begin(app)
+    verification = await limits.begin(app)
     clock.work += seconds
-    work.finish(valid=valid)
+    verification.finish(valid=valid)
     await asyncio.sleep(0)
 
 
 async def test_an_app_that_used_up_its_time_is_refused_and_no_other(limits: VerificationLimits, clock: Clock) -> None:
     app, other = an_app(), an_app("blog", "acc_2")
-    await verify(limits, app, clock, APP_RATE * BURST + 0.19)
+    await verify(limits, app, clock, APP_RATE * BURST_SECONDS + 0.19)
     for _ in range(3):
-        with pytest.raises(AppRateLimited) as refused:
+        with pytest.raises(TokensLimited) as refused:
             await limits.begin(app)
         assert refused.value.retry_after == 2
         assert dict(refused.value.headers)[b"ratelimit-remaining"] == b"0"
@@ -57,10 +57,10 @@ async def test_an_app_that_used_up_its_time_is_refused_and_no_other(limits: Veri
 
 
 async def test_the_apps_of_an_account_share_a_budget(limits: VerificationLimits, clock: Clock) -> None:
-    """Otherwise fifty apps of one account would take fifty times as much."""
+    """Otherwise, fifty apps of one account could use fifty times as much."""
     for number in range(2):
-        await verify(limits, an_app(f"app-{number}"), clock, APP_RATE * BURST - 0.0001)
-    with pytest.raises(AppRateLimited):
+        await verify(limits, an_app(f"app-{number}"), clock, APP_RATE * BURST_SECONDS - 0.0001)
+    with pytest.raises(TokensLimited):
         await limits.begin(an_app("app-3"))
     await verify(limits, an_app("app-3", "acc_2"), clock, ACCOUNT_RATE)
 
@@ -68,14 +68,14 @@ async def test_the_apps_of_an_account_share_a_budget(limits: VerificationLimits,
 async def test_valid_tokens_cost_a_part(limits: VerificationLimits, clock: Clock) -> None:
     app = an_app()
     for _ in range(3):
-        await verify(limits, app, clock, APP_RATE * BURST * 0.99 / 3 / VALID_WEIGHT * 0.5, valid=True)
+        await verify(limits, app, clock, APP_RATE * BURST_SECONDS * 0.99 / 3 / VALID_WEIGHT * 0.5, valid=True)
     await verify(limits, app, clock, 1)
-    with pytest.raises(AppRateLimited):
+    with pytest.raises(TokensLimited):
         await limits.begin(app)
 
 
-async def test_an_account_has_one_turn_in_each_round_of_the_loop(limits: VerificationLimits, clock: Clock) -> None:
-    """Many tokens that arrived together were verified in one go, while everybody else waited."""
+async def test_an_account_has_one_slot_in_each_round_of_the_loop(limits: VerificationLimits) -> None:
+    """Many tokens that arrive together do not delay other accounts."""
     rounds = 0
     seen: dict[str, list[int]] = {"acc_1": [], "acc_2": []}
 
@@ -86,9 +86,9 @@ async def test_an_account_has_one_turn_in_each_round_of_the_loop(limits: Verific
             await asyncio.sleep(0)
 
     async def ask(account: str) -> None:
-        work = await limits.begin(an_app(account=account))
+        verification = await limits.begin(an_app(account=account))
         seen[account].append(rounds)
-        work.finish(valid=False)
+        verification.finish(valid=False)
 
     counting = asyncio.create_task(count_rounds())
     await asyncio.gather(*(ask("acc_1") for _ in range(50)), *(ask("acc_2") for _ in range(2)))
@@ -99,20 +99,20 @@ async def test_an_account_has_one_turn_in_each_round_of_the_loop(limits: Verific
     assert limits._waiting == {}
 
 
-async def test_each_further_key_waits_for_a_turn(limits: VerificationLimits, clock: Clock) -> None:
-    """A token that names no key may be tried with many: others run in between."""
-    work = await limits.begin(an_app())
+async def test_each_further_key_waits_for_a_slot(limits: VerificationLimits) -> None:
+    """Other work runs while a token that names no key is tried with several."""
+    verification = await limits.begin(an_app())
     for _ in range(3):
         others: list[str] = []
         asyncio.get_running_loop().call_soon(others.append, "ran")
-        await work.take_another_turn()
+        await verification.acquire_next()
         assert others == ["ran"]
-    work.finish(valid=False)
+    verification.finish(valid=False)
     await asyncio.sleep(0.01)
     assert limits._waiting == {}
 
 
-async def test_turns_survive_requests_that_are_canceled(limits: VerificationLimits, clock: Clock) -> None:
+async def test_canceled_requests_do_not_block_the_slots(limits: VerificationLimits, clock: Clock) -> None:
     tasks = [asyncio.create_task(verify(limits, an_app(), clock, 0)) for _ in range(20)]
     await asyncio.sleep(0)
     for task in tasks[::2]:
@@ -123,13 +123,13 @@ async def test_turns_survive_requests_that_are_canceled(limits: VerificationLimi
     assert limits._waiting == {}
 
 
-async def test_waiting_tokens_and_budgets_are_bounded(
+async def test_waiting_tokens_and_budgets_are_limited(
     limits: VerificationLimits, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification_budget, "WAITING", 5)
-    monkeypatch.setattr(verification_budget, "BUDGETS", 10)
+    monkeypatch.setattr(verification_budget, "MAX_WAITING", 5)
+    monkeypatch.setattr(verification_budget, "MAX_BUDGETS", 10)
     results = await asyncio.gather(*(verify(limits, an_app(), clock, 0) for _ in range(20)), return_exceptions=True)
-    assert sum(isinstance(result, AppRateLimited) for result in results) == 14
+    assert sum(isinstance(result, TokensLimited) for result in results) == 14
     for number in range(20):
         await verify(limits, an_app(f"app-{number}", f"acc-{number}"), clock, 0.001)
     assert len(limits._budgets) == 10

@@ -1,4 +1,4 @@
-"""The order of waiting requests, against properties and against a plain model."""
+"""The order of waiting requests, tested against properties and a model."""
 
 import itertools
 import os
@@ -31,10 +31,10 @@ def fill(accounts: dict[str, float], each: int) -> FairQueue[Item]:
 
 @given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), weights, min_size=1, max_size=12), st.data())
 def test_backlogged_accounts_are_served_by_weight(accounts: dict[str, float], data: st.DataObject) -> None:
-    """VTC's bound: for any two, in any interval, served / weight differs by at most one turn of each."""
+    """For any two accounts and any interval, served / weight differs by at most one request of each (VTC's bound)."""
     queue = fill(accounts, 200)
     served: list[str] = []
-    # Served by weight, the heaviest account has its 200 requests for this long.
+    # For so many requests, the heaviest account still has some of its 200.
     for _ in range(int(200 * sum(accounts.values()) / max(accounts.values())) - len(accounts)):
         item = queue.pop()
         assert item
@@ -47,8 +47,8 @@ def test_backlogged_accounts_are_served_by_weight(accounts: dict[str, float], da
 
 
 @given(st.dictionaries(names, st.tuples(weights, st.integers(1, 40)), min_size=2))
-def test_unused_share_goes_to_the_others(accounts: dict[str, tuple[float, int]]) -> None:
-    """Max–min: an account that waits until the end has no less per weight than any other."""
+def test_an_unused_share_goes_to_the_others(accounts: dict[str, tuple[float, int]]) -> None:
+    """Max–min fairness: an account that waits until the end gets no less per weight than any other."""
     queue: FairQueue[Item] = FairQueue()
     for account, (weight, count) in accounts.items():
         for n in range(count):
@@ -64,7 +64,7 @@ def test_unused_share_goes_to_the_others(accounts: dict[str, tuple[float, int]])
 
 
 @given(st.integers(1, 60), st.integers(1, 30))
-def test_a_crowd_delays_another_account_by_one_turn(crowd: int, before: int) -> None:
+def test_a_crowd_delays_another_account_by_one_request(crowd: int, before: int) -> None:
     queue = fill({"crowd": 1.0}, 60 + before)
     for _ in range(min(before, crowd)):
         queue.pop()
@@ -82,7 +82,7 @@ def test_an_account_that_did_not_wait_has_no_credit() -> None:
     assert abs(served["late"] - served["busy"]) <= 1
 
 
-def test_an_account_that_leaves_and_comes_back_gets_no_more_turns() -> None:
+def test_an_account_that_leaves_and_comes_back_is_not_served_more_often() -> None:
     queue = fill({"steady": 1.0}, 1000)
     served: Counter[str] = Counter()
     for n in itertools.count():
@@ -96,7 +96,7 @@ def test_an_account_that_leaves_and_comes_back_gets_no_more_turns() -> None:
     assert abs(served["flapping"] - served["steady"]) <= 1
 
 
-def test_new_accounts_without_end_starve_nobody() -> None:
+def test_a_stream_of_new_accounts_starves_no_account() -> None:
     queue: FairQueue[Item] = FairQueue()
     queue.push(("zoe", "app", 0), "zoe", "app")
     for n in range(10):
@@ -108,7 +108,7 @@ def test_new_accounts_without_end_starve_nobody() -> None:
 
 
 @given(st.lists(st.sampled_from(["shop", "blog", "forum"]), min_size=1, max_size=60))
-def test_apps_are_served_in_turn_and_each_in_order(apps: list[str]) -> None:
+def test_apps_are_served_in_rotation_and_each_in_order(apps: list[str]) -> None:
     queue: FairQueue[Item] = FairQueue()
     for n, app in enumerate(apps):
         queue.push(("acc", app, n), "acc", app)
@@ -124,7 +124,7 @@ def test_apps_are_served_in_turn_and_each_in_order(apps: list[str]) -> None:
         assert all(rounds[app] <= rounds[other] + 1 for other in left if left[other])
 
 
-def test_bounds() -> None:
+def test_limits_of_an_account_and_of_the_queue() -> None:
     queue: FairQueue[Item] = FairQueue()
     for n in range(60):
         queue.push(("acc", "app", n), "acc", "app")
@@ -140,7 +140,7 @@ def test_bounds() -> None:
 
 
 @given(st.dictionaries(names, st.tuples(weights, st.integers(1, 30)), min_size=1), names, weights)
-def test_requests_ahead_are_not_more_than_estimated(
+def test_at_most_the_estimated_number_of_requests_is_served_first(
     accounts: dict[str, tuple[float, int]], account: str, weight: float
 ) -> None:
     weight = accounts.get(account, (weight, 0))[0]
@@ -148,7 +148,7 @@ def test_requests_ahead_are_not_more_than_estimated(
     for name, (each, count) in accounts.items():
         for n in range(count):
             queue.push((name, "app", n), name, "app", each)
-    estimate = queue.ahead(account, weight)
+    estimate = queue.count_ahead(account, weight)
     last = (account, "app", 99)
     queue.push(last, account, "app", weight)
     ahead = 0
@@ -157,7 +157,7 @@ def test_requests_ahead_are_not_more_than_estimated(
     assert ahead <= estimate + len(accounts)
 
 
-def test_the_past_is_forgotten() -> None:
+def test_counters_of_past_accounts_are_dropped() -> None:
     queue: FairQueue[Item] = FairQueue()
     queue.push(("busy", "app", -1), "busy", "app")
     for n in range(10_000):
@@ -170,7 +170,7 @@ def test_the_past_is_forgotten() -> None:
 
 
 class Model(RuleBasedStateMachine):
-    """Any order of calls: what was pushed leaves once, and the books agree."""
+    """Any order of calls: each pushed item leaves once, and the counts agree with the model."""
 
     def __init__(self) -> None:
         super().__init__()

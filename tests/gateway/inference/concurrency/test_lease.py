@@ -1,4 +1,4 @@
-"""The process's side of a lease, by its rules alone; tests/lua/inference/test_lease_machine.py adds the script."""
+"""The process's side of a lease, without the script; tests/lua/inference/test_lease_machine.py tests both together."""
 
 import pytest
 
@@ -12,14 +12,14 @@ LENGTH = 28.0
 
 @pytest.fixture
 def lease() -> Lease:
-    """With four permits, renewed at 100."""
+    """Returns a lease with four permits, renewed at 100."""
     lease = Lease(LENGTH)
     assert lease.renew(lease.call(100.0), 100.1)
     assert lease.accept(1, 0, ["-"] * 4, 100.1) == ["-"] * 4
     return lease
 
 
-def test_it_ends_counted_from_the_moment_before_the_call(lease: Lease) -> None:
+def test_a_lease_is_counted_from_the_moment_before_the_call(lease: Lease) -> None:
     call = lease.call(110.0)
     assert lease.renew(call, 120.0)
     assert lease.take(137.9)
@@ -29,10 +29,10 @@ def test_it_ends_counted_from_the_moment_before_the_call(lease: Lease) -> None:
 def test_an_answer_after_the_end_renews_nothing(lease: Lease) -> None:
     call = lease.call(110.0)
     assert not lease.renew(call, 138.0)
-    assert not lease.valid(138.0)
+    assert not lease.is_valid(138.0)
 
 
-def test_what_is_given_back_is_not_taken_while_the_call_is_under_way(lease: Lease) -> None:
+def test_permits_that_a_call_gives_back_cannot_be_taken(lease: Lease) -> None:
     call = lease.call(101.0, give_back=3)
     assert (call.granted, call.returned, call.used) == (4, 3, 0)
     assert lease.take(101.0)
@@ -48,7 +48,7 @@ def test_a_new_epoch_holds_the_permits_in_use(lease: Lease) -> None:
     assert (call.epoch, call.granted, call.returned, call.used) == (2, 2, 0, 2)
     assert call.number > late.number
     assert not lease.renew(late, 128.0)
-    lease.free()
+    lease.release()
     assert not lease.take(128.1)
     assert lease.renew(call, 128.2)
     assert lease.take(128.3)
@@ -60,7 +60,7 @@ def test_without_a_lease_grants_are_ignored(lease: Lease) -> None:
     assert lease.granted == 4
 
 
-def test_each_grant_is_taken_once_and_in_order(lease: Lease) -> None:
+def test_each_grant_is_accepted_once_and_in_order(lease: Lease) -> None:
     assert lease.accept(1, 5, ["b"], 101.0) is None
     assert lease.accept(1, 4, ["a"], 101.0) == ["a"]
     assert lease.accept(1, 4, ["a"], 101.0) == []

@@ -1,4 +1,4 @@
-"""The fair share of the provider as callers meet it: turns, refusals, and waits that end early."""
+"""The queue for the provider as callers experience it: order, refusals, and waits that end early."""
 
 import asyncio
 import collections
@@ -17,6 +17,7 @@ from tests.fakes.server import HANG, Head
 from tests.support.accounts import App
 from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.metrics import metric
 from tests.support.polling import wait_until
 from tests.support.responses import answered, refused
 
@@ -25,15 +26,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @session_fixture
 async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """Two requests at the provider at once, and two seconds of patience."""
+    """Two requests at the provider at once, and a maximum wait of two seconds."""
     settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "2", "GATEWAY_DRAIN": "2"}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("narrow"), **settings) as gw:
         yield gw
-
-
-async def metric(gateway: Gateway, name: str) -> float:
-    text = (await gateway.http.get("/metrics")).text
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +49,7 @@ async def busy(gateway: Gateway, app: App, provider: FakeProvider) -> AsyncItera
 async def waiting(
     gateway: Gateway, app: App, prompt: str, count: int = 1, *, stream: bool = False
 ) -> asyncio.Task[httpx.Response]:
-    """A request that waits, as the last of `count`."""
+    """Sends a request, and returns once it waits as the last of `count`."""
     ask = asyncio.create_task(app.ask(prompt, stream=stream))
 
     async def waits() -> bool:
@@ -63,7 +59,7 @@ async def waiting(
     return ask
 
 
-async def test_the_provider_never_sees_more_than_the_bound(
+async def test_the_provider_never_gets_more_requests_than_the_limit(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     apps = [await narrow.app(backend) for _ in range(3)]
@@ -76,7 +72,7 @@ async def test_the_provider_never_sees_more_than_the_bound(
     assert await metric(narrow, "gateway_provider_wait_seconds_count") >= 8
 
 
-async def test_whoever_waits_too_long_is_refused_and_pays_nothing(
+async def test_a_request_that_waits_too_long_is_refused_and_costs_nothing(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     app, other = await narrow.app(backend), await narrow.app(backend)
@@ -98,7 +94,9 @@ async def test_a_freed_permit_goes_to_a_waiting_request(
     assert (await ask).json()["text"] == "Guten Tag"
 
 
-async def test_leaving_gives_the_turn_back(narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+async def test_a_client_that_leaves_leaves_the_queue(
+    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
     app, other = await narrow.app(backend), await narrow.app(backend)
     prompt = provider.plays(tokens("never"))
     async with busy(narrow, app, provider):
@@ -110,12 +108,12 @@ async def test_leaving_gives_the_turn_back(narrow: Gateway, backend: FakeAppBack
             return await metric(narrow, "gateway_provider_waiting") == 0
 
         await wait_until(gone)
-        assert time.monotonic() - left < 1.5, "before its patience of two seconds ends"
+        assert time.monotonic() - left < 1.5, "before its maximum wait of two seconds ends"
     assert await other.account.settled() == 0
     assert not provider.asked(prompt)
 
 
-async def test_the_emergency_file_ends_the_waiting(
+async def test_the_emergency_off_file_ends_waits(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     app, other = await narrow.app(backend), await narrow.app(backend)
@@ -130,7 +128,9 @@ async def test_the_emergency_file_ends_the_waiting(
     assert await other.account.settled() == 0
 
 
-async def test_a_deleted_app_waits_no_longer(narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+async def test_the_requests_of_a_deleted_app_stop_waiting(
+    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
     app, other = await narrow.app(backend), await narrow.app(backend)
     async with busy(narrow, app, provider):
         ask = await waiting(narrow, other, provider.plays(tokens("never")))
@@ -138,30 +138,32 @@ async def test_a_deleted_app_waits_no_longer(narrow: Gateway, backend: FakeAppBa
         refused(await asyncio.wait_for(ask, 1.5), 404, "APP_NOT_FOUND")
 
 
-async def test_a_429_without_quota_halves_the_bound(
+async def test_a_429_without_a_quota_halves_the_limit(
     backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
     async with gateway_with_redis(provider, tmp_path, GATEWAY_PROVIDER_CONCURRENCY="4") as gw:
         app = await gw.app(backend)
         refused(await app.ask(provider.plays(Head(429), b"slow down")), 503, "PROVIDER_QUOTA_EXHAUSTED")
 
-        async def places() -> float:
+        async def permits() -> float:
             return await metric(gw, "gateway_provider_permits")
 
         async def halved() -> bool:
-            return 2 <= await places() < 4
+            return 2 <= await permits() < 4
 
         async def whole() -> bool:
-            return await places() == 4
+            return await permits() == 4
 
         await wait_until(halved, timeout=3)
         await wait_until(whole, timeout=10)
         refused(await app.ask(provider.plays(Head(429), b'{"error":"quota"}')), 503, "PROVIDER_QUOTA_EXHAUSTED")
         await asyncio.sleep(0.5)
-        assert await places() == 4
+        assert await permits() == 4
 
 
-async def test_waiting_none_and_bound_none(backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path) -> None:
+async def test_without_waiting_and_without_a_limit(
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
     settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_PROVIDER_WAIT": "0"}
     async with gateway_with_redis(provider, tmp_path, **settings) as gw:
         app = await gw.app(backend)
@@ -178,7 +180,7 @@ async def test_waiting_none_and_bound_none(backend: FakeAppBackend, provider: Fa
         assert (await app.ask(provider.plays(tokens("yes")))).json()["text"] == "yes"
 
 
-async def test_those_that_wait_end_with_the_drain(
+async def test_waiting_requests_end_with_the_drain(
     backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
     settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_DRAIN": "1"}
@@ -193,7 +195,7 @@ async def test_those_that_wait_end_with_the_drain(
         fourth = await waiting(gw, app, provider.plays(tokens("never")), 3)
         stopping = asyncio.create_task(gw.stop())
         assert (await first).status_code == 200
-        assert (await second).json()["text"] == "in time", "its turn came while the process drained"
+        assert (await second).json()["text"] == "in time", "it was served while the process drained"
         refused(await third, 503, "BACKBONE_UNAVAILABLE")
         refused(await fourth, 503, "BACKBONE_UNAVAILABLE")
         await stopping
@@ -232,13 +234,13 @@ async def test_a_stream_that_waits_is_kept_alive(
         assert "event: done" in answer.text
 
 
-async def test_a_burst_of_one_account_in_front_of_free_places(
+async def test_a_burst_of_one_account_within_the_free_permits(
     backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
     settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1000", "GATEWAY_RATE_LIMITS": "app=1000,user=1000"}
     async with gateway_with_redis(provider, tmp_path, **settings) as gw:
         app = await gw.app(backend)
-        await app.ask(provider.plays(tokens("a")))  # the token is remembered from here on
+        await app.ask(provider.plays(tokens("a")))  # caches the token
         body = json.dumps({"prompt": provider.plays(ROLE, 1.0, *tokens("a")[1:])})
         request = f"POST {app.path} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
         request += f"Authorization: Bearer {app.token()}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
@@ -251,10 +253,10 @@ async def test_a_burst_of_one_account_in_front_of_free_places(
             writer.close()
 
 
-async def test_callers_wait_or_are_told_when_to_come_back(
+async def test_callers_wait_for_the_quota_or_get_a_retry_after(
     backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    constants = {"gateway.inference.concurrency.quota.WINDOW": 4.0}
+    constants = {"gateway.inference.concurrency.quota.WINDOW_SECONDS": 4.0}
     settings = {"GATEWAY_PROVIDER_RATE": "requests=4", "GATEWAY_PROVIDER_WAIT": "1"}
     async with gateway_with_redis(provider, tmp_path, constants, **settings) as gw:
         app, other = await gw.app(backend), await gw.app(backend)
@@ -277,7 +279,7 @@ async def test_callers_wait_or_are_told_when_to_come_back(
 async def test_reserved_tokens_are_corrected_by_the_usage(
     backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    """Each request reserves about 2,300 tokens and uses ten: without the correction only four would pass."""
+    """Each request reserves about 2,300 tokens and uses ten. Without the correction, only four would pass."""
     settings = {"GATEWAY_PROVIDER_RATE": "tokens=10000", "GATEWAY_PROVIDER_WAIT": "1"}
     async with gateway_with_redis(provider, tmp_path, **settings) as gw:
         app = await gw.app(backend)

@@ -1,4 +1,4 @@
-"""The process's side of the provider's quota, by its rules alone; tests/lua/inference/test_quota.py adds the script."""
+"""The process's side of the provider's quota, without the script; tests/lua/inference/test_quota.py tests both."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from gateway.settings import ProviderRate
 
 @pytest.fixture
 def budget() -> Budget:
-    """With four requests and 10,000 tokens."""
+    """Returns a budget of four requests and 10,000 tokens."""
     budget = Budget(ProviderRate(100, 100_000))
     budget.begin(1)
     budget.accept(BudgetAnswer(4, 10_000, 0, 0, 0, []))
@@ -21,8 +21,8 @@ def call(budget: Budget, *, scarce: bool = False, returnable: bool = True) -> Bu
 
 
 def numbers(budget: Budget) -> tuple[tuple[int, int, int], ...]:
-    said = call(budget, returnable=False)
-    return tuple((each.granted, each.returned, each.spent) for each in (said.requests, said.tokens))
+    report = call(budget, returnable=False)
+    return tuple((each.granted, each.returned, each.spent) for each in (report.requests, report.tokens))
 
 
 def test_a_request_is_spent_when_it_is_sent_and_its_tokens_when_it_ends(budget: Budget) -> None:
@@ -50,7 +50,7 @@ def test_more_than_was_reserved_is_never_spent(budget: Budget) -> None:
     assert budget.tokens.spare == 4_000
 
 
-def test_what_an_older_lease_held_is_not_counted_again(budget: Budget) -> None:
+def test_amounts_of_an_earlier_lease_are_not_counted_again(budget: Budget) -> None:
     budget.take(6_000, 99.0)
     budget.begin(2)
     assert not budget.fits(1)
@@ -59,26 +59,26 @@ def test_what_an_older_lease_held_is_not_counted_again(budget: Budget) -> None:
     assert numbers(budget) == ((0, 0, 0), (0, 0, 0))
 
 
-def test_an_answer_that_is_repeated_grants_nothing_more(budget: Budget) -> None:
+def test_a_repeated_answer_grants_nothing_more(budget: Budget) -> None:
     budget.accept(BudgetAnswer(3, 9_000, 0, 0, 0, []))
     budget.accept(BudgetAnswer(4, 10_000, 0, 0, 0, []))
     assert (budget.requests.spare, budget.tokens.spare) == (4, 10_000)
 
 
-def test_what_is_spare_goes_back_once_it_is_scarce(budget: Budget) -> None:
+def test_the_spare_budget_is_returned_once_budget_is_scarce(budget: Budget) -> None:
     budget.take(1_000, 99.0)
-    said = call(budget, scarce=True)
-    assert (said.requests.returned, said.tokens.returned) == (3, 9_000)
-    assert (said.requests.want, said.tokens.want) == (0, 0)
+    report = call(budget, scarce=True)
+    assert (report.requests.returned, report.tokens.returned) == (3, 9_000)
+    assert (report.requests.want, report.tokens.want) == (0, 0)
     assert not budget.spare
 
 
-def test_what_has_no_quota_always_fits() -> None:
+def test_requests_always_fit_without_a_quota_of_requests() -> None:
     budget = Budget(ProviderRate(requests=0, tokens=500))
     budget.begin(1)
     budget.accept(BudgetAnswer(0, 500, -1, 0, 0, []))
-    assert budget.possible(500)
-    assert not budget.possible(501)
+    assert budget.is_possible(500)
+    assert not budget.is_possible(501)
     for _ in range(5):
         assert budget.fits(100)
         budget.take(100, 99.0)
@@ -90,10 +90,10 @@ def test_what_has_no_quota_always_fits() -> None:
 @pytest.mark.parametrize(
     ("needed", "seconds"), [(1, 0), (2, 0), (3, 5), (7, 5), (8, 30), (9, 60), (10, 60), (11, 60), (13, 65), (25, 125)]
 )
-def test_the_time_until_it_is_free(needed: float, seconds: float) -> None:
-    """Of ten, two are free, five and one come free after 5 and 30 s, and two are held."""
+def test_the_time_until_an_amount_is_free(needed: float, seconds: float) -> None:
+    """Of ten, two are free, five and one become free after 5 and 30 s, and two are held."""
     assert time_until_free(needed, 10, 2, [(5, 5), (30, 1)], 60) == seconds
 
 
-def test_without_a_quota_it_is_free() -> None:
+def test_without_a_quota_every_amount_is_free() -> None:
     assert time_until_free(1_000, 0, -1, [], 60) == 0

@@ -1,4 +1,4 @@
-"""Native bodies that are refused, and the ones at the limits that are accepted."""
+"""Native bodies that are refused, and bodies at the limits that are accepted."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
-from tests.support.prices import bound
+from tests.support.prices import max_cost
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -120,7 +120,7 @@ async def test_other_types(app: App, kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"]
 )
-async def test_ways_to_say_json(app: App, kind: str) -> None:
+async def test_content_types_for_json(app: App, kind: str) -> None:
     response = await app.post(content=b'{"prompt":"x"}', headers=app.headers(**{"Content-Type": kind}))
     answered(response)
 
@@ -138,7 +138,7 @@ async def test_exactly_one_hundred_kilobytes(gw: Gateway, app: App, provider: Fa
     headers = app.headers(**{"Content-Type": "application/json"})
     assert len(body) == 102_400
     answered(await app.post(content=body, headers=headers))
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
     refused(await app.post(content=body + b" ", headers=headers), 413, "REQUEST_TOO_LARGE")
     assert len(provider.asked(prompt)) == 1
 
@@ -150,15 +150,15 @@ async def test_exactly_one_hundred_kilobytes(gw: Gateway, app: App, provider: Fa
     refused(await app.post(content=without_length(body + b" "), headers=headers), 413, "REQUEST_TOO_LARGE")
 
 
-async def test_escapes_are_priced_by_the_text_they_mean(app: App, provider: FakeProvider) -> None:
+async def test_escapes_are_priced_by_their_text(app: App, provider: FakeProvider) -> None:
     text = "é☀👩‍🚀\u0000\u2028" + "7d21"
     prompt = provider.plays(tokens("x", usage=None), prompt=text)
     answered(await app.post({"prompt": prompt, "maxTokens": 1}))
     assert provider.asked(prompt)[0].json["messages"][0]["content"] == text
-    assert await app.account.settled() == bound(text, 1)
+    assert await app.account.settled() == max_cost(text, 1)
 
 
-async def test_duplicate_keys_mean_one_thing(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+async def test_duplicate_keys_are_not_ambiguous(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
     """Either the body is refused, or the text that is sent is the text that is priced."""
     app = await gw.app(backend)
     for text in ("first 91ab", "second 91ab"):
@@ -170,7 +170,7 @@ async def test_duplicate_keys_mean_one_thing(gw: Gateway, backend: FakeAppBacken
         (asked,) = sent
         upstream = asked.json
         length = upstream.get("max_tokens", upstream.get("max_completion_tokens"))
-        assert await app.account.settled() == bound(upstream["messages"][0]["content"], length)
+        assert await app.account.settled() == max_cost(upstream["messages"][0]["content"], length)
     else:
         refused(response, 400, "REQUEST_MALFORMED")
         assert sent == []

@@ -13,7 +13,7 @@ from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG
 from tests.support.accounts import App
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.responses import counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -76,8 +76,8 @@ async def test_a_stream(
     assert await app.account.settled() == cost(7, 3)
 
 
-async def test_the_model_that_answered_is_named(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
-    """The answer named the model that was asked for, and was charged for another."""
+async def test_the_model_that_answers_is_named(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    """It is also the model whose price is charged."""
     other, unknown = "llama-3.3-70b-instruct", "gpt-5-by-mistake"
     for answering, named in ((other, other), (unknown, MODEL)):
         prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3), model=answering))
@@ -93,7 +93,7 @@ async def test_the_model_that_answered_is_named(app: App, client: openai.AsyncOp
         assert await app.account.settled() - before == 2 * cost(7, 3, named)
 
 
-async def test_the_stream_ends_with_its_mark(app: App, provider: FakeProvider) -> None:
+async def test_the_stream_ends_with_done(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("x"))
     body = {"model": MODEL, "messages": user(prompt), "stream": True}
     response = await app.post(body, path="/chat/completions")
@@ -105,7 +105,7 @@ async def test_the_stream_ends_with_its_mark(app: App, provider: FakeProvider) -
 
 
 async def test_the_accept_header_does_not_make_a_stream(app: App, provider: FakeProvider) -> None:
-    """In this format only the `stream` field does."""
+    """In this format, only the `stream` field does."""
     body = {"model": MODEL, "messages": user(provider.plays(tokens("x")))}
     response = await app.post(body, path="/chat/completions")
     assert response.json()["object"] == "chat.completion"
@@ -182,7 +182,7 @@ async def test_the_sdks_errors(app: App, provider: FakeProvider) -> None:
 
 
 async def test_the_cap_is_not_retried(app: App, provider: FakeProvider) -> None:
-    """One request of almost the free plan's 0.05 EUR. The SDK may retry, and asks only once more."""
+    """One request costs almost the free plan's 0.05 EUR. The SDK may retry at most once."""
     broke = await app.gateway.app(app.backend, "free")
     sent: list[Any] = []
 
@@ -207,7 +207,7 @@ async def heard(stream: Any, into: list[str]) -> list[str]:
     return into
 
 
-async def test_a_provider_that_dies_never_says_done(app: App, provider: FakeProvider) -> None:
+async def test_a_stream_of_a_provider_that_fails_does_not_end_with_done(app: App, provider: FakeProvider) -> None:
     nested = event({"error": {"message": "kaputt"}})
     for end in ([CLOSE], [nested, DONE]):
         prompt = provider.plays(ROLE, chunk("Gu"), *end)
@@ -222,7 +222,7 @@ async def test_a_provider_that_dies_never_says_done(app: App, provider: FakeProv
         text = (await app.post(body, path="/chat/completions")).text
         assert "[DONE]" not in text
         assert 'data: {"error":' in text
-    assert await app.account.settled() == 4 * bound(prompt)
+    assert await app.account.settled() == 4 * max_cost(prompt)
 
 
 async def test_an_aborted_stream_is_canceled(app: App, provider: FakeProvider) -> None:
@@ -235,7 +235,7 @@ async def test_an_aborted_stream_is_canceled(app: App, provider: FakeProvider) -
         await stream.close()
         (asked,) = await wait_until(lambda: provider.asked(prompt))
         await asyncio.wait_for(asked.canceled.wait(), 1)
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
 async def test_both_formats_share_one_admission(app: App) -> None:

@@ -44,7 +44,7 @@ def sdk(app: App) -> openai.AsyncOpenAI:
 
 
 async def completed(app: App, provider: FakeProvider, *questions: Question) -> None:
-    """Each was asked twice, the second time with the call and its result; both requests were paid."""
+    """Checks that two requests were sent, the second one with the call and its result, and both were charged."""
     for prompt, result in questions:
         (first,), (second,) = provider.asked(prompt), provider.asked(result)
         assert second.json["tools"] == first.json["tools"]
@@ -67,7 +67,7 @@ TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": P
 
 
 async def test_openai_python(app: App, provider: FakeProvider) -> None:
-    """It repeats the model's message as it got it, with a null in each field that was absent."""
+    """It repeats the model's message with a null in each field that was absent."""
     whole, streamed = question(provider), question(provider)
     async with sdk(app) as client:
 
@@ -137,7 +137,7 @@ async def test_langchain(app: App, provider: FakeProvider) -> None:
 
 
 async def test_the_sdks_of_npm(app: App, provider: FakeProvider) -> None:
-    """OpenAI's and Vercel's, in one process. Vercel's asks for the Responses API unless told: the 404 says so."""
+    """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default; the 404 explains the setting."""
     packages.require("ai/package.json")
     ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")
     questions = {way: question(provider) for way in ways}

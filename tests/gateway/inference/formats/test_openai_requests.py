@@ -1,4 +1,4 @@
-"""Which fields the OpenAI format forwards, lowers, prices, ignores and refuses."""
+"""The fields that the OpenAI format forwards, limits, prices, ignores and refuses."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
 from tests.support.accounts import App
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -20,7 +20,7 @@ def user(text: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-async def test_what_is_passed_on_and_what_is_not(app: App, provider: FakeProvider) -> None:
+async def test_forwarded_and_ignored_fields(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("x"))
     passed = {
         "temperature": 0.3,
@@ -52,7 +52,7 @@ async def test_what_is_passed_on_and_what_is_not(app: App, provider: FakeProvide
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize(("asked", "sent"), [(50, 50), (2000, 2000), (2001, 2000), (10**6, 2000), (None, 2000)])
-async def test_lengths_above_the_limit_are_lowered(
+async def test_lengths_above_the_limit_are_reduced(
     app: App, provider: FakeProvider, field: str, asked: int | None, sent: int
 ) -> None:
     prompt = provider.plays(tokens("x", usage=None))
@@ -60,7 +60,7 @@ async def test_lengths_above_the_limit_are_lowered(
     assert (await app.post(body, path="/chat/completions")).status_code == 200
     upstream = provider.asked(prompt)[0].json
     assert {upstream[f] for f in ("max_tokens", "max_completion_tokens") if f in upstream} == {sent}
-    assert await app.account.settled() == bound(prompt, sent)
+    assert await app.account.settled() == max_cost(prompt, sent)
 
 
 async def test_all_messages_are_priced_and_sent(app: App, provider: FakeProvider) -> None:
@@ -81,7 +81,7 @@ async def test_all_messages_are_priced_and_sent(app: App, provider: FakeProvider
         assert texts[1].replace("\n", "") == "Hello ü"
     else:
         texts[1] = "Hello ü"
-    assert await app.account.settled() == bound("".join(texts), 10, messages=4)
+    assert await app.account.settled() == max_cost("".join(texts), 10, messages=4)
 
 
 SCHEMA = {
@@ -100,14 +100,14 @@ def json_bytes(value: Any) -> int:
 
 
 @pytest.mark.parametrize("fields", [{name: PRICED[name]} for name in PRICED] + [PRICED], ids=[*PRICED, "all"])
-async def test_every_field_that_is_sent_on_is_priced(app: App, provider: FakeProvider, fields: dict[str, Any]) -> None:
-    """A schema of 25,000 tokens was settled at 42,450 nano-euro of 3,750,600: the bill passed the cap."""
+async def test_every_forwarded_field_is_priced(app: App, provider: FakeProvider, fields: dict[str, Any]) -> None:
+    """Otherwise, a schema of 25,000 tokens would cost more than its reservation, and exceed the cap."""
     prompt = provider.plays(tokens("x", usage=None))
     numbers = {"temperature": 0.123456789, "seed": 2**62, "top_p": 0.5, "presence_penalty": 1.5}
     body = {"model": MODEL, "messages": user(prompt), "max_tokens": 10, **fields, **numbers}
     assert (await app.post(body, path="/chat/completions")).status_code == 200
     assert {name: provider.asked(prompt)[0].json[name] for name in fields} == fields
-    expected = bound(prompt + "x" * sum(json_bytes(value) for value in fields.values()), 10)
+    expected = max_cost(prompt + "x" * sum(json_bytes(value) for value in fields.values()), 10)
     assert await app.account.settled() == expected
 
 
@@ -140,7 +140,7 @@ ECHOING: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("case", ECHOING)
 async def test_a_refusal_repeats_nothing_of_the_request(app: App, case: str) -> None:
-    """The message of a wrong role repeated it."""
+    """It does not even repeat a wrong role."""
     path, body = ECHOING[case]
     response = await app.post(body, path=path)
     assert response.status_code in (400, 422)
@@ -202,6 +202,6 @@ async def test_a_large_request_is_refused(app: App) -> None:
     refused(await app.post(body, path="/chat/completions"), 413, "REQUEST_TOO_LARGE")
 
 
-async def test_text_modality_is_no_other(app: App) -> None:
+async def test_the_modality_text_is_accepted(app: App) -> None:
     body = {"model": MODEL, "messages": user("Hello"), "modalities": ["text"]}
     assert (await app.post(body, path="/chat/completions")).status_code == 200

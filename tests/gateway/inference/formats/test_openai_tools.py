@@ -1,4 +1,4 @@
-"""Tools in the OpenAI format: what is sent on and priced, and how the provider's calls come back."""
+"""Tools in the OpenAI format: forwarding, prices, and the provider's calls."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
 from tests.fakes.server import CLOSE, HANG
 from tests.support.accounts import App
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -56,7 +56,7 @@ async def test_calls_of_a_whole_answer(app: App, provider: FakeProvider) -> None
     assert await app.account.settled() == cost(9, 4)
 
 
-async def test_calls_of_a_stream_come_in_their_pieces(app: App, provider: FakeProvider) -> None:
+async def test_calls_of_a_stream_arrive_in_pieces(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(TWO_CALLS)
     async with sdk(app) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=[user(prompt)], tools=[TOOL], stream=True)
@@ -80,8 +80,8 @@ async def test_text_and_calls_in_one_answer(app: App, provider: FakeProvider) ->
     assert events.index('"content":"Let me look. "') < events.index('"id":"call_1"')
 
 
-async def test_a_whole_history_is_sent_on_and_priced(app: App, provider: FakeProvider) -> None:
-    """Histories that SDKs replay have assistant messages with null, or without content."""
+async def test_a_whole_history_is_forwarded_and_priced(app: App, provider: FakeProvider) -> None:
+    """Histories from SDKs may have assistant messages with a null, or without content."""
     result = provider.plays(tokens("x", usage=None))
     more = CALL | {"id": "call_2"}
     messages: list[dict[str, Any]] = [
@@ -118,11 +118,11 @@ async def test_a_whole_history_is_sent_on_and_priced(app: App, provider: FakePro
     texts = "".join(m["content"] or "" for m in asked.json["messages"])
     others = [m[name] for m in asked.json["messages"] for name in ("tool_calls", "tool_call_id") if name in m]
     priced = sum(map(json_bytes, [*others, *fields.values()]))
-    assert await app.account.settled() == bound(texts + "x" * priced, 10, messages=10)
+    assert await app.account.settled() == max_cost(texts + "x" * priced, 10, messages=10)
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required"])
-async def test_choices_are_sent_on(app: App, provider: FakeProvider, choice: str) -> None:
+async def test_choices_are_forwarded(app: App, provider: FakeProvider, choice: str) -> None:
     prompt = provider.plays(tokens("x"))
     body = {"messages": [user(prompt)], "tools": [TOOL], "tool_choice": choice}
     assert (await app.post(body, path=PATH)).status_code == 200
@@ -132,11 +132,11 @@ async def test_choices_are_sent_on(app: App, provider: FakeProvider, choice: str
 @pytest.mark.parametrize(
     "fields", [{"tools": []}, {"tools": None}, {"tools": [], "parallel_tool_calls": True}], ids=str
 )
-async def test_no_tools_are_as_if_left_out(app: App, provider: FakeProvider, fields: dict[str, Any]) -> None:
+async def test_an_empty_list_of_tools_is_ignored(app: App, provider: FakeProvider, fields: dict[str, Any]) -> None:
     prompt = provider.plays(tokens("x", usage=None))
     assert (await app.post({"messages": [user(prompt)], **fields}, path=PATH)).status_code == 200
     assert not provider.asked(prompt)[0].json.keys() & {"tools", "tool_choice", "parallel_tool_calls"}
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -179,17 +179,17 @@ async def test_tools_as_large_as_the_cap_do_not_fit_into_it(app: App, provider: 
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_part_of_a_call_costs_the_bound_after_a_cut(app: App, provider: FakeProvider, stream: bool) -> None:
+async def test_a_part_of_a_call_costs_the_maximum_after_a_cut(app: App, provider: FakeProvider, stream: bool) -> None:
     prompt = provider.plays(ROLE, call_part(0, id="call_1", name="weather", arguments=""), CLOSE)
     body = {"messages": [user(prompt)], "tools": [TOOL], "stream": stream}
     response = await app.post(body, path=PATH)
     assert "PROVIDER_ERROR" in response.text
     assert "[DONE]" not in response.text
     assert response.status_code == (200 if stream else 502)
-    assert await app.account.settled() == bound(prompt + "x" * json_bytes([TOOL]))
+    assert await app.account.settled() == max_cost(prompt + "x" * json_bytes([TOOL]))
 
 
-async def test_leaving_within_a_call_cancels_it_and_costs_the_bound(app: App, provider: FakeProvider) -> None:
+async def test_leaving_within_a_call_cancels_it_and_costs_the_maximum(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, call_part(0, id="call_1", name="weather", arguments="{"), HANG)
     async with sdk(app) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=[user(prompt)], tools=[TOOL], stream=True)
@@ -199,10 +199,10 @@ async def test_leaving_within_a_call_cancels_it_and_costs_the_bound(app: App, pr
         await stream.close()
         (asked,) = await wait_until(lambda: provider.asked(prompt))
         await wait_until(asked.canceled.is_set)
-    assert await app.account.settled() == bound(prompt + "x" * json_bytes([TOOL]))
+    assert await app.account.settled() == max_cost(prompt + "x" * json_bytes([TOOL]))
 
 
-async def test_calls_that_nobody_asked_for_stay_out_of_the_native_format(app: App, provider: FakeProvider) -> None:
+async def test_unrequested_calls_are_not_relayed_in_the_native_format(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(TWO_CALLS)
     answer = answered(await app.ask(prompt))
     assert (answer["text"], answer["finishReason"]) == ("", "stop")

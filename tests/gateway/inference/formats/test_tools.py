@@ -32,7 +32,7 @@ def test_a_name_that_is_repeated_counts_once() -> None:
 
 
 def test_parts_without_an_index_follow_their_id() -> None:
-    """Some providers send whole calls, all without an index."""
+    """Some providers send complete calls without an index."""
     assert joined(part(None, "a", "f", "{}"), part(None, "b", "g", "["), part(arguments="]")) == [
         ("a", "f", "{}"),
         ("b", "g", "[]"),
@@ -40,5 +40,5 @@ def test_parts_without_an_index_follow_their_id() -> None:
     assert joined(part(arguments="{}")) == [("", "", "{}")]
 
 
-def test_a_part_is_relayed_without_what_it_lacks() -> None:
+def test_a_part_is_relayed_without_absent_fields() -> None:
     assert msgspec.json.encode(part(0, arguments="{")) == b'{"index":0,"type":"function","function":{"arguments":"{"}}'

@@ -1,4 +1,4 @@
-"""The connection to the provider: what HTTP/1.1 allows a server to do, and what it forbids."""
+"""The connection to the provider: server behavior that HTTP/1.1 allows or forbids."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ LATE: dict[str, Script] = {
 
 @pytest.mark.parametrize("late", LATE)
 async def test_surplus_bytes_never_become_an_answer(app: App, provider: FakeProvider, late: str) -> None:
-    """The next user must not receive a second answer that no request asked for."""
+    """The next user does not receive a second answer, which belongs to no request."""
     first = provider.plays(tokens("mine")[:-1], LATE[late], HANG)
     second = provider.plays(tokens("yours"))
     response = await app.ask(first)
@@ -101,8 +101,8 @@ async def test_surplus_bytes_never_become_an_answer(app: App, provider: FakeProv
         assert answered(response)["text"] == "yours"
 
 
-async def test_an_end_that_is_not_followed_by_the_end(app: App, provider: FakeProvider) -> None:
-    """After `[DONE]` the answer is complete, whatever the connection does next."""
+async def test_done_without_the_end_of_the_message(app: App, provider: FakeProvider) -> None:
+    """After `[DONE]`, the answer is complete, whatever the connection does next."""
     for tail in ([HANG], [0.3, CLOSE], [CLOSE]):
         prompt = provider.plays(tokens("fine", usage=(2, 1)), *tail)
         began = time.monotonic()
@@ -114,7 +114,7 @@ async def test_an_end_that_is_not_followed_by_the_end(app: App, provider: FakePr
 
 
 async def test_connections_that_died_while_idle(app: App, provider: FakeProvider) -> None:
-    """The provider may close idle connections at any time; the next request takes another one."""
+    """The provider may close idle connections at any time. The next request uses another one."""
     dying = provider.plays(tokens("x"), Raw(b"0\r\n\r\n"), 0.05, CLOSE)
     await asyncio.gather(*(app.ask(dying, token=app.token(f"u{n}")) for n in range(8)))
     await asyncio.sleep(0.3)
@@ -131,7 +131,7 @@ async def test_no_more_than_one_event_is_held(app: App, provider: FakeProvider) 
     assert [json.loads(e.data)["token"] for e in events[:-1]] == words
 
 
-async def test_chunks_of_one_request_do_not_meet_anothers(app: App, provider: FakeProvider) -> None:
+async def test_chunks_of_two_requests_are_not_mixed_up(app: App, provider: FakeProvider) -> None:
     """The rest of a canceled answer never reaches another request."""
     for _ in range(5):
         slow = provider.plays(ROLE, chunk("old"), 0.02, chunk("old"), chunk(finish="stop"), DONE)

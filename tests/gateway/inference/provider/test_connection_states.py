@@ -1,4 +1,4 @@
-"""A connection without a socket: where an HTTP message ends, and in which state that leaves the connection."""
+"""A connection without a socket: the end of an HTTP message, and the connection's state after it."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from gateway.inference.provider.connection import (
     CLOSED,
     DRAIN_SECONDS,
     DRAINING,
-    HIGH_WATER,
+    HIGH_WATER_BYTES,
     IDLE,
     IDLE_SECONDS,
     ClientGone,
@@ -23,15 +23,14 @@ from gateway.inference.provider.connection import (
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.spend.prices import Usage
 from gateway.settings import ProviderTimeouts
-from tests.gateway.inference.provider.test_errors import STATUSES
-from tests.gateway.inference.provider.test_sse import DONE, GARBAGE, event, token
+from tests.gateway.inference.provider.events import DONE, GARBAGE, STATUSES, event, token
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 
 
 class Transport:
-    """Records what the connection does with its transport."""
+    """Records the connection's calls of its transport."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -84,7 +83,7 @@ def piece(body: bytes) -> bytes:
 
 
 async def relay(parts: list[bytes], *, lost: bool = False) -> tuple[str, Stream, ServiceError | None]:
-    """The text of an answer that arrives in these parts, while the relay keeps up."""
+    """Relays an answer that arrives in these parts, and returns its text."""
     connection, _, _ = connected()
     stream = connection.post(b"", b"{}")
     text = ""
@@ -129,7 +128,7 @@ LAST = [
 
 @pytest.mark.parametrize(("finish", "last"), LAST)
 async def test_a_last_event_without_its_blank_line(finish: bytes, last: bytes) -> None:
-    """When the end of the message came in a later read, the event's token was dropped."""
+    """Its token is relayed even if the end of the message arrives in a later read."""
     text, stream, error = await relay([CHUNKED + piece(token("a") + finish) + piece(last), END])
     assert (text, error, stream.answer.complete) == ("ab", None, True)
     unframed = b"HTTP/1.1 200 OK\r\n\r\n" + token("a") + finish
@@ -137,24 +136,24 @@ async def test_a_last_event_without_its_blank_line(finish: bytes, last: bytes) -
 
 
 async def test_usage_in_a_last_event_without_its_blank_line() -> None:
-    """Its end in a later read: it was settled at the bound."""
+    """It counts even if the end of the message arrives in a later read."""
     usage = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})[:-2]
     _, stream, error = await relay([CHUNKED + piece(token("a", "stop")), piece(usage), END])
     assert (error, stream.answer.usage) == (None, Usage(3, 4))
 
 
-async def test_an_answer_without_an_end_is_cut() -> None:
+async def test_an_answer_without_an_end_is_truncated() -> None:
     text, _, error = await relay([sized(token("a"))])
     assert (text, type(error)) == ("a", ProviderFailed)
 
 
-async def test_a_close_before_the_promised_end_is_cut() -> None:
+async def test_a_close_before_the_declared_end_is_a_truncation() -> None:
     _, stream, error = await relay([sized(token("a") + token(None, "stop"))[:-4]], lost=True)
     assert isinstance(error, ProviderFailed)
     assert stream.answer.signal is ProviderSignal.FAILED
 
 
-async def test_a_close_before_any_answer_is_no_connection() -> None:
+async def test_a_close_before_any_answer_counts_as_unreachable() -> None:
     _, stream, error = await relay([], lost=True)
     assert isinstance(error, ProviderUnreachable)
     assert stream.answer.signal is ProviderSignal.FAILED
@@ -184,7 +183,7 @@ async def test_statuses(
 
 
 async def test_a_long_body_of_an_error_status_is_not_awaited() -> None:
-    wire = b"HTTP/1.1 500 x\r\ntransfer-encoding: chunked\r\n\r\n" + piece(b"x" * (HIGH_WATER + 1))
+    wire = b"HTTP/1.1 500 x\r\ntransfer-encoding: chunked\r\n\r\n" + piece(b"x" * (HIGH_WATER_BYTES + 1))
     assert isinstance((await relay([wire]))[2], ProviderFailed)
 
 
@@ -273,14 +272,14 @@ async def test_waiting_too_long_closes_a_connection() -> None:
     assert (draining.state, transport.closing) == (CLOSED, True)
 
 
-async def test_unread_bytes_hold_back_the_provider() -> None:
+async def test_unread_bytes_pause_the_provider() -> None:
     connection, transport, _ = connected()
     stream = connection.post(b"", b"{}")
-    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER)))
+    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER_BYTES)))
     connection.data_received(piece(token("y")))
     assert not transport.reading
     stream.tick(100, ProviderTimeouts(), 200)
-    assert [delta.content for delta in await stream.read() or []] == ["x" * HIGH_WATER, "y"]
+    assert [delta.content for delta in await stream.read() or []] == ["x" * HIGH_WATER_BYTES, "y"]
     assert transport.reading
 
 
@@ -306,8 +305,8 @@ async def test_silence_and_age_time_out() -> None:
         await stream.read()
 
 
-async def test_silence_is_the_providers_and_age_is_not() -> None:
-    """A provider that hung stayed `operational`. A long answer, or a reader that holds it back, is no fault of its."""
+async def test_silence_is_the_providers_failure_and_age_is_not() -> None:
+    """A long answer, or a reader that slows it down, is not the provider's failure."""
     limits = ProviderTimeouts(connect=1, first=3, idle=2, total=10)
     for head in (b"", CHUNKED, CHUNKED + piece(token("a"))):
         connection, _, _ = connected()
@@ -318,7 +317,7 @@ async def test_silence_is_the_providers_and_age_is_not() -> None:
         assert (type(stream.answer.failure), stream.answer.signal) == (ProviderTimeout, ProviderSignal.FAILED)
     connection, transport, _ = connected()
     stream = connection.post(b"", b"{}")
-    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER)))
+    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER_BYTES)))
     connection.data_received(piece(token("y")))
     assert not transport.reading
     stream.tick(10, limits, 60)
@@ -332,7 +331,7 @@ async def test_a_keep_alive_is_due_when_nothing_was_sent() -> None:
     assert await stream.read() == []
 
 
-async def test_forward_takes_what_arrives_while_the_relay_waits() -> None:
+async def test_forward_sends_data_that_arrives_while_the_relay_waits() -> None:
     connection, _, _ = connected()
     stream = connection.post(b"", b"{}")
     taken: list[bytes] = []
@@ -360,7 +359,7 @@ async def test_forward_takes_what_arrives_while_the_relay_waits() -> None:
 
 
 async def whole(connection: Connection, answer: bytes) -> str:
-    """The text of an answer, after which the connection is kept."""
+    """Receives an answer after which the connection is kept, and returns its text."""
     stream = connection.post(b"", b"{}")
     connection.data_received(answer)
     text = ""
@@ -373,8 +372,8 @@ async def whole(connection: Connection, answer: bytes) -> str:
 ANSWER = token("a", "stop") + DONE
 
 
-async def test_a_retry_after_counts_for_its_own_answer_alone() -> None:
-    """A used-up quota was taken for congestion if an earlier answer on the connection had the header."""
+async def test_a_retry_after_counts_only_for_its_own_answer() -> None:
+    """It does not affect a later answer on the same connection."""
     connection, _, pool = connected()
     head = b"HTTP/1.1 200 OK\r\nretry-after: 7\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
     assert await whole(connection, head + ANSWER) == "a"
@@ -387,7 +386,7 @@ async def test_a_retry_after_counts_for_its_own_answer_alone() -> None:
     stream.close()
 
 
-async def test_the_limit_of_a_head_counts_anew_for_each_answer() -> None:
+async def test_the_limit_of_a_head_applies_to_each_answer() -> None:
     connection, _, pool = connected()
     for number in range(1, 4):
         stream = connection.post(b"", b"{}")
@@ -400,7 +399,7 @@ async def test_the_limit_of_a_head_counts_anew_for_each_answer() -> None:
 
 
 async def test_an_answer_without_a_length_may_follow_one_with_it() -> None:
-    """Where nothing says where it ends, the close of the connection does."""
+    """It ends with the close of the connection."""
     connection, _, _ = connected()
     assert await whole(connection, sized(ANSWER)) == "a"
     stream = connection.post(b"", b"{}")
@@ -411,7 +410,7 @@ async def test_an_answer_without_a_length_may_follow_one_with_it() -> None:
     stream.close()
 
 
-async def test_a_retry_after_that_is_a_date_counts_as_none() -> None:
+async def test_a_retry_after_that_is_a_date_is_ignored() -> None:
     connection, _, pool = connected()
     stream = connection.post(b"", b"{}")
     date = b"retry-after: Wed, 21 Oct 2026 07:28:00 GMT\r\n"
@@ -424,8 +423,8 @@ async def test_a_retry_after_that_is_a_date_counts_as_none() -> None:
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_the_total_is_judged_once_what_arrived_meanwhile_was_read(arrives: bool) -> None:
-    """The process stood still for longer than the total: an answer that was whole by then was given away."""
+async def test_the_total_time_is_checked_after_arrived_data_was_read(arrives: bool) -> None:
+    """If the process stood still for longer than the total time, an answer that is complete by then is not lost."""
     connection, _, _ = connected()
     stream, limits = connection.post(b"", b"{}"), ProviderTimeouts(total=60)
     connection.data_received(CHUNKED)
@@ -452,7 +451,7 @@ async def test_a_retry_after_is_an_hour_at_most() -> None:
     stream.close()
 
 
-async def test_a_kept_connection_waits_anew_after_each_answer() -> None:
+async def test_the_idle_time_begins_again_after_each_answer() -> None:
     connection, transport, _ = connected()
     for _ in range(3):
         assert await whole(connection, sized(ANSWER)) == "a"

@@ -1,4 +1,4 @@
-"""Connecting to a provider with several addresses, some of which lead nowhere. Real sockets, on both event loops."""
+"""Connecting to a provider with several addresses, some of them dead, with real sockets on both event loops."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ from gateway.inference.provider import connector
 from gateway.inference.provider.pool import Provider
 from gateway.settings import ProviderTimeouts, Settings
 from tests.fakes import FakeProvider
-from tests.gateway.inference.provider.test_connection_tls import certificate, serving
+from tests.fakes.receiver import certificate
 from tests.support.redis_servers import free_port
 
 Address = tuple[str, int]
 
 
 class Resolving:
-    """An event loop on which every name has these addresses."""
+    """An event loop that resolves every name to these addresses."""
 
     addresses: ClassVar[list[Address]] = []
     lookups: ClassVar[int] = 0
@@ -55,7 +55,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any
 
 @contextlib.contextmanager
 def black_hole() -> Iterator[Address]:
-    """An address that answers nothing: its queue of connections is full, so the kernel drops further ones."""
+    """Yields an address that never answers: its backlog is full, so the kernel drops further connections."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.2", 0))
@@ -81,7 +81,7 @@ def refusing() -> Address:
 
 
 async def connect(url: str, addresses: list[Address], **settings: Any) -> tuple[ServiceError | None, float]:
-    """The failure, if any, and the seconds it took."""
+    """Connects, and returns the failure, if any, and the seconds that it took."""
     Resolving.addresses = addresses
     timeouts = ProviderTimeouts(**settings.pop("timeouts", {"connect": 2}))
     provider = Provider(Settings(provider_url=url, provider_key="k", provider_timeouts=timeouts, **settings))
@@ -101,7 +101,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def test_a_first_address_that_is_a_black_hole(run: Run) -> None:
-    """The provider was never reached: all of the time went to its first address."""
+    """The next address is tried soon, so the provider is reached."""
 
     async def scenario() -> None:
         async with FakeProvider() as provider:
@@ -134,14 +134,14 @@ def test_a_refusing_address_costs_no_time(run: Run) -> None:
             addresses = [refusing(), refusing(), ("127.0.0.1", provider.port)]
             failure, passed = await connect("http://model.test/v1", addresses)
         assert failure is None
-        assert passed < connector.ATTEMPT_DELAY
+        assert passed < connector.ATTEMPT_DELAY_SECONDS
 
     run(scenario())
 
 
 def test_a_first_address_that_accepts_and_then_hangs(run: Run, tmp_path: Path) -> None:
-    """A load balancer without its backend: TCP connects, TLS never does."""
-    file = certificate(tmp_path, "model.test")
+    """With a load balancer without its backend, TCP connects, but TLS never does."""
+    context, file = certificate(tmp_path, "model.test")
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -149,19 +149,19 @@ def test_a_first_address_that_accepts_and_then_hangs(run: Run, tmp_path: Path) -
         writer.close()
 
     async def scenario() -> None:
-        async with FakeProvider(serving(file)) as provider, listening(hang) as hanging:
+        async with FakeProvider(context) as provider, listening(hang) as hanging:
             addresses = [hanging, ("127.0.0.1", provider.port)]
-            failure, passed = await connect("https://model.test/v1", addresses, ca_file=str(file))
+            failure, passed = await connect("https://model.test/v1", addresses, ca_file=file)
             assert failure is None
             assert 0.2 < passed < 1.8
-            failure, _ = await connect("https://other.test/v1", addresses[1:], ca_file=str(file))
+            failure, _ = await connect("https://other.test/v1", addresses[1:], ca_file=file)
             assert isinstance(failure, ProviderUnreachable), "the name is checked at every address"
 
     run(scenario())
 
 
-def test_a_connection_that_could_not_be_made_is_tried_once_more(run: Run) -> None:
-    """A provider that restarts refuses for a moment; nothing of the request was sent."""
+def test_a_connection_that_fails_is_tried_once_more(run: Run) -> None:
+    """A provider that restarts refuses connections for a moment, and nothing of the request was sent."""
 
     async def scenario() -> None:
         failure, passed = await connect("http://model.test/v1", [refusing()])
@@ -192,7 +192,7 @@ def test_the_second_try_may_succeed(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_connection_that_is_closed_at_once_is_tried_once_more(run: Run) -> None:
-    """TLS ends in the handshake: nothing of the request was sent."""
+    """TLS ends during the handshake, so nothing of the request was sent."""
     attempts = 0
 
     async def slam(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -210,7 +210,7 @@ def test_a_connection_that_is_closed_at_once_is_tried_once_more(run: Run) -> Non
 
 
 def test_addresses_that_lose_the_race_are_closed(run: Run) -> None:
-    """Two addresses that connect in the same moment: one is used, the other is not left open."""
+    """If two addresses connect at the same moment, one is used and the other is closed."""
     opened: list[asyncio.StreamWriter] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -229,8 +229,8 @@ def test_addresses_that_lose_the_race_are_closed(run: Run) -> None:
     run(scenario())
 
 
-def test_the_addresses_tried_are_bounded(run: Run) -> None:
-    """A name with a thousand addresses does not cost a thousand sockets."""
+def test_a_limited_number_of_addresses_is_tried(run: Run) -> None:
+    """A name with a thousand addresses does not take a thousand sockets."""
 
     async def scenario() -> None:
         ports = [refusing() for _ in range(3)]
@@ -242,8 +242,8 @@ def test_the_addresses_tried_are_bounded(run: Run) -> None:
     run(scenario())
 
 
-def test_families_take_turns() -> None:
-    """RFC 8305, section 4: a broken family costs one delay, not one for each of its addresses."""
+def test_families_alternate() -> None:
+    """A broken family costs one delay, not one for each of its addresses (RFC 8305, section 4)."""
     six, four = [(socket.AF_INET6, n) for n in range(3)], [(socket.AF_INET, n) for n in range(2)]
     mixed = [six[0], four[0], six[1], four[1], six[2]]
     assert connector.interleave([*six, *four]) == mixed
@@ -266,9 +266,8 @@ def test_families_take_turns() -> None:
         ([None], False),
     ],
 )
-def test_whose_failure_it_is(errors: list[int], ours: bool) -> None:
-    """Running out of descriptors was blamed on the provider."""
-    assert connector.is_our_shortage([OSError(number, "x") for number in errors]) is ours
+def test_a_local_shortage_is_not_the_providers_failure(errors: list[int], ours: bool) -> None:
+    assert connector.is_local_shortage([OSError(number, "x") for number in errors]) is ours
 
 
 def test_a_shortage_of_descriptors_is_not_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

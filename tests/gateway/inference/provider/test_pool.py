@@ -8,9 +8,9 @@ from gateway.settings import Settings
 from tests.fakes import FakeProvider
 
 
-async def test_idle_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a burst, connections beyond the bound are closed. The next request uses the one that was used last."""
-    monkeypatch.setattr(provider_module, "IDLE_CONNECTIONS", 2)
+async def test_the_number_of_idle_connections_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a burst, connections beyond the limit are closed. The next request uses the most recently used one."""
+    monkeypatch.setattr(provider_module, "MAX_IDLE_CONNECTIONS", 2)
     async with FakeProvider() as fake:
         provider = Provider(Settings(provider_url=fake.url, provider_key=fake.key))
         burst = [await provider.connect() for _ in range(3)]

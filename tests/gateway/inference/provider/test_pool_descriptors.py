@@ -1,4 +1,4 @@
-"""A process without free descriptors: its own shortage, which says nothing about the provider."""
+"""A process without free descriptors, which reveals nothing about the provider."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, Raw
 from tests.gateway.conftest import Launch
-from tests.gateway.inference.test_availability import OPERATIONAL, status
+from tests.support.inference_status import OPERATIONAL, status
 from tests.support.polling import wait_until
 from tests.support.responses import answered, refused
 
@@ -28,7 +28,7 @@ def lowest_free(pid: int) -> int:
 
 
 async def settled(pid: int) -> bool:
-    """A connection that is closing would free its descriptor after the limit was set."""
+    """Returns whether no connection is closing, which would free its descriptor after the limit was set."""
     before = descriptors(pid)
     await asyncio.sleep(0.2)
     return descriptors(pid) == before
@@ -38,7 +38,7 @@ async def settled(pid: int) -> bool:
 async def test_running_out_of_descriptors_is_not_the_providers_fault(
     launch: Launch, backend: FakeAppBackend, host: str
 ) -> None:
-    """Requests got PROVIDER_UNREACHABLE, and the status of all processes outlasted the load."""
+    """Requests do not get PROVIDER_UNREACHABLE, and the status does not change."""
     async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=f"http://{host}:{provider.port}/v1") as gw:
         app = await gw.app(backend)
         closing = provider.plays(tokens("x"), Raw(b"0\r\n\r\n"), CLOSE)

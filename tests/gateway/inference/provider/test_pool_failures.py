@@ -1,5 +1,5 @@
-"""The provider fails. Before the first token, the response has the failure's status and costs nothing; after it, the
-stream ends with an error event and costs the bound."""
+"""The provider fails. Before the first token, the response has the failure's status and costs nothing. After it, the
+stream ends with an error event and costs the maximum."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, RESET, Head, Raw, Script
 from tests.gateway.conftest import Launch
 from tests.support.accounts import App
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import free_port
 from tests.support.responses import answered, counted, failed, refused, text_of
 
@@ -89,16 +89,16 @@ async def test_after_a_token(app: App, provider: FakeProvider, case: str) -> Non
     events = await app.events(prompt)
     assert text_of(events) == "Guten"
     assert failed(events) in {"PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED"}
-    assert await app.account.settled() == bound(prompt)
-    # A whole answer that can't be finished has the status of its failure, and never part of the text.
+    assert await app.account.settled() == max_cost(prompt)
+    # A whole answer that cannot be completed has the status of its failure, and no part of the text.
     response = await app.ask(prompt)
     assert response.status_code in (502, 503)
     assert "Guten" not in response.text
-    assert await app.account.settled() == 2 * bound(prompt)
+    assert await app.account.settled() == 2 * max_cost(prompt)
     assert len(provider.asked(prompt)) == 2
 
 
-async def test_usage_seen_before_a_cut_is_what_is_charged(app: App, provider: FakeProvider) -> None:
+async def test_usage_before_a_cut_is_charged(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(chunk("a", usage=(5, 1)), chunk("b", usage=(5, 2)), CLOSE)
     assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
     assert await app.account.settled() == cost(5, 2)
@@ -106,44 +106,44 @@ async def test_usage_seen_before_a_cut_is_what_is_charged(app: App, provider: Fa
 
 @pytest.mark.parametrize("tokens_reported", [10**400, 2**64, 10**9 + 1], ids=["10^400", "2^64", "10^9"])
 async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider, tokens_reported: int) -> None:
-    """A usage of 10^400 raised OverflowError after the answer: its log line and its counts were lost."""
+    """This holds even for a usage of 10^400, which no float can represent."""
     prompt = provider.plays(tokens("a", usage=(tokens_reported, 1)))
     for stream in (False, True):
         before = await app.account.settled()
         response = await app.ask(prompt, stream=stream)
         assert response.status_code == 200
-        assert await app.account.settled() - before == bound(prompt)
+        assert await app.account.settled() - before == max_cost(prompt)
         logged = await app.gateway.request_line(response.headers["X-Request-Id"])
-        assert (logged["event"], logged["code"], logged["nano_euro"]) == ("request", "", bound(prompt))
+        assert (logged["event"], logged["code"], logged["nano_euro"]) == ("request", "", max_cost(prompt))
         assert logged["input_tokens"] == 10**9
 
 
 async def test_a_status_of_5000_digits_ends_the_stream(app: App, provider: FakeProvider) -> None:
-    """It broke the stream off without an `error` event."""
+    """The stream ends with an `error` event."""
     prompt = provider.plays(ROLE, chunk("a"), event({"error": {"message": "m", "code": "9" * 5_000}}))
     assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
     refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
 
 
-async def test_a_usage_of_zero_is_no_usage_after_output(app: App, provider: FakeProvider) -> None:
-    """Some servers begin with a usage of zero: cut after 1,000 characters, the request was settled at 0."""
+async def test_a_usage_of_zero_after_output_is_ignored(app: App, provider: FakeProvider) -> None:
+    """Some servers begin with a usage of zero. An answer that is cut later is not free."""
     prompt = provider.plays(chunk("", usage=(0, 0), role="assistant"), chunk("x" * 1_000), CLOSE)
     assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
     whole = provider.plays(chunk("x"), chunk(finish="stop", usage=(7, 0)), DONE)
     response = await app.ask(whole)
     assert (response.status_code, response.json()["usage"]) == (200, None)
-    assert await app.account.settled() == bound(prompt) + bound(whole)
+    assert await app.account.settled() == max_cost(prompt) + max_cost(whole)
 
 
-async def test_reasoning_was_paid_for(app: App, provider: FakeProvider) -> None:
-    """The provider bills reasoning as output, so a cut after reasoning and before a token is not free."""
+async def test_an_answer_with_reasoning_alone_is_charged(app: App, provider: FakeProvider) -> None:
+    """The provider bills reasoning as output, so an answer that is cut after reasoning is not free."""
     prompt = provider.plays(ROLE, chunk(reasoning_content="Hmm"), chunk("a"), CLOSE)
     assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
-    assert await app.account.settled() == bound(prompt)
+    assert await app.account.settled() == max_cost(prompt)
 
 
-async def test_a_failure_says_nothing_of_the_prompt(app: App, provider: FakeProvider) -> None:
+async def test_a_failure_does_not_repeat_the_prompt(app: App, provider: FakeProvider) -> None:
     """Some providers repeat the request in their error message."""
     prompt = "my secret is 0xC0FFEE and more"
     provider.plays(answer(400, {"error": {"message": f"bad prompt: {prompt}"}}), prompt=prompt)
@@ -157,7 +157,7 @@ async def test_a_failure_says_nothing_of_the_prompt(app: App, provider: FakeProv
 
 
 async def test_a_refused_request_is_logged_with_the_providers_status(app: App, provider: FakeProvider) -> None:
-    """A context overflow was 502, which SDKs repeat twice, and the log did not tell it from an outage."""
+    """A context overflow is a 400, which SDKs do not retry, and the log distinguishes it from an outage."""
     overflow = answer(400, {"error": {"code": "context_length_exceeded", "message": "m"}})
     for script, status, code in ((overflow, 400, "PROVIDER_REFUSED"), (answer(503), 502, "PROVIDER_ERROR")):
         error = refused(await app.ask(provider.plays(script)), status, code)

@@ -1,4 +1,4 @@
-"""The reader of server-sent events, by bytes alone: how the network cuts them makes no difference."""
+"""The reader of server-sent events, on bytes alone. It does not matter how the network splits them."""
 
 import json
 
@@ -8,18 +8,9 @@ from hypothesis import strategies as st
 
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.provider.sse import EVENT_LIMIT, MOST_TOKENS, AnswerReader
+from gateway.inference.provider.sse import MAX_REPORTED_TOKENS, AnswerReader
 from gateway.inference.spend.prices import Usage
-
-DONE = b"data: [DONE]\n\n"
-
-
-def event(**fields: object) -> bytes:
-    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
-
-
-def token(text: str | None, finish: str | None = None) -> bytes:
-    return event(model="m", choices=[{"index": 0, "delta": {"content": text}, "finish_reason": finish}])
+from tests.gateway.inference.provider.events import DONE, GARBAGE, event, token
 
 
 def read(*parts: bytes, together: bool = False) -> tuple[str, AnswerReader]:
@@ -53,7 +44,7 @@ def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newl
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
-def test_an_event_of_several_lines_is_one_wherever_it_is_cut(newline: bytes) -> None:
+def test_an_event_of_several_lines_may_be_split_anywhere(newline: bytes) -> None:
     body = b'data: {"model":"m",\ndata: "choices":[{"delta":\ndata: {"content":"a"}}]}\n\n' + token("b", "stop") + DONE
     body = body.replace(b"\n", newline)
     for cut in range(1, len(body)):
@@ -61,8 +52,8 @@ def test_an_event_of_several_lines_is_one_wherever_it_is_cut(newline: bytes) -> 
         assert (text, reader.failure, reader.complete) == ("ab", None, True)
 
 
-def test_a_message_beside_the_choices_is_no_error() -> None:
-    """As some providers send it; alone it is the text of an error."""
+def test_a_message_beside_the_choices_is_not_an_error() -> None:
+    """Some providers send one. Without choices, it is the text of an error."""
     choice = {"index": 0, "delta": {"content": "a"}, "message": {"content": "a"}, "finish_reason": "stop"}
     text, reader = read(event(model="m", choices=[choice]), DONE)
     assert (text, reader.failure, reader.complete) == ("a", None, True)
@@ -71,7 +62,7 @@ def test_a_message_beside_the_choices_is_no_error() -> None:
 
 
 def read_in_frames(parts: list[bytes]) -> tuple[str, AnswerReader]:
-    """As `read`, with what is in the answer's frame passed on as it came."""
+    """Reads like `read`, with events in the answer's frame passed on unchanged."""
     reader = AnswerReader([])
     text = ""
     for part in parts:
@@ -119,7 +110,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=12))
 @settings(max_examples=400, deadline=None)
-def test_a_frame_changes_nothing_but_the_work(events: list[bytes]) -> None:
+def test_a_frame_does_not_change_the_text(events: list[bytes]) -> None:
     text, reader = read(*events)
     assert read_in_frames(events)[0] == text
     assert outcome(read_in_frames(events)[1]) == outcome(reader)
@@ -151,13 +142,13 @@ def test_an_event_of_several_data_lines() -> None:
     assert read(body)[0] == "a"
 
 
-def test_reasoning_is_produced_without_being_content() -> None:
+def test_reasoning_counts_as_output_but_not_as_content() -> None:
     for field in ("reasoning", "reasoning_content"):
         text, reader = read(event(choices=[{"delta": {field: "Hmm"}}]), DONE)
         assert (text, reader.produced) == ("", 3)
 
 
-def test_the_last_usage_counts_and_nonsense_is_none() -> None:
+def test_the_last_usage_counts_and_an_invalid_one_is_ignored() -> None:
     def usage(*reports: object) -> Usage | None:
         return read(*(event(choices=[], usage=report) for report in reports), DONE)[1].usage
 
@@ -180,7 +171,7 @@ HUGE_REPORTS = [b"1" + b"0" * 400, b"9" * 4_299, b"9" * 100_000, b"1e400", b"1e3
 
 @pytest.mark.parametrize("number", HUGE_REPORTS, ids=lambda number: f"{number[:4].decode()}-{len(number)}")
 def test_huge_usage_is_a_number_that_can_be_counted(number: bytes) -> None:
-    """A usage of 10^400 raised OverflowError where it was counted, and the request's log line was lost."""
+    """This holds even for a usage of 10^400, which no float can represent."""
     for report in (
         b'{"prompt_tokens":%b,"completion_tokens":2}' % number,
         b'{"prompt_tokens":2,"completion_tokens":%b}' % number,
@@ -189,12 +180,12 @@ def test_huge_usage_is_a_number_that_can_be_counted(number: bytes) -> None:
         usage = reader.usage
         assert reader.complete
         assert usage is None or (
-            max(usage.input, usage.output) <= MOST_TOKENS and json.dumps([usage.input, usage.output])
+            max(usage.input, usage.output) <= MAX_REPORTED_TOKENS and json.dumps([usage.input, usage.output])
         )
 
 
-def test_a_usage_of_zero_after_output_is_nonsense() -> None:
-    """Some servers send a usage of zero first: after a cut, 1,000 characters were settled at 0."""
+def test_a_usage_of_zero_after_output_is_invalid() -> None:
+    """Some servers send a usage of zero first. An answer that is cut later is not free."""
     empty = {"prompt_tokens": 0, "completion_tokens": 0}
     for rest in ([], [b"data: {]\n\n"], [token(None, "stop"), DONE]):
         _, reader = read(event(choices=[], usage=empty), token("x" * 1000), *rest)
@@ -205,7 +196,7 @@ def test_a_usage_of_zero_after_output_is_nonsense() -> None:
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
 def test_a_leading_byte_order_mark_is_skipped(newline: bytes) -> None:
-    """It made the first event a field of another name, and its token was lost."""
+    """Otherwise, the first event would be a field with another name."""
     body = (b"\xef\xbb\xbf" + token("a") + token("b", "stop") + DONE).replace(b"\n", newline)
     assert read(body)[0] == "ab"
     assert read(*(body[i : i + 1] for i in range(len(body))))[0] == "ab"
@@ -213,7 +204,7 @@ def test_a_leading_byte_order_mark_is_skipped(newline: bytes) -> None:
     assert read(token("a") + b"\xef\xbb\xbf" + token("ghost") + DONE)[0] == "a", "only the first is a mark"
 
 
-def test_an_answer_without_an_end_is_cut() -> None:
+def test_an_answer_without_an_end_is_truncated() -> None:
     text, reader = read(token("a"))
     assert (text, type(reader.failure), reader.signal) == ("a", ProviderFailed, ProviderSignal.FAILED)
     assert not reader.complete
@@ -248,20 +239,6 @@ def test_the_body_of_an_error_status() -> None:
         reader.received.append(part)
     reader.refuse(429, None)
     assert (type(reader.failure), reader.signal, reader.unread) == (ProviderQuotaExhausted, ProviderSignal.QUOTA, 0)
-
-
-GARBAGE = [
-    b"data: {]\n\n",
-    b"data: [1]\n\n",
-    b"<html>\n\n",
-    b"",
-    b'data: {"choices":"x"}\n\n',
-    b"data: \xff\xfe\n\n",
-    b'{"choices":[{"message":{"content":"x"}}]}',
-    b"data: " + b"[" * 200_000 + b"\n\n",
-    b"data: " + b'"' + b"x" * EVENT_LIMIT + b'"\n\n',
-    b"x" * (EVENT_LIMIT + 1),
-]
 
 
 @pytest.mark.parametrize("body", GARBAGE)

@@ -77,7 +77,7 @@ async def test_dialects(app: App, provider: FakeProvider, dialect: str) -> None:
 
 
 async def test_a_stream_without_the_final_mark(app: App, provider: FakeProvider) -> None:
-    """Whether that counts as an end or as a cut, the tokens and the money are the same."""
+    """Whether it counts as complete or as truncated, the tokens and the money are the same."""
     prompt = provider.plays(PLAIN[:-1])
     events = await app.events(prompt)
     assert text_of(events) == "".join(WORDS)
@@ -101,8 +101,8 @@ async def test_answers_are_not_compressed(app: App, provider: FakeProvider) -> N
     assert provider.asked(prompt)[0].header("accept-encoding") in (None, "identity")
 
 
-async def test_what_arrives_together_leaves_together(app: App, provider: FakeProvider) -> None:
-    """Several events of one read go out in one piece, and one event is never cut into pieces."""
+async def test_events_that_arrive_together_are_sent_together(app: App, provider: FakeProvider) -> None:
+    """The events of one read are sent in one piece, and an event is never split."""
     gate = asyncio.Event()
     prompt = provider.plays(joined([ROLE, *(chunk(w) for w in "abcdefgh")]), gate, PLAIN[-3:])
     headers = app.headers()
@@ -116,8 +116,10 @@ async def test_what_arrives_together_leaves_together(app: App, provider: FakePro
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["at once", "after the beginning"])
-async def test_what_arrives_with_the_end_leaves_with_the_end(app: App, provider: FakeProvider, begun: bool) -> None:
-    """The last tokens and the end are one piece, whether the relay waits or the short cut is in use."""
+async def test_tokens_that_arrive_with_the_end_are_sent_with_the_end(
+    app: App, provider: FakeProvider, begun: bool
+) -> None:
+    """The last tokens and the end are one piece, whether the relay waits or the shortcut is in use."""
     gate = asyncio.Event()
     beginning = [joined([ROLE, *(chunk(w) for w in "abc")]), gate] if begun else [ROLE]
     prompt = provider.plays(*beginning, joined([chunk("y"), chunk("z"), *PLAIN[-3:]]))

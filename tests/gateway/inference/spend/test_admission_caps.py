@@ -1,4 +1,4 @@
-"""An attack on the caps of an app and of its users: several gateways at once, settlements that come late or never."""
+"""An attack on the caps of an app and of its users, with several gateways and settlements that come late or never."""
 
 import asyncio
 import random
@@ -11,16 +11,16 @@ import pytest
 from gateway.accounts.records import AppLimits
 from gateway.errors import AppCapReached, ServiceError, SpendCapReached, UserCapReached
 from gateway.inference.keys import app_spend_fields, spend_key, user_hash, user_spend_prefix
-from tests.gateway.inference.admissions import CAP, Books, Desk, an_account, an_app, desk
+from tests.gateway.inference.admissions import CAP, AdmissionProcess, Books, admission_process, an_account, an_app
 from workers.monitors.leases import settle_overdue
 
 APPS, USERS = ("shop", "blog"), ("ana", "ben", "eve")
-LEASE = 30  # milliseconds, of a gateway that forgets what it reserved
+LEASE = 30  # milliseconds, of a gateway that forgets its reservations
 ROUNDS = 8  # of 20 requests at once
 
 
 class Attack:
-    """`limits` are what the account holder has set, as every gateway knows them."""
+    """The gateways under attack. `limits` are the account holder's, known to every gateway."""
 
     def __init__(self, books: Books, day: str) -> None:
         self.books, self.day = books, day
@@ -28,12 +28,12 @@ class Attack:
         self.verdicts: Counter[str] = Counter()
         self.chance = random.Random(20_261_122)
 
-    async def ask(self, at: Desk) -> None:
+    async def ask(self, at: AdmissionProcess) -> None:
         app, user = self.chance.choice(APPS), self.chance.choice(USERS)
-        bound = self.chance.choice([0, 1, 40_000, 90_000, 333_333, 2_000_000])
+        max_cost = self.chance.choice([0, 1, 40_000, 90_000, 333_333, 2_000_000])
         record = msgspec.structs.replace(an_app(app), limits=self.limits[app])
         try:
-            admitted = await at.admission.admit(record, an_account(), user, bound)
+            admitted = await at.admission.admit(record, an_account(), user, max_cost)
         except (SpendCapReached, AppCapReached, UserCapReached) as error:
             self.verdicts[error.code] += 1
             return
@@ -41,7 +41,7 @@ class Attack:
         if admitted.reservation is None or at.admission._lease == LEASE:
             return  # forgotten: a monitors worker ends it
         await asyncio.sleep(self.chance.choice([0, 0, 0.01]))
-        cost = self.chance.choice([0, 1, bound // 3, bound, bound * 2])
+        cost = self.chance.choice([0, 1, max_cost // 3, max_cost, max_cost * 2])
         settling = asyncio.create_task(at.settle(admitted.reservation, cost))
         if self.chance.random() < 0.2:
             await asyncio.sleep(0)
@@ -50,7 +50,7 @@ class Attack:
             await settling
 
     async def spends(self) -> dict[tuple[str, ...], int]:
-        """Settled and reserved together, by app, and by app and user."""
+        """Returns the sums of settled and reserved money, by app, and by app and user."""
         async with self.books.client.pipeline(transaction=True) as pipe:
             pipe.hgetall(spend_key("acc_one", self.day))
             payers = [(app, user) for app in APPS for user in USERS]
@@ -65,7 +65,7 @@ class Attack:
         return (limits.cap if len(payer) == 1 else limits.user_cap) or 0
 
     async def watch(self) -> None:
-        """Nobody is ever above the cap; who is when it is narrowed spends no more."""
+        """Checks that no payer exceeds its cap, and that one above a lowered cap spends no more."""
         before = await self.spends()
         while True:
             after = await self.spends()
@@ -77,15 +77,15 @@ class Attack:
 
 async def test_caps_hold_whatever_gateways_do(redis_url: str, books: Books) -> None:
     async with asyncio.timeout(120), AsyncExitStack() as stack:
-        desks = [await stack.enter_async_context(desk(redis_url, (10**6, 10**6))) for _ in range(3)]
-        desks[2].admission._lease = LEASE
+        processes = [await stack.enter_async_context(admission_process(redis_url, (10**6, 10**6))) for _ in range(3)]
+        processes[2].admission._lease = LEASE
         attack = Attack(books, await books.today())
 
         async def run() -> None:
             watching = asyncio.create_task(attack.watch())
             for _ in range(ROUNDS):
-                await asyncio.gather(*[attack.ask(attack.chance.choice(desks)) for _ in range(20)])
-            await settle_overdue(desks[0].store)
+                await asyncio.gather(*[attack.ask(attack.chance.choice(processes)) for _ in range(20)])
+            await settle_overdue(processes[0].store)
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
@@ -103,8 +103,8 @@ async def test_caps_hold_whatever_gateways_do(redis_url: str, books: Books) -> N
             assert bool(attack.verdicts["ok"]) == (limits is wide), attack.verdicts
         while not await books.closed():
             await asyncio.sleep(LEASE / 1000)
-            await settle_overdue(desks[0].store)
-        # To the nano-euro: the account's money is its apps', and an app's is its users'.
+            await settle_overdue(processes[0].store)
+        # The account's sum equals its apps' sums to the nano-euro, and an app's equals its users'.
         total, reserved = await books.spend()
         spends = await attack.spends()
         assert (total, reserved) == (sum(spends[app,] for app in APPS), 0)
@@ -113,30 +113,36 @@ async def test_caps_hold_whatever_gateways_do(redis_url: str, books: Books) -> N
             assert spends[app,] == sum(spends[app, user] for user in USERS)
 
 
-async def ask(at: Desk, limits: AppLimits | None, bound: int, user: str = "ana", app: str = "shop") -> str:
-    """`ok` if it was admitted and settled at its bound, else the code and the seconds to wait."""
+async def ask(
+    at: AdmissionProcess, limits: AppLimits | None, max_cost: int, user: str = "ana", app: str = "shop"
+) -> str:
+    """Returns `ok` after an admission and a settlement at the maximum cost, else the code and the seconds to wait."""
     record = msgspec.structs.replace(an_app(app), limits=limits)
     try:
-        admitted = await at.admission.admit(record, an_account(), user, bound)
+        admitted = await at.admission.admit(record, an_account(), user, max_cost)
     except ServiceError as error:
         return error.code
     if admitted.reservation is not None:
-        await at.settle(admitted.reservation, bound)
+        await at.settle(admitted.reservation, max_cost)
     return "ok"
 
 
-async def test_the_account_comes_first_then_the_app_then_the_user(here: Desk) -> None:
+async def test_the_caps_are_checked_in_the_order_account_app_user(here: AdmissionProcess) -> None:
     limits = AppLimits(dailyEuro="0.00002", userDailyEuro="0.00001")
     assert await ask(here, limits, 10_000) == "ok"
     assert await ask(here, limits, 1) == "USER_CAP_REACHED"
     assert await ask(here, limits, 10_000, user="ben") == "ok"
     assert await ask(here, limits, 1) == "APP_CAP_REACHED"
-    assert await ask(here, limits, 0, user="eve") == "APP_CAP_REACHED"  # a faulty body asks whether the cap is full
+    assert (
+        await ask(here, limits, 0, user="eve") == "APP_CAP_REACHED"
+    )  # a faulty request checks whether the cap is full
     assert await ask(here, None, CAP - 20_000, app="blog") == "ok"
     assert await ask(here, limits, 1) == "SPEND_CAP_REACHED"
 
 
-async def test_a_cap_that_is_set_later_counts_the_app_from_midnight_and_its_users_from_then(here: Desk) -> None:
+async def test_a_new_cap_counts_the_app_since_midnight_and_its_users_from_now_on(
+    here: AdmissionProcess,
+) -> None:
     assert await ask(here, None, 30_000) == "ok"
     assert await ask(here, AppLimits(dailyEuro="0.00003"), 1) == "APP_CAP_REACHED"
     assert await ask(here, AppLimits(dailyEuro="0.000031", userDailyEuro="0.000001"), 1_000) == "ok"
@@ -144,14 +150,14 @@ async def test_a_cap_that_is_set_later_counts_the_app_from_midnight_and_its_user
     assert await ask(here, None, 1) == "ok"
 
 
-@pytest.mark.parametrize("bound", [0, 1])
-async def test_a_cap_of_nothing_lets_nothing_pass(here: Desk, books: Books, bound: int) -> None:
-    assert await ask(here, AppLimits(dailyEuro="0"), bound) == "APP_CAP_REACHED"
-    assert await ask(here, AppLimits(userDailyEuro="0"), bound) == "USER_CAP_REACHED"
+@pytest.mark.parametrize("max_cost", [0, 1])
+async def test_a_cap_of_0_lets_nothing_pass(here: AdmissionProcess, books: Books, max_cost: int) -> None:
+    assert await ask(here, AppLimits(dailyEuro="0"), max_cost) == "APP_CAP_REACHED"
+    assert await ask(here, AppLimits(userDailyEuro="0"), max_cost) == "USER_CAP_REACHED"
     assert not await books.client.keys("*")
 
 
-async def test_a_user_never_stands_in_redis_in_clear(here: Desk, books: Books) -> None:
+async def test_redis_holds_no_user_ids(here: AdmissionProcess, books: Books) -> None:
     record = msgspec.structs.replace(an_app(), limits=AppLimits(userDailyEuro="0.01"))
     admitted = await here.admission.admit(record, an_account(), "ana@example.com", 1000)
     assert admitted.reservation is not None
@@ -163,8 +169,8 @@ async def test_a_user_never_stands_in_redis_in_clear(here: Desk, books: Books) -
     await here.settle(admitted.reservation, 0)
 
 
-async def test_when_to_try_again(here: Desk) -> None:
-    """At midnight, or in a moment when only requests that still run are in the way."""
+async def test_retry_after_of_caps(here: AdmissionProcess) -> None:
+    """It is the time until midnight, or two seconds if only running requests fill the cap."""
     limits = AppLimits(dailyEuro="0.00005", userDailyEuro="0.00001")
     record = msgspec.structs.replace(an_app(), limits=limits)
     running = (await here.admission.admit(record, an_account(), "ana", 10_000)).reservation
@@ -172,10 +178,10 @@ async def test_when_to_try_again(here: Desk) -> None:
     with pytest.raises(UserCapReached) as refused:
         await here.admission.admit(record, an_account(), "ana", 1)
     assert (refused.value.retry_after or 0) <= 2
-    assert "still running" in refused.value.message
-    for bound, kind in ((10_001, UserCapReached), (50_001, AppCapReached)):
+    assert "Running requests" in refused.value.message
+    for max_cost, kind in ((10_001, UserCapReached), (50_001, AppCapReached)):
         with pytest.raises(kind) as refused:
-            await here.admission.admit(record, an_account(), "ana", bound)
+            await here.admission.admit(record, an_account(), "ana", max_cost)
         assert 0 < (refused.value.retry_after or 0) <= 86_400
         assert "00:00 UTC" in refused.value.message
     await here.settle(running, 10_000)

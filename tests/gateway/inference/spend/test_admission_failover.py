@@ -1,4 +1,4 @@
-"""Money over a failover: a replica that has not heard of everything takes over from its primary."""
+"""Money across a failover, in which a replica that lacks the latest writes takes over."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +10,7 @@ import redis.asyncio
 from gateway.errors import NotReplicated, SpendCapReached
 from gateway.inference.spend.admission import Admitted, Reservation
 from gateway.redis import client as store_module
-from tests.gateway.inference.admissions import CAP, EVALSHA, Books, Desk, desk
+from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, Books, admission_process
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
@@ -20,7 +20,7 @@ on_redis = pytest.mark.parametrize("servers", ["redis"], indirect=True)  # a Val
 
 
 class Pair:
-    """A primary and its replica. The network between them, and that of the gateway to them, is a test's to disturb."""
+    """A primary and its replica. A test may disturb the network between them, and the gateway's network to them."""
 
     def __init__(self, primary: RedisServer, replica: RedisServer, link: Proxy, gateway: Proxy) -> None:
         self.primary, self.replica, self.link, self.gateway = primary, replica, link, gateway
@@ -69,12 +69,12 @@ async def pair(servers: tuple[RedisServer, RedisServer]) -> AsyncIterator[Pair]:
 
 
 @pytest.fixture
-async def here(pair: Pair) -> AsyncIterator[Desk]:
-    async with desk(pair.gateway.url) as running:
+async def here(pair: Pair) -> AsyncIterator[AdmissionProcess]:
+    async with admission_process(pair.gateway.url) as running:
         yield running
 
 
-async def test_a_lost_reservation_is_settled_once(pair: Pair, here: Desk) -> None:
+async def test_a_lost_reservation_is_settled_once(pair: Pair, here: AdmissionProcess) -> None:
     kept = await here.reserve(1_000_003)
     await pair.replicated()
     pair.link.go_down()
@@ -85,28 +85,28 @@ async def test_a_lost_reservation_is_settled_once(pair: Pair, here: Desk) -> Non
         await here.settle(kept, 7)
         for _ in range(3):
             await here.settle(lost, 1_234_567)
-        await wait_until(lambda: not here.admission._unwritten)
+        await wait_until(lambda: not here.admission.pending)
         assert await books.spend() == (1_234_574, 0)
         assert await books.closed()
     assert here.counted("gateway_reservations_lost_total") == 1
 
 
 @on_redis
-async def test_a_lost_answer_after_a_failover_counts_once(pair: Pair, here: Desk) -> None:
+async def test_a_lost_answer_after_a_failover_counts_once(pair: Pair, here: AdmissionProcess) -> None:
     await pair.replicated()
     pair.link.go_down()
     lost = await here.reserve(2_000_033)
     pair.fail_over()
     pair.gateway.lose_answer = EVALSHA
     await here.settle(lost, 1_234_567)
-    await wait_until(lambda: here.retries() >= 1 and not here.admission._unwritten)
+    await wait_until(lambda: here.retries() >= 1 and not here.admission.pending)
     async with pair.books() as books:
         assert await books.spend() == (1_234_567, 0)
 
 
 @on_redis
-async def test_a_lost_settlement_is_written_again(pair: Pair, here: Desk) -> None:
-    """The failover lost the settlement with its answer, and kept the reservation."""
+async def test_a_lost_settlement_is_written_again(pair: Pair, here: AdmissionProcess) -> None:
+    """The failover loses the settlement with its answer, but keeps the reservation."""
     reservation = await here.reserve(2_000_033)
     await pair.replicated()
     pair.link.go_down()
@@ -115,13 +115,13 @@ async def test_a_lost_settlement_is_written_again(pair: Pair, here: Desk) -> Non
     pair.fail_over()  # before it is repeated
     async with pair.books() as books:
         await wait_until(books.closed)
-        await wait_until(lambda: not here.admission._unwritten)
+        await wait_until(lambda: not here.admission.pending)
         assert await books.spend() == (1_234_567, 0)
 
 
 @on_redis
-async def test_a_settlement_lost_after_its_answer_is_settled_at_its_bound(pair: Pair, here: Desk) -> None:
-    """The gateway has forgotten it by then: the monitors worker finds the reservation when its lease is over."""
+async def test_a_settlement_lost_after_its_answer_costs_the_maximum(pair: Pair, here: AdmissionProcess) -> None:
+    """The gateway has forgotten it, so the monitors worker settles the reservation when its lease has expired."""
     here.admission._lease = 50
     reservation = await here.reserve(2_000_033)
     await pair.replicated()
@@ -136,7 +136,9 @@ async def test_a_settlement_lost_after_its_answer_is_settled_at_its_bound(pair: 
 
 
 @on_redis
-async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(pair: Pair, here: Desk) -> None:
+async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(
+    pair: Pair, here: AdmissionProcess
+) -> None:
     await here.settle(Reservation("never-answered", "acc_one", 1000), 0)
     with pair.primary.client() as client:
         assert not client.keys("*")
@@ -147,13 +149,13 @@ async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(pai
 
 
 @pytest.fixture
-async def careful(pair: Pair) -> AsyncIterator[Desk]:
+async def careful(pair: Pair) -> AsyncIterator[AdmissionProcess]:
     """A gateway that waits for one replica."""
-    async with desk(pair.gateway.url, replicas=1) as running:
+    async with admission_process(pair.gateway.url, replicas=1) as running:
         yield running
 
 
-async def test_a_reservation_that_a_replica_has_survives(pair: Pair, careful: Desk) -> None:
+async def test_a_reservation_that_a_replica_has_survives(pair: Pair, careful: AdmissionProcess) -> None:
     reservations = await asyncio.gather(*[careful.reserve(1000, user=f"u{n}") for n in range(30)])
     pair.link.go_down()
     pair.fail_over()
@@ -164,7 +166,9 @@ async def test_a_reservation_that_a_replica_has_survives(pair: Pair, careful: De
 
 @on_redis
 @pytest.mark.parametrize("fault", ["away", "frozen", "behind"])
-async def test_a_reservation_that_no_replica_has_is_refused_and_released(pair: Pair, careful: Desk, fault: str) -> None:
+async def test_a_reservation_that_no_replica_has_is_refused_and_released(
+    pair: Pair, careful: AdmissionProcess, fault: str
+) -> None:
     running = await careful.reserve(500)
     match fault:
         case "away":
@@ -177,7 +181,7 @@ async def test_a_reservation_that_no_replica_has_is_refused_and_released(pair: P
     answers = await asyncio.gather(
         *[careful.admit(1000, user=f"u{n}") for n in range(20)], careful.admit(0), return_exceptions=True
     )
-    assert asyncio.get_running_loop().time() - began < store_module.ATTEMPT
+    assert asyncio.get_running_loop().time() - began < store_module.COMMAND_SECONDS
     assert all(isinstance(answer, NotReplicated) for answer in answers[:-1])
     assert (answers[0].status, answers[0].code) == (503, "BACKBONE_UNAVAILABLE")
     assert isinstance(answers[-1], Admitted)  # it reserves nothing
@@ -191,23 +195,25 @@ async def test_a_reservation_that_no_replica_has_is_refused_and_released(pair: P
         await wait_until(lambda: _passes(careful))
 
 
-async def _passes(desk: Desk) -> bool:
+async def _passes(process: AdmissionProcess) -> bool:
     try:
-        await desk.settle(await desk.reserve(1), 0)
+        await process.settle(await process.reserve(1), 0)
     except NotReplicated:
         return False
     return True
 
 
 @on_redis
-async def test_refusals_name_their_own_reason(pair: Pair, careful: Desk) -> None:
+async def test_without_a_replica_a_full_cap_is_still_the_reason_of_a_refusal(
+    pair: Pair, careful: AdmissionProcess
+) -> None:
     pair.replica.kill()
     with pytest.raises(SpendCapReached):
         await careful.admit(CAP + 1)
 
 
 @on_redis
-async def test_scripts_that_were_forgotten_are_sent_again(pair: Pair, careful: Desk) -> None:
+async def test_missing_scripts_are_sent_again(pair: Pair, careful: AdmissionProcess) -> None:
     await careful.settle(await careful.reserve(1), 0)
     with pair.primary.client() as client:
         client.script_flush()
@@ -215,8 +221,8 @@ async def test_scripts_that_were_forgotten_are_sent_again(pair: Pair, careful: D
 
 
 @on_redis
-async def test_without_the_setting_nothing_waits(pair: Pair, here: Desk) -> None:
-    """Not a command more is sent, whatever the replica does."""
+async def test_without_the_setting_no_command_waits_for_replicas(pair: Pair, here: AdmissionProcess) -> None:
+    """No extra command is sent, whatever the replica does."""
     pair.replica.freeze()
     with pair.primary.client() as client:
         client.config_resetstat()

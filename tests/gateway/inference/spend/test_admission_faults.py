@@ -1,4 +1,4 @@
-"""Money while Redis, the network or the caller goes away: it moves once, and none stays reserved."""
+"""Faults of Redis, the network and the caller: money moves once, and none stays reserved."""
 
 import asyncio
 import random
@@ -8,14 +8,14 @@ import pytest
 from gateway.errors import BackboneUnavailable
 from gateway.inference.spend import admission as admission_module
 from gateway.inference.spend import scripts
-from gateway.inference.spend.admission import RedisClock, Reservation, Unwritten
+from gateway.inference.spend.admission import PendingSettlement, RedisClock, Reservation
 from gateway.redis.partitions import partition_tag
-from tests.gateway.inference.admissions import EVALSHA, Books, Desk
+from tests.gateway.inference.admissions import EVALSHA, AdmissionProcess, Books
 from tests.support.polling import wait_until
 from tests.support.tcp_proxy import Proxy
 
 
-async def test_no_redis_is_backbone_unavailable(proxy: Proxy, remote: Desk) -> None:
+async def test_without_redis_requests_are_refused(proxy: Proxy, remote: AdmissionProcess) -> None:
     proxy.go_down()
     with pytest.raises(BackboneUnavailable) as refused:
         await remote.admit(1000)
@@ -23,7 +23,7 @@ async def test_no_redis_is_backbone_unavailable(proxy: Proxy, remote: Desk) -> N
     assert refused.value.retry_after
 
 
-async def test_a_redis_that_does_not_answer(remote: Desk, proxy: Proxy, books: Books) -> None:
+async def test_a_redis_that_does_not_answer(remote: AdmissionProcess, proxy: Proxy, books: Books) -> None:
     await remote.admit(0)
     proxy.swallowing = True
     began = asyncio.get_running_loop().time()
@@ -37,7 +37,7 @@ async def test_a_redis_that_does_not_answer(remote: Desk, proxy: Proxy, books: B
 
 
 @pytest.mark.parametrize("lost", ["answer", "request"])
-async def test_a_lost_admission_holds_no_money(proxy: Proxy, remote: Desk, books: Books, lost: str) -> None:
+async def test_a_lost_admission_holds_no_money(proxy: Proxy, remote: AdmissionProcess, books: Books, lost: str) -> None:
     await remote.admit(0)
     if lost == "answer":
         proxy.lose_answer = EVALSHA
@@ -58,15 +58,15 @@ async def test_a_lost_admission_holds_no_money(proxy: Proxy, remote: Desk, books
 
 @pytest.mark.parametrize("ahead", [0, 800])
 async def test_an_admission_that_arrives_late_holds_no_money(
-    proxy: Proxy, remote: Desk, books: Books, ahead: int, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, remote: AdmissionProcess, books: Books, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request kept by the network reaches Redis after the caller was refused, and its release was written.
+    """The network delivers the request after its caller was refused and its release was written.
 
-    This process may take Redis's clock to be `ahead` (ms) of what it is, and so let the request arrive later.
+    This process may believe that Redis's clock is `ahead` ms later than it is, and so let the request arrive later.
     """
     at = RedisClock.at
     monkeypatch.setattr(RedisClock, "at", lambda clock, monotonic: at(clock, monotonic) + ahead)
-    monkeypatch.setattr(admission_module, "MARGIN", 0.2 + ahead / 1000)
+    monkeypatch.setattr(admission_module, "CLOCK_ERROR_SECONDS", 0.2 + ahead / 1000)
     await remote.admit(0)
     proxy.hold_requests = b"acc_one"
     asking = asyncio.create_task(remote.admit(1000))
@@ -74,7 +74,7 @@ async def test_an_admission_that_arrives_late_holds_no_money(
     proxy.hold_requests = None  # later requests pass
     with pytest.raises(BackboneUnavailable):
         await asking
-    await wait_until(lambda: not remote.admission._unwritten)
+    await wait_until(lambda: not remote.admission.pending)
     proxy.let_go()
     await wait_until(lambda: len(proxy.links) == 1)  # the late one was taken, and its connection closed
     await wait_until(books.closed)
@@ -82,7 +82,7 @@ async def test_an_admission_that_arrives_late_holds_no_money(
 
 
 @pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis"])
-async def test_canceled_during_admission(proxy: Proxy, remote: Desk, books: Books, moment: str) -> None:
+async def test_canceled_during_admission(proxy: Proxy, remote: AdmissionProcess, books: Books, moment: str) -> None:
     await remote.admit(0)
     if moment == "before Redis":
         proxy.hold_requests = EVALSHA
@@ -94,13 +94,13 @@ async def test_canceled_during_admission(proxy: Proxy, remote: Desk, books: Book
     with pytest.raises(asyncio.CancelledError):
         await asking
     proxy.let_go()
-    await wait_until(lambda: not remote.admission._unwritten)
+    await wait_until(lambda: not remote.admission.pending)
     await wait_until(books.closed)
     assert await books.spend() == (0, 0)
     assert await books.passed() <= 2
 
 
-async def test_a_settlement_waits_for_redis(proxy: Proxy, remote: Desk, books: Books) -> None:
+async def test_a_settlement_waits_for_redis(proxy: Proxy, remote: AdmissionProcess, books: Books) -> None:
     reservations = [await remote.reserve(1000) for _ in range(5)]
     proxy.go_down()
     for n, reservation in enumerate(reservations):
@@ -109,21 +109,23 @@ async def test_a_settlement_waits_for_redis(proxy: Proxy, remote: Desk, books: B
     proxy.down = False
     await wait_until(books.closed)
     assert await books.spend() == (510, 0)
-    await wait_until(lambda: not remote.admission._unwritten)
+    await wait_until(lambda: not remote.admission.pending)
     assert remote.retries() >= 5
 
 
-async def test_a_settlement_whose_answer_is_lost_counts_once(proxy: Proxy, remote: Desk, books: Books) -> None:
+async def test_a_settlement_with_a_lost_answer_counts_once(
+    proxy: Proxy, remote: AdmissionProcess, books: Books
+) -> None:
     reservation, other = await remote.reserve(1000), await remote.reserve(500)
     proxy.lose_answer = EVALSHA
     await remote.settle(reservation, 400)
-    await wait_until(lambda: remote.retries() >= 1 and not remote.admission._unwritten)
+    await wait_until(lambda: remote.retries() >= 1 and not remote.admission.pending)
     assert await books.spend() == (400, 500)
     await remote.settle(other, 0)
 
 
 @pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis", "while connecting"])
-async def test_canceled_during_settlement(proxy: Proxy, remote: Desk, books: Books, moment: str) -> None:
+async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess, books: Books, moment: str) -> None:
     reservation = await remote.reserve(1000)
     match moment:
         case "before Redis":
@@ -133,7 +135,7 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: Desk, books: Boo
         case "while connecting":
             links = {*proxy.links}
             proxy.cut()
-            # The connection that watches the server is soon back; the others come with the next call.
+            # The connection that watches the server returns soon; the others return with the next call.
             await wait_until(lambda: not proxy.links & links)
     settling = asyncio.create_task(remote.settle(reservation, 400))
     await (wait_until(lambda: proxy.held) if "Redis" in moment else asyncio.sleep(0))
@@ -145,14 +147,14 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: Desk, books: Boo
     assert await books.spend() == (400, 0)
 
 
-async def test_the_first_of_many_ends_counts(here: Desk, books: Books) -> None:
+async def test_the_first_of_several_settlements_counts(here: AdmissionProcess, books: Books) -> None:
     reservation = await here.reserve(1000)
     await here.settle(reservation, 300)
     await asyncio.gather(*[here.settle(reservation, cost) for cost in (0, 300, 999, 1000)])
     assert await books.spend() == (300, 0)
 
 
-async def test_one_of_many_concurrent_ends_counts(here: Desk, books: Books) -> None:
+async def test_one_of_several_concurrent_settlements_counts(here: AdmissionProcess, books: Books) -> None:
     costs = [0, 111, 222, 333, 1000]
     for _ in range(20):
         before = (await books.spend())[0]
@@ -163,7 +165,9 @@ async def test_one_of_many_concurrent_ends_counts(here: Desk, books: Books) -> N
         assert reserved == 0
 
 
-async def test_the_first_end_counts_while_redis_is_away(proxy: Proxy, remote: Desk, books: Books) -> None:
+async def test_the_first_settlement_counts_while_redis_is_away(
+    proxy: Proxy, remote: AdmissionProcess, books: Books
+) -> None:
     reservation = await remote.reserve(1000)
     proxy.go_down()
     await remote.settle(reservation, 300)
@@ -173,28 +177,30 @@ async def test_the_first_end_counts_while_redis_is_away(proxy: Proxy, remote: De
     assert await books.spend() == (300, 0)
 
 
-async def test_what_waits_is_bounded(proxy: Proxy, remote: Desk, books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest beyond the bound are not lost: they stay reserved until their lease is over."""
-    monkeypatch.setattr(admission_module, "UNWRITTEN", 3)
+async def test_the_number_of_pending_settlements_is_limited(
+    proxy: Proxy, remote: AdmissionProcess, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest ones beyond the limit stay reserved until their lease expires."""
+    monkeypatch.setattr(admission_module, "MAX_PENDING", 3)
     reservations = [await remote.reserve(1000) for _ in range(5)]
     proxy.go_down()
     for reservation in reservations:
         await remote.settle(reservation, 10)
-        assert len(remote.admission._unwritten) <= 3
+        assert remote.admission.pending <= 3
     proxy.down = False
-    await wait_until(lambda: not remote.admission._unwritten)
+    await wait_until(lambda: not remote.admission.pending)
     assert await books.spend() == (30, 2000)
     assert set(await books.open()) == {r.id for r in reservations[:2]}
     for reservation in reservations[:2]:
-        await remote.settle(reservation, reservation.bound)
+        await remote.settle(reservation, reservation.max_cost)
     assert await books.spend() == (2030, 0)
 
 
 @pytest.mark.parametrize("stuck", [1, 30])
-async def test_a_partition_that_refuses_does_not_hold_up_the_others(
-    proxy: Proxy, remote: Desk, books: Books, stuck: int
+async def test_a_partition_that_refuses_does_not_delay_the_others(
+    proxy: Proxy, remote: AdmissionProcess, books: Books, stuck: int
 ) -> None:
-    """As when one node of a cluster is down: what can be written is written."""
+    """This happens while one node of a cluster is down. The settlements of other nodes are written."""
     assert partition_tag("acc_one") != partition_tag("acc_other")
     waiting = [await remote.reserve(1000) for _ in range(stuck)]
     fine = await remote.reserve(1000, app="blog", account="acc_other")
@@ -215,15 +221,15 @@ async def test_a_partition_that_refuses_does_not_hold_up_the_others(
     assert await books.spend() == (10 * stuck, 0)
 
 
-async def test_settling_after_the_monitors_did(here: Desk, books: Books) -> None:
+async def test_a_settlement_after_that_of_the_monitors_worker(here: AdmissionProcess, books: Books) -> None:
     reservation = await here.reserve(1000)
     assert (await scripts.settle(here.store, partition_tag("acc_one"), reservation.id, None)).nano_euro == 1000
     await here.settle(reservation, 5)
     assert await books.spend() == (1000, 0)
-    assert not here.admission._unwritten
+    assert not here.admission.pending
 
 
-async def test_forgotten_scripts_are_sent_again(here: Desk, books: Books) -> None:
+async def test_missing_scripts_are_sent_again(here: AdmissionProcess, books: Books) -> None:
     for _ in range(2):
         await books.client.script_flush()
         reservations = await asyncio.gather(*[here.reserve(10) for _ in range(20)])
@@ -234,9 +240,9 @@ async def test_forgotten_scripts_are_sent_again(here: Desk, books: Books) -> Non
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_bad_network_neither_loses_nor_doubles_money(
-    proxy: Proxy, remote: Desk, books: Books, seed: int
+    proxy: Proxy, remote: AdmissionProcess, books: Books, seed: int
 ) -> None:
-    """Connections die at any moment and requests are canceled; sums agree to the nano-euro in the end."""
+    """Connections break at any moment and requests are canceled. In the end, the sums agree to the nano-euro."""
     chance = random.Random(seed)
     admitted: set[str] = set()
     ended: dict[str, int] = {}
@@ -277,8 +283,8 @@ async def test_a_bad_network_neither_loses_nor_doubles_money(
     await asyncio.gather(disturbing, return_exceptions=True)
     proxy.down, proxy.lose_answer = False, None
     assert all(each is None or isinstance(each, asyncio.CancelledError) for each in outcomes)
-    await wait_until(lambda: not remote.admission._unwritten)
-    # What was canceled between its admission and its settlement is still open, and nothing else.
+    await wait_until(lambda: not remote.admission.pending)
+    # Only requests that were canceled between their admission and their settlement are still open.
     left = admitted - ended.keys()
     assert set(await books.open()) == left
     assert await books.spend() == (sum(ended.values()), 1000 * len(left))
@@ -287,11 +293,11 @@ async def test_a_bad_network_neither_loses_nor_doubles_money(
     assert await books.closed()
 
 
-async def test_an_overflow_during_a_repetition_ends_nothing(
-    proxy: Proxy, remote: Desk, books: Books, monkeypatch: pytest.MonkeyPatch
+async def test_an_overflow_during_a_repetition_does_not_stop_the_queue(
+    proxy: Proxy, remote: AdmissionProcess, books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The overflow removes the very settlement that is being repeated; the task that repeats them used to die."""
-    monkeypatch.setattr(admission_module, "UNWRITTEN", 2)
+    """The overflow removes the settlement that is being repeated."""
+    monkeypatch.setattr(admission_module, "MAX_PENDING", 2)
     reservations = [await remote.reserve(1000) for _ in range(6)]
     proxy.go_down()
     for reservation in reservations[:2]:
@@ -299,11 +305,11 @@ async def test_an_overflow_during_a_repetition_ends_nothing(
     proxy.hold_requests, proxy.down = EVALSHA, False
     await wait_until(lambda: proxy.held)
     for reservation in reservations[2:]:
-        remote.admission._settle_later(Unwritten(reservation, 10))
+        remote.admission._settle_later(PendingSettlement(reservation, 10))
     proxy.go_down()
     proxy.let_go()
     proxy.down = False
-    await wait_until(lambda: not remote.admission._unwritten)
+    await wait_until(lambda: not remote.admission.pending)
     assert (await books.spend())[0] >= 20
     for reservation in reservations:
-        await remote.settle(reservation, reservation.bound)
+        await remote.settle(reservation, reservation.max_cost)

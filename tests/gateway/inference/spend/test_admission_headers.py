@@ -1,4 +1,4 @@
-"""What a caller learns of the limits: the rate headers, and when to try again."""
+"""The RateLimit headers, and Retry-After."""
 
 import hashlib
 import random
@@ -9,17 +9,17 @@ import pytest
 
 from gateway.errors import AppRateLimited, ServiceError, SpendCapReached, UserRateLimited
 from gateway.inference.spend import scripts
-from tests.gateway.inference.admissions import CAP, Books, Desk, desk
+from tests.gateway.inference.admissions import CAP, AdmissionProcess, Books, admission_process
 from tests.lua.scripts import CLOCK, SECOND, at, on_test_clock
 
 
-def told(headers: list[tuple[bytes, bytes]]) -> tuple[int, int, int]:
+def rate_limit(headers: list[tuple[bytes, bytes]]) -> tuple[int, int, int]:
     found = dict(headers)
     return tuple(int(found[b"ratelimit-" + name]) for name in (b"limit", b"remaining", b"reset"))
 
 
 class Clock:
-    """Redis's clock, as this desk's scripts are told it."""
+    """The clock that this process's scripts see as Redis's."""
 
     def __init__(self, books: Books, now: int) -> None:
         self.books, self.now = books, now
@@ -42,9 +42,9 @@ async def clock(books: Books) -> AsyncIterator[Clock]:
 
 
 @asynccontextmanager
-async def slow_motion(url: str, limits: tuple[int, int]) -> AsyncIterator[Desk]:
-    """A desk on the test's clock."""
-    async with desk(url, limits) as running:
+async def slow_motion(url: str, limits: tuple[int, int]) -> AsyncIterator[AdmissionProcess]:
+    """An admission process on the test's clock."""
+    async with admission_process(url, limits) as running:
         admit = scripts._ADMIT
         production = admit.source, admit.sha
         admit.source = on_test_clock("inference/admit")
@@ -55,18 +55,18 @@ async def slow_motion(url: str, limits: tuple[int, int]) -> AsyncIterator[Desk]:
             admit.source, admit.sha = production
 
 
-async def test_the_headers_tell_of_the_tighter_limit(redis_url: str, clock: Clock) -> None:
+async def test_the_headers_describe_the_tighter_limit(redis_url: str, clock: Clock) -> None:
     async with slow_motion(redis_url, (4, 2)) as running:
-        assert told((await running.admit(0, "ana")).headers) == (2, 1, 60)
+        assert rate_limit((await running.admit(0, "ana")).headers) == (2, 1, 60)
         await clock.forward(10 * SECOND)
-        assert told((await running.admit(0, "ben")).headers) == (2, 1, 60)
+        assert rate_limit((await running.admit(0, "ben")).headers) == (2, 1, 60)
         await clock.forward(SECOND // 2)
         # Three of the app's four are used, and one of this user's two.
-        assert told((await running.admit(0, "eve")).headers)[1:] in {(1, 50), (1, 60)}
-        assert told((await running.admit(0, "ana")).headers)[1:] == (0, 50)
+        assert rate_limit((await running.admit(0, "eve")).headers)[1:] in {(1, 50), (1, 60)}
+        assert rate_limit((await running.admit(0, "ana")).headers)[1:] == (0, 50)
         with pytest.raises(AppRateLimited) as refused:
             await running.admit(0, "eve")
-        assert told(refused.value.headers) == (4, 0, 50)
+        assert rate_limit(refused.value.headers) == (4, 0, 50)
         assert refused.value.retry_after == 50
 
 
@@ -78,14 +78,14 @@ async def test_the_headers_of_a_limited_user(redis_url: str, clock: Clock) -> No
         await clock.forward(1)
         with pytest.raises(UserRateLimited) as refused:
             await running.admit(0)
-        # 58.999999 seconds, rounded up: to wait that long must be enough.
-        assert told(refused.value.headers) == (2, 0, 59)
+        # 58.999999 seconds, rounded up, so that a caller who waits that long passes.
+        assert rate_limit(refused.value.headers) == (2, 0, 59)
         assert refused.value.retry_after == 59
 
 
-async def refusal(running: Desk, bound: int = 0, user: str = "ana") -> ServiceError | None:
+async def refusal(running: AdmissionProcess, max_cost: int = 0, user: str = "ana") -> ServiceError | None:
     try:
-        admitted = await running.admit(bound, user)
+        admitted = await running.admit(max_cost, user)
     except ServiceError as error:
         return error
     if admitted.reservation:
@@ -94,7 +94,7 @@ async def refusal(running: Desk, bound: int = 0, user: str = "ana") -> ServiceEr
 
 
 @pytest.mark.parametrize("limits", [(3, 3), (3, 2), (5, 2), (2, 3), (1, 1)])
-async def test_whoever_waits_as_told_passes(redis_url: str, clock: Clock, limits: tuple[int, int]) -> None:
+async def test_a_request_passes_after_its_retry_after(redis_url: str, clock: Clock, limits: tuple[int, int]) -> None:
     chance = random.Random(repr(limits))
     async with slow_motion(redis_url, limits) as running:
         refused = 0
@@ -112,7 +112,7 @@ async def test_whoever_waits_as_told_passes(redis_url: str, clock: Clock, limits
 
 
 async def test_a_full_app_and_a_full_user(redis_url: str, clock: Clock) -> None:
-    """Both limits refuse: only after the later of the two can this caller pass."""
+    """Both limits refuse, so the caller can pass only when both have a free slot."""
     async with slow_motion(redis_url, (3, 2)) as running:
         await running.admit(0, "ben")
         await clock.forward(30 * SECOND)
@@ -127,7 +127,7 @@ async def test_a_full_day_ends_at_midnight(redis_url: str, clock: Clock, books: 
     async with slow_motion(redis_url, (30, 20)) as running:
         await clock.to(at("2026-11-21T23:59:00.000001"))
         reservation = await running.reserve(CAP)
-        await running.settle(reservation, reservation.bound)
+        await running.settle(reservation, reservation.max_cost)
         error = await refusal(running)
         assert isinstance(error, SpendCapReached)
         assert error.retry_after == 60
@@ -140,17 +140,19 @@ async def test_a_full_day_ends_at_midnight(redis_url: str, clock: Clock, books: 
         assert await books.spend(day="2026-11-21") == (CAP, 0)
 
 
-async def test_a_cap_full_of_running_requests_invites_to_try_soon(redis_url: str, clock: Clock, books: Books) -> None:
-    """The audit's 24 requests at once: what is only reserved comes free when those end, not at midnight."""
+async def test_a_cap_full_of_running_requests_has_a_short_retry_after(
+    redis_url: str, clock: Clock, books: Books
+) -> None:
+    """Reserved money becomes free when its requests end, not at midnight."""
     async with slow_motion(redis_url, (30, 20)) as running:
         settled = await running.reserve(CAP // 4)
-        await running.settle(settled, settled.bound)
+        await running.settle(settled, settled.max_cost)
         reserved = await running.reserve(CAP // 2)
         error = await refusal(running, CAP // 2)
         assert isinstance(error, SpendCapReached)
         assert error.retry_after == 2
-        assert "still running" in error.message
-        error = await refusal(running, CAP)  # what is settled alone is in its way
+        assert "Running requests" in error.message
+        error = await refusal(running, CAP)  # the settled sum alone refuses it
         assert error is not None
         assert error.retry_after == 86_400 - 12 * 3600
         await running.settle(reserved, 0)
@@ -170,8 +172,10 @@ async def test_the_day_may_end_before_running_requests_do(redis_url: str, clock:
         await running.settle(reserved, 0)
 
 
-async def test_what_fits_beside_what_is_settled_need_not_wait_for_midnight(redis_url: str, clock: Clock) -> None:
-    """To the nano-euro: it fits exactly once the running request has ended."""
+async def test_a_request_that_fits_beside_the_settled_sum_need_not_wait_for_midnight(
+    redis_url: str, clock: Clock
+) -> None:
+    """Once the running request has ended, it fits to the nano-euro."""
     async with slow_motion(redis_url, (30, 20)) as running:
         settled = await running.reserve(10)
         await running.settle(settled, 10)
@@ -183,8 +187,8 @@ async def test_what_fits_beside_what_is_settled_need_not_wait_for_midnight(redis
         await running.settle(await running.reserve(CAP - 10), 0)
 
 
-async def test_no_wait_is_promised_where_waiting_does_not_help(redis_url: str, clock: Clock) -> None:
-    """What costs more than a whole day's cap passes on no day."""
+async def test_there_is_no_retry_after_if_waiting_does_not_help(redis_url: str, clock: Clock) -> None:
+    """A request that costs more than a whole day's cap cannot pass on any day."""
     async with slow_motion(redis_url, (30, 20)) as running:
         error = await refusal(running, CAP + 1)
         assert isinstance(error, SpendCapReached)

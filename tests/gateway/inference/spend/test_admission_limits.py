@@ -1,4 +1,4 @@
-"""Rates and the daily cap. `test_admission_windows.py` tests how a window slides in real time."""
+"""Rate limits and the daily cap. `test_admission_windows.py` tests how a window slides in real time."""
 
 import asyncio
 
@@ -11,13 +11,13 @@ from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.prices import EURO, bound, cost
+from tests.support.prices import EURO, cost, max_cost
 from tests.support.responses import answered, counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_a_user_has_twenty_a_minute(app: App) -> None:
+async def test_a_user_has_twenty_requests_per_minute(app: App) -> None:
     for left in range(19, -1, -1):
         limit, remaining, reset = counted(await app.ask("x"))
         assert (limit, remaining) == (20, left)
@@ -29,10 +29,10 @@ async def test_a_user_has_twenty_a_minute(app: App) -> None:
     assert (await app.ask("x", token=app.token("ben"))).status_code == 200
 
 
-async def test_an_app_has_thirty_a_minute(app: App) -> None:
+async def test_an_app_has_thirty_requests_per_minute(app: App) -> None:
     for n in range(30):
         limit, remaining, _ = counted(await app.ask("x", token=app.token(f"user-{n}")))
-        # The tighter of the two: the user's 20 with 19 left until the app has fewer.
+        # The tighter limit is the user's, with 19 of 20 left, until the app has fewer left.
         assert (limit, remaining) in {(20, 19), (30, 29 - n)}
         assert remaining == min(19, 29 - n)
     response = await app.ask("x", token=app.token("one more"))
@@ -41,7 +41,7 @@ async def test_an_app_has_thirty_a_minute(app: App) -> None:
     assert 50 <= int(response.headers["Retry-After"]) <= 60
 
 
-async def test_no_more_pass_when_all_come_at_once(app: App) -> None:
+async def test_no_more_simultaneous_requests_pass_than_the_limit(app: App) -> None:
     same = [app.ask("x", token=app.token("ana", jti=str(n))) for n in range(40)]
     statuses = [r.status_code for r in await asyncio.gather(*same)]
     assert (statuses.count(200), statuses.count(429)) == (20, 20)
@@ -50,7 +50,7 @@ async def test_no_more_pass_when_all_come_at_once(app: App) -> None:
     assert (statuses.count(200), statuses.count(429)) == (10, 20)
 
 
-async def test_users_of_two_apps_are_two_users(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_the_same_user_of_two_apps_has_two_limits(gw: Gateway, backend: FakeAppBackend) -> None:
     account = await gw.account()
     first, second = await account.app(backend), await account.app(backend)
     token = first.token()
@@ -58,7 +58,7 @@ async def test_users_of_two_apps_are_two_users(gw: Gateway, backend: FakeAppBack
     assert counted(await second.ask("x", token=token))[1] == 19
 
 
-async def test_what_does_not_count(app: App) -> None:
+async def test_requests_that_do_not_count(app: App) -> None:
     for _ in range(35):
         refused(await app.ask("x", token="no.to.ken"), 401, "TOKEN_INVALID")
         evil = app.headers(Origin="https://evil.example")
@@ -97,15 +97,15 @@ async def test_the_worst_case_is_reserved_while_a_request_runs(app: App, provide
     asking = asyncio.create_task(app.ask(prompt, model="llama-3.3-70b-instruct", maxTokens=123))
     await wait_until(lambda: provider.asked(prompt))
     spend = await app.account.spend()
-    assert spend["reserved"] == bound(prompt, 123, "llama-3.3-70b-instruct")
+    assert spend["reserved"] == max_cost(prompt, 123, "llama-3.3-70b-instruct")
     assert spend["settled"] == 0
     gate.set()
     answered(await asking)
-    # The provider answered under another name in the table, at that one's price.
+    # The provider reported another model of the price table, so that model's price applies.
     assert await app.account.settled() == cost(3, 1, "gpt-oss-120b")
 
 
-async def test_the_cap_holds_when_all_come_at_once(
+async def test_the_cap_holds_for_simultaneous_requests(
     gw: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     account = await gw.account("free")
@@ -113,10 +113,10 @@ async def test_the_cap_holds_when_all_come_at_once(
     gate = asyncio.Event()
     prompt = provider.plays(gate, tokens("x", usage=(3, 1)))
     asks = [asyncio.create_task(app.ask(prompt, token=app.token(f"u{n}"))) for app in apps for n in range(30)]
-    fitting = 50_000_000 // bound(prompt)
+    fitting = 50_000_000 // max_cost(prompt)
     await wait_until(lambda: len(provider.asked(prompt)) == fitting)
     await wait_until(lambda: sum(ask.done() for ask in asks) == 60 - fitting)
-    assert (await account.spend())["reserved"] == fitting * bound(prompt)
+    assert (await account.spend())["reserved"] == fitting * max_cost(prompt)
     for ask in asks:
         if ask.done():
             refused(ask.result(), 402, "SPEND_CAP_REACHED")
@@ -142,7 +142,7 @@ async def test_a_refused_request_is_not_counted(gw: Gateway, backend: FakeAppBac
     assert counted(await app.ask("x"))[1] == 19
 
 
-async def test_a_larger_plan_is_felt_within_a_second(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_a_larger_plan_takes_effect_within_a_second(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, "free")
     big = {"prompt": "z" * 60_000, "model": "llama-3.3-70b-instruct"}
     refused(await app.post(big), 402, "SPEND_CAP_REACHED")
@@ -159,26 +159,26 @@ async def test_a_larger_plan_is_felt_within_a_second(gw: Gateway, backend: FakeA
 FILLING = "f" * 3744  # (3744 + 256) × 150 + 1000 × 600 = 0.0012 EUR
 
 
-async def test_the_cap_to_the_nano_euro(penny: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    app = await penny.app(backend, "free")
+async def test_the_cap_to_the_nano_euro(low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await low_caps.app(backend, "free")
     cap = (await app.account.spend())["cap"]
-    assert bound(FILLING, 1000) == cap == 1_200_000
+    assert max_cost(FILLING, 1000) == cap == 1_200_000
     refused(await app.ask(FILLING + "f", maxTokens=1000), 402, "SPEND_CAP_REACHED")
     assert (await app.account.spend())["reserved"] == 0
     provider.plays(ROLE, chunk("x"), CLOSE, prompt=FILLING)
     refused(await app.ask(FILLING, maxTokens=1000), 502, "PROVIDER_ERROR")
     assert await app.account.settled() == cap
     refused(await app.ask("x", maxTokens=1), 402, "SPEND_CAP_REACHED")
-    # A faulty request only asks whether the cap is already full.
+    # A faulty request only checks whether the cap is already full.
     refused(await app.post({"prompt": ""}), 402, "SPEND_CAP_REACHED")
     refused(await app.post({"prompt": "x", "model": "gpt-5"}), 402, "SPEND_CAP_REACHED")
     refused(await app.post(content=b"x" * 200_000, headers=app.headers()), 402, "SPEND_CAP_REACHED")
     assert (await app.account.spend())["reserved"] == 0
 
 
-async def test_a_faulty_request_below_the_cap_reserves_nothing(penny: Gateway, backend: FakeAppBackend) -> None:
-    """Even where its worst case would not have fitted."""
-    app = await penny.app(backend, "starter")
+async def test_a_faulty_request_below_the_cap_reserves_nothing(low_caps: Gateway, backend: FakeAppBackend) -> None:
+    """This also holds if its maximum cost would not fit."""
+    app = await low_caps.app(backend, "starter")
     refused(await app.ask("x"), 402, "SPEND_CAP_REACHED")
     refused(await app.post({"prompt": "x", "maxTokens": 0}), 400, "REQUEST_MALFORMED")
     assert (await app.account.spend())["reserved"] == 0

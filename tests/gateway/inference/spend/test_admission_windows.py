@@ -18,7 +18,7 @@ MINUTE = 60 * SECOND
 
 
 class Windows:
-    """The windows of an app and of its user ana, as the requests that passed left them in Redis."""
+    """The windows in Redis of an app and of its user ana."""
 
     def __init__(self, client: redis.Redis, app: App) -> None:
         tag = partition_tag(app.account.id)
@@ -26,7 +26,7 @@ class Windows:
         self.keys = [app_window_key(tag, app.name), user_window_key(tag, app.name, user_hash("ana"))]
 
     def stamps(self) -> list[int]:
-        """When the requests passed; both windows must say the same."""
+        """Returns the times at which requests passed, which must be the same in both windows."""
         by_app, by_user = (self.client.lrange(key, 0, -1) for key in self.keys)
         assert by_app == by_user
         return [int(stamp) for stamp in by_app]
@@ -36,12 +36,12 @@ class Windows:
         return seconds * SECOND + microseconds
 
     async def wait_for(self, moment: int) -> None:
-        """Until Redis's clock shows this moment."""
+        """Waits until Redis's clock shows this moment."""
         while (left := moment - self.now()) > 0:
             await asyncio.sleep(left / SECOND)
 
     def move_back(self, microseconds: int) -> None:
-        """Makes the windows what they would be if all that has passed had passed that much earlier."""
+        """Moves all entries of the windows to an earlier time."""
         stamps = [stamp - microseconds for stamp in self.stamps()]
         for key in self.keys:
             expiry = self.client.pexpiretime(key) - microseconds // 1000
@@ -49,7 +49,7 @@ class Windows:
 
 
 async def test_a_request_leaves_the_window_after_sixty_seconds(gw: Gateway, app: App) -> None:
-    """`Retry-After` is true, refusals are not counted, and each request leaves the window by itself."""
+    """`Retry-After` is exact, refusals do not count, and each request leaves the window at its own time."""
     with gw.redis.client() as client:
         windows = Windows(client, app)
         began, passed = windows.now(), []

@@ -1,4 +1,4 @@
-"""The limits that account holders and operators set, as the users of an app meet them, at every process."""
+"""The limits that account holders and operators set apply to an app's users in every process."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.fakes.provider import tokens
 from tests.support import accounts
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.prices import bound, cost
+from tests.support.prices import cost, max_cost
 from tests.support.responses import answered, counted, refused
 
 session = pytest.mark.asyncio(loop_scope="session")
@@ -28,7 +28,7 @@ session = pytest.mark.asyncio(loop_scope="session")
         (AppLimits(dailyEuro="0"), None, Limits(30, 20, 50_000_000, 0)),
         (None, AllowedRates(3000), Limits(3000, 20, 50_000_000)),
         (AppLimits(requestsPerMinute=100), AllowedRates(3000, 600), Limits(100, 600, 50_000_000)),
-        # An operator, or a smaller plan, may allow less than was set before.
+        # An operator or a smaller plan may allow less than the account holder has set.
         (AppLimits(requestsPerMinute=25, userRequestsPerMinute=15), AllowedRates(5), Limits(5, 15, 50_000_000)),
     ],
 )
@@ -43,23 +43,23 @@ async def set_limits(app: accounts.App, **limits: Any) -> None:
     assert response.status_code == 200, response.text
 
 
-async def felt(app: accounts.App, twin: Gateway, status: int) -> None:
-    """Within a second, in both processes; each question is another user's."""
+async def takes_effect(app: accounts.App, twin: Gateway, status: int) -> None:
+    """Waits until both processes answer with the status, each request with a new user, for a second at most."""
     people = iter(range(10**6))
 
     async def both() -> bool:
-        asks = [each.ask("x", token=each.token(f"felt-{next(people)}")) for each in (app, app.at(twin))]
+        asks = [each.ask("x", token=each.token(f"user-{next(people)}")) for each in (app, app.at(twin))]
         return [(await ask).status_code for ask in asks] == [status] * 2
 
     await wait_until(both, 1, 0.2)
 
 
 @session
-async def test_setting_narrowing_and_clearing_is_felt_in_every_process(
+async def test_setting_narrowing_and_clearing_take_effect_in_every_process(
     gw: Gateway, twin: Gateway, backend: FakeAppBackend
 ) -> None:
     app = await gw.app(backend)
-    await felt(app, twin, 200)
+    await takes_effect(app, twin, 200)
     for limits, status in (
         ({"dailyEuro": "0.000001"}, 402),
         ({"dailyEuro": "0.5"}, 200),
@@ -68,7 +68,7 @@ async def test_setting_narrowing_and_clearing_is_felt_in_every_process(
         ({"requestsPerMinute": None}, 200),
     ):
         await set_limits(app, **limits)
-        await felt(app, twin, status)
+        await takes_effect(app, twin, status)
 
 
 @session
@@ -77,9 +77,9 @@ async def test_an_app_and_a_user_have_caps_of_their_own(
 ) -> None:
     account = await gw.account("free")
     app, other = await account.app(backend), await account.app(backend)
-    # One request fits until its cost is known: the second is more than what is left.
+    # One request fits; once its cost is known, the second one exceeds the rest.
     prompt = provider.plays(tokens("a", "b", usage=(1000, 1000)))
-    price, worst = cost(1000, 1000), bound(prompt)
+    price, worst = cost(1000, 1000), max_cost(prompt)
     await set_limits(app, userDailyEuro=f"{worst / 10**9:.9f}", dailyEuro=f"{(worst + 2 * price) / 10**9:.9f}")
     assert answered(await app.ask(prompt))["usage"] == {"inputTokens": 1000, "outputTokens": 1000}
     assert await account.settled() == price
@@ -114,7 +114,7 @@ async def test_rates_of_an_app_and_its_users(app: accounts.App) -> None:
 
 
 @session
-async def test_operators_may_widen_the_rates(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_operators_can_raise_the_rates(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, limits={"requestsPerMinute": 45, "userRequestsPerMinute": 22})
     for left in range(21, -1, -1):
         assert counted(await app.ask("x"))[:2] == (22, left)

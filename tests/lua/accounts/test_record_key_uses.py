@@ -1,4 +1,4 @@
-"""The last use of those keys that the account has."""
+"""Uses are recorded for the keys that the account has."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ KEYS, USED = f"{TAG}:keys:acc", f"{TAG}:keys-used:acc"
 
 def use(client: Any, *keys: str, now: int = NOON) -> int:
     set_clock(client, now)
-    return client.register_script(on_test_clock("accounts/use_keys"))([KEYS, USED], keys)
+    return client.register_script(on_test_clock("accounts/record_key_uses"))([KEYS, USED], keys)
 
 
 def test_the_time_is_the_servers_in_milliseconds(client: Any) -> None:

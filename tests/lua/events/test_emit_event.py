@@ -1,4 +1,4 @@
-"""An event is queued, or dropped where too many wait."""
+"""An event is queued, or dropped if too many events wait."""
 
 import time
 
@@ -18,10 +18,10 @@ def test_queued(deliveries: Deliveries) -> None:
 
 def test_a_full_stream_refuses_logs_and_counts_and_trims_nothing(deliveries: Deliveries) -> None:
     for number in range(5):
-        assert deliveries.emit(f"evt_{number}", WAITING=5) == "queued"
-    deliveries.read()  # what is read waits all the same
+        assert deliveries.emit(f"evt_{number}", MAX_WAITING=5) == "queued"
+    deliveries.read()  # entries that were read still wait
     for number in range(5, 8):
-        assert deliveries.emit(f"evt_{number}", WAITING=5) == "dropped"
+        assert deliveries.emit(f"evt_{number}", MAX_WAITING=5) == "dropped"
     assert len(deliveries.pending()) == deliveries.client.xlen(STREAM) == 5
     assert [row["id"] for row in deliveries.log()] == ["evt_5", "evt_6", "evt_7"]
     row = deliveries.log()[0]
@@ -40,14 +40,14 @@ def test_a_full_stream_refuses_logs_and_counts_and_trims_nothing(deliveries: Del
     }
     assert deliveries.outcomes() == {"dropped": 3, "dropped:overflow": 3}
     (first, *_) = deliveries.read(last="0")
-    deliveries.finish(first)
-    assert deliveries.emit("evt_8", WAITING=5) == "queued", "an outcome makes room"
+    deliveries.record(first)
+    assert deliveries.emit("evt_8", MAX_WAITING=5) == "queued", "an outcome frees a slot"
 
 
-def test_a_try_whose_answer_was_lost_may_be_repeated(deliveries: Deliveries) -> None:
+def test_a_call_with_a_mark_can_be_repeated(deliveries: Deliveries) -> None:
     emitted = f"{TAG}:emitted:evt_1"
     for _ in range(2):
         keys, args = [*EVENT_KEYS, emitted], ["evt_1", "acc", "shop", "app.crashed", DATA]
-        assert deliveries.script("events/emit")(keys, args) == b"queued"
+        assert deliveries.script("events/emit_event")(keys, args) == b"queued"
     assert deliveries.client.xlen(STREAM) == 1
     assert 0 < deliveries.client.ttl(emitted) <= 3600

@@ -1,4 +1,4 @@
-"""What is counted of an account goes when its log and the data of its events have expired."""
+"""An account's byte count is removed when its log and the data of its events have expired."""
 
 import pytest
 
@@ -10,5 +10,5 @@ def test_forgotten_with_both(deliveries: Deliveries, expired: tuple[str, ...], f
     deliveries.deliver("evt_1")
     for key in expired:
         deliveries.client.delete(key)
-    assert deliveries.script("events/forget_stored")([LOG, BODIES, STORED], ["acc"]) == forgotten
+    assert deliveries.script("events/forget_stored_bytes")([LOG, BODIES, STORED], ["acc"]) == forgotten
     assert (deliveries.stored() == 0) == bool(forgotten)

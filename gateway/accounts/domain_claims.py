@@ -1,0 +1,59 @@
+"""Claims to verified custom domains, so that of two apps with the same domain, one is served there.
+
+`domain:<name>` holds the id of the app that has the claim, and the time of the claim. A put writes the claim before the
+app's record, so a claim that its app's record does not confirm is ignored after `CLAIM_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from gateway.accounts.keys import domain_key
+from gateway.accounts.records import App
+from gateway.errors import RequestMalformed
+from gateway.redis.client import Store
+from gateway.redis.compare_and_set import Change, change_record
+from gateway.redis.scripts import compare_and_set
+
+CLAIM_SECONDS = 60.0
+
+
+def verified_domain(app: App) -> str:
+    """Returns the app's custom domain if it is verified, otherwise ''."""
+    return app.customDomain if app.customDomain and app.customDomainVerified else ""
+
+
+class DomainClaims:
+    def __init__(self, store: Store, find_app: Callable[[str], Awaitable[App | None]]) -> None:
+        """`find_app` returns the app with an id."""
+        self._store, self._find_app = store, find_app
+
+    async def claim(self, app: App) -> None:
+        """Claims the app's verified domain, if it has one. Raises RequestMalformed if another app has the domain."""
+        if not (domain := verified_domain(app)):
+            return
+
+        async def compute(present: str) -> Change[None]:
+            owner_id, _, since = present.partition(" ")
+            if owner_id not in ("", app.id):
+                owner = await self._find_app(owner_id)
+                confirmed = owner is not None and owner.id == owner_id and verified_domain(owner) == domain
+                if confirmed or time.time() - float(since) < CLAIM_SECONDS:
+                    raise RequestMalformed("customDomain: another app has this domain.")
+            return Change(f"{app.id} {time.time():.0f}", None)
+
+        await change_record(self._store, domain_key(domain), compute, subject="the claim to this domain")
+
+    async def release(self, app: App) -> None:
+        """Removes the app's claim to its verified domain, if it has one."""
+        if domain := verified_domain(app):
+            present = await self._store.get(domain_key(domain)) or ""
+            if present.partition(" ")[0] == app.id:
+                await compare_and_set(self._store, domain_key(domain), "", expected=present)
+
+    async def is_owner(self, app: App) -> bool:
+        """Whether the app is the one to serve at its custom domain. A claim that Redis lost counts as the app's."""
+        domain = verified_domain(app)
+        claim = await self._store.get(domain_key(domain)) or "" if domain else ""
+        return bool(domain) and claim.partition(" ")[0] in ("", app.id)

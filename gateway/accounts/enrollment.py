@@ -1,0 +1,28 @@
+"""Enrolls apps with the monitors, and in the partitions' lists of apps."""
+
+from __future__ import annotations
+
+from gateway.accounts.keys import apps_key
+from gateway.accounts.records import App
+from gateway.monitors.keys import certificate_ends_key, certificates_key, monitored_keys, probes_key, unhealthy_key
+from gateway.redis.client import Store
+from gateway.redis.partitions import partition_tag
+
+
+async def enroll_app(store: Store, app: App) -> None:
+    """Comes after the app's record is written: a monitor that finds no app for an id removes the id."""
+    tag = partition_tag(app.account)
+    await store.client.zadd(apps_key(tag), {app.id: 0})
+    await store.client.zadd(probes_key(tag), {app.id: 0}, nx=True)
+    # The domain may be a new one: its certificate is due now.
+    await store.client.zadd(certificates_key(tag), {app.id: 0})
+
+
+async def withdraw_app(store: Store, app: App) -> None:
+    """Removes the app from the lists, and the monitors' records of it."""
+    tag = partition_tag(app.account)
+    listed = [apps_key(tag), probes_key(tag), certificates_key(tag)]
+    listed += [unhealthy_key(tag), certificate_ends_key(tag)]
+    for zset in listed:
+        await store.client.zrem(zset, app.id)
+    await store.client.delete(*monitored_keys(tag, app.id))

@@ -1,0 +1,170 @@
+"""This process's copies of records, such as those of accounts and apps.
+
+A copy is used only while the subscription to changes is alive, and is dropped when its record changes, so every process
+sees a change within a second. When the subscription is lost, or silent for a second, each look-up reads Redis until the
+subscription is back. Only while a record's node of a cluster is away, its copy is used for another minute: nobody can
+change the record meanwhile, and an app whose account is on another node is still served.
+
+Other parts of the process subscribe to records of their own. A record that cannot be read, because its node of a
+cluster is away, is read again until it can be, and affects no other record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from gateway.cancellation import end_if_canceled
+from gateway.errors import BackboneUnavailable
+from gateway.redis.client import Store
+from gateway.redis.listener import Listener
+from gateway.redis.scripts import CHANGES_CHANNEL
+
+MAX_COPIES = 20_000
+MAX_AGE_SECONDS = 300.0  # after which a copy is read again, in case a cluster lost a message
+STALE_SECONDS = 60.0  # for which a copy is used while its record cannot be read
+RETRY_SECONDS = 1.0  # between two attempts to read such a record
+REREAD_SECONDS = 30.0  # after which subscribers read their records again, in case a cluster lost a message
+RELOAD_SECONDS = 0.3  # before a subscriber reads again a record that could not be read
+
+R = TypeVar("R")
+
+
+class _Copy(msgspec.Struct):
+    record: Any
+    current_until: float  # monotonic seconds
+    usable_until: float  # if the record cannot be read
+    away: bool = False  # the record could not be read
+
+
+class _Subscriber(msgspec.Struct):
+    reload: Callable[[], Awaitable[None]]
+    on_unreadable: Callable[[], None] | None
+    current: bool = False  # it has read its record at least once
+
+
+class RecordCache:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_current = False  # the subscription is alive and all subscribers have read their records
+        self._copies: dict[str, _Copy] = {}
+        self._changes = 0
+        self._subscribed = False
+        self._subscribers: dict[str, _Subscriber] = {}
+        self._outdated: dict[str, bool] = {}  # subscribers' records to read; True: because a change was announced
+        self._reload_wanted = asyncio.Event()
+
+    async def read(self, key: str, kind: type[R]) -> R | None:
+        """Returns the record, from the copy if it is current. Raises BackboneUnavailable."""
+        copy, now = self._copies.get(key), time.monotonic()
+        if copy is not None and copy.current_until > now:
+            return cast(R, copy.record)
+        if copy is not None and copy.away and copy.usable_until > now:
+            copy.current_until = now + RETRY_SECONDS  # one request reads, and the others do not wait for it
+        before = self._changes
+        try:
+            text = await self._store.get(key)
+        except BackboneUnavailable:
+            if copy is None or copy is not self._copies.get(key) or copy.usable_until <= now or not self._store.cluster:
+                raise
+            copy.away, copy.current_until = True, now + RETRY_SECONDS
+            return cast(R, copy.record)
+        if text is None:
+            self._copies.pop(key, None)
+            return None  # not cached: names that do not exist must not push out those that do
+        record = msgspec.json.decode(text, type=kind)
+        # A change announced during the read may concern the record that was read.
+        if before == self._changes:
+            self._copies.pop(key, None)
+            while len(self._copies) >= MAX_COPIES:
+                del self._copies[next(iter(self._copies))]
+            age = MAX_AGE_SECONDS if self.is_current else 0.0
+            self._copies[key] = _Copy(record, now + age, now + age + STALE_SECONDS)
+        return record
+
+    def forget(self, key: str) -> None:
+        """Drops a copy. A process that changes a record calls this, and does not wait for its own message."""
+        self._changes += 1
+        self._copies.pop(key, None)
+
+    def subscribe(
+        self, key: str, reload: Callable[[], Awaitable[None]], on_unreadable: Callable[[], None] | None = None
+    ) -> None:
+        """Runs `reload` when the record changes, and each time the subscription begins.
+
+        Runs `on_unreadable` when a change was announced and the record cannot be read.
+        """
+        self._subscribers[key] = _Subscriber(reload, on_unreadable)
+
+    # -- the subscription ------------------------------------------------------------------------------------
+
+    async def follow_changes(self) -> None:
+        """Runs as long as the process."""
+        listener = Listener(
+            self._store,
+            CHANGES_CHANNEL,
+            on_subscribe=self._catch_up,
+            on_message=self._apply_change,
+            on_loss=self._expire_copies,
+            loss_event="registry.lost",
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listener.run())
+            group.create_task(self._reload_repeatedly())
+
+    def _catch_up(self) -> None:
+        # A record that was read before may have changed without an announcement to this process.
+        self._changes += 1
+        self._subscribed = True
+        self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
+        self._update_current()
+        self._reload_wanted.set()
+
+    def _apply_change(self, _: str, key: str) -> None:
+        self.forget(key)
+        if key in self._subscribers:
+            self._outdated[key] = True
+            self._reload_wanted.set()
+
+    def _expire_copies(self) -> None:
+        self.is_current = self._subscribed = False
+        self._changes += 1
+        now = time.monotonic()
+        for copy in self._copies.values():
+            if copy.current_until > now and not copy.away:
+                copy.current_until, copy.usable_until = 0.0, now + STALE_SECONDS
+
+    def _update_current(self) -> None:
+        self.is_current = self._subscribed and all(each.current for each in self._subscribers.values())
+
+    async def _reload_repeatedly(self) -> None:
+        while True:
+            end_if_canceled()
+            try:
+                async with asyncio.timeout(REREAD_SECONDS):
+                    await self._reload_wanted.wait()
+            except TimeoutError:
+                self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
+            self._reload_wanted.clear()
+            for key, announced in list(self._outdated.items()):
+                del self._outdated[key]
+                await self._reload(key, announced)
+            if self._outdated:
+                await asyncio.sleep(RELOAD_SECONDS)
+                self._reload_wanted.set()
+
+    async def _reload(self, key: str, announced: bool) -> None:
+        subscriber = self._subscribers[key]
+        try:
+            await subscriber.reload()
+        except BackboneUnavailable:
+            self._outdated.setdefault(key, announced)
+            if announced and subscriber.on_unreadable is not None:
+                subscriber.on_unreadable()
+        else:
+            subscriber.current = True
+            self._update_current()

@@ -1,0 +1,173 @@
+"""Reads the addresses and certificate files among the settings. Every reader raises ValueError with its reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+
+def read_url(text: str) -> str:
+    """Reads an HTTP address. The messages never repeat it, because it may contain a password."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", text):
+        raise ValueError("must be an address such as https://api.example.com")
+    try:
+        usable = parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("must have a port between 1 and 65535, or no port")
+    return text.rstrip("/")
+
+
+def read_base_url(text: str) -> str:
+    if "?" in text or "#" in text:
+        raise ValueError("must be an address without ? and #, because the service appends paths to it")
+    return read_url(text)
+
+
+def read_probe_url(text: str) -> str:
+    read_url(text.replace("{app}", "app").replace("{apps_domain}", "example.com"))
+    return text
+
+
+def read_host_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not host:port")
+    return text
+
+
+def read_domain(text: str) -> str:
+    domain = text.lower().strip(".")
+    if not domain or any(c not in "abcdefghijklmnopqrstuvwxyz0123456789-.:" for c in domain):
+        raise ValueError(f"{text!r} is not a domain name")
+    return domain
+
+
+def read_apps_url(text: str) -> str:
+    if "{host}" not in text:
+        raise ValueError(f"{text!r} must contain {{host}}, as in https://{{host}}")
+    read_url(text.replace("{host}", "app.example.com"))
+    return text.rstrip("/")
+
+
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+
+
+def split_hosts(url: str) -> SplitResult:
+    """Splits an address like `urlsplit`, which in newer Pythons accepts an IPv6 host only as the first of several."""
+    scheme, separator, rest = url.partition("://")
+    hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return urlsplit(scheme + separator + rest.removeprefix(hosts))._replace(netloc=hosts)
+
+
+def read_redis_url(text: str) -> str:
+    """Returns the address with `redis` in place of `valkey`. `gateway/redis/servers.py` parses it."""
+    text = re.sub(r"^valkey(s?)", r"redis\1", text)
+    parts = split_hosts(text)
+    scheme, _, kind = parts.scheme.partition("+")
+    if parts.scheme not in REDIS_SCHEMES:
+        raise ValueError("must begin with redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://")
+    if scheme == "unix":
+        if not parts.path:
+            raise ValueError("must name a socket, as in unix:///run/redis.sock")
+        _check_redis_options(text)
+        return text
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if len(hosts) > 1 and not kind:
+        raise ValueError("names several hosts, which needs redis+cluster:// or redis+sentinel://")
+    for host in hosts:
+        _check_host(host)
+    path = parts.path.strip("/")
+    if not kind and path and not path.isdecimal():
+        raise ValueError("must end with the number of a database, as in redis://host:6379/0")
+    if kind == "cluster" and path not in ("", "0"):
+        raise ValueError("must not name a database: Redis Cluster has only one")
+    if kind == "sentinel" and not path:
+        raise ValueError("must end with the name of the service, as in redis+sentinel://host:26379/service")
+    _check_redis_options(f"{scheme}://host?{parts.query}")
+    return text
+
+
+def _check_host(text: str) -> None:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("must have a port between 1 and 65535 after each host") from None
+    if not host or port == 0:
+        raise ValueError("must name a host, and may name a port between 1 and 65535, as in redis://host:6379/0")
+
+
+def _check_redis_options(url: str) -> None:
+    """Builds a connection without opening it, so that a wrong option is reported at the start."""
+    from redis.asyncio.connection import (
+        ConnectionPool,
+        parse_url,
+    )  # here, because most commands of the command line do not use Redis
+    from redis.exceptions import RedisError
+
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+        for name in ("sentinel_username", "sentinel_password"):
+            options.pop(name, None)
+        ConnectionPool(**options).make_connection()  # type: ignore[no-untyped-call]
+    except TypeError as error:
+        unknown = re.search(r"keyword argument '(\w+)'", str(error))
+        raise ValueError(f"has an option that redis-py does not support: {unknown[1] if unknown else error}") from None
+    except (ValueError, RedisError) as error:
+        raise ValueError(f"has an invalid option: {error}") from None
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if name in options and not Path(options[name]).is_file():
+            raise ValueError(f"names a file in {name} that does not exist")
+    if authorities := options.get("ssl_ca_certs"):
+        read_certificates(authorities)
+    if certificate := options.get("ssl_certfile"):
+        _check_key_pair(certificate, options.get("ssl_keyfile"))
+
+
+def _check_key_pair(certificate: str, key: str | None) -> None:
+    try:  # without a password, OpenSSL would prompt for it
+        ssl.create_default_context().load_cert_chain(certificate, key, password="")
+    except ssl.SSLError:
+        raise ValueError("must name a certificate in ssl_certfile and its key in ssl_keyfile") from None
+
+
+def read_storage_url(text: str) -> str:
+    parts = urlsplit(text)
+    if "@" in parts.netloc:  # the message must not repeat credentials
+        raise ValueError("must not contain credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
+    folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
+    bucket = parts.scheme == "s3" and parts.netloc
+    if not (folder or bucket) or parts.query or parts.fragment:
+        raise ValueError(f"{text!r} is not file:///folder or s3://bucket/prefix")
+    return text
+
+
+def find_s3_fault(environ: Mapping[str, str]) -> str:
+    """Returns what S3 storage needs and this process lacks, or an empty string. Uses no network."""
+    if importlib.util.find_spec("obstore") is None:
+        return 'GATEWAY_STORAGE_URL: s3:// needs a library: run pip install "capsule-gateway[s3]"'
+    # Instead of keys, a platform such as Kubernetes or ECS gives credentials that expire.
+    if any(environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")):
+        return ""
+    if environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+        return ""
+    missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environ.get(name)]
+    return f"GATEWAY_STORAGE_URL: s3:// also needs {' and '.join(missing)}" if missing else ""
+
+
+def read_certificates(text: str) -> str:
+    if not Path(text).is_file():
+        raise ValueError(f"{text!r} is not a file")
+    try:
+        ssl.create_default_context(cafile=text)
+    except ssl.SSLError:
+        raise ValueError(f"{text!r} contains no certificates in PEM format") from None
+    return text

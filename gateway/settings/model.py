@@ -1,0 +1,104 @@
+"""The settings of a process, as one frozen struct."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+NANO = 1_000_000_000  # nano-euro in a euro: money is counted in whole nano-euro
+Plan = Literal["free", "starter", "maker", "max"]
+PLANS: tuple[Plan, ...] = get_args(Plan)
+
+
+class RateLimits(msgspec.Struct, frozen=True):
+    app: int = 30
+    user: int = 20
+
+
+class ProviderTimeouts(msgspec.Struct, frozen=True):
+    """Time limits of a request to the provider, in seconds."""
+
+    connect: float = 5
+    first: float = 30
+    idle: float = 30
+    total: float = 300
+
+
+class ProviderRate(msgspec.Struct, frozen=True):
+    """The provider's quota per minute, for all gateways together. 0 means no quota."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    redis_url: str = "redis://localhost:6379/0"
+    redis_wait: int = 0  # replicas that must confirm a reservation before its request is sent
+    base_url: str = "http://localhost:8000"  # {base_url}: the public address of inference and the API
+    api_url: str = ""  # {api_url}: the address in deploy hook URLs; empty: the base URL
+    apps_domain: str = "apps.localhost"  # {apps_domain}
+    apps_url: str = "https://{host}"  # the address of an app in pages and tools
+
+    inference: bool = False  # the default of the runtime switch
+    provider_url: str = "https://api.scaleway.ai/v1"
+    provider_key: str = ""  # the first gate: without a key, inference is off
+    provider_key_file: str = ""  # replaces provider_key; read again when the provider rejects the key
+    processing_approved: bool = False  # the second gate: the default of the approval
+    emergency_off_file: str = "/run/capsule/inference.off"  # if this file exists, inference is off
+    provider_timeouts: ProviderTimeouts = ProviderTimeouts()
+
+    provider_concurrency: int = 100  # concurrent requests at the provider, of all gateways together; 0: no limit
+    provider_wait: float = 10  # seconds that a request may wait for a permit; 0: no request waits
+    provider_weights: dict[str, float] = msgspec.field(  # weights of accounts by plan while requests wait
+        default_factory=lambda: dict.fromkeys(PLANS, 1.0)
+    )
+    provider_rate: ProviderRate | None = None  # the provider's quota of requests and tokens per minute
+
+    operator_token: str = ""  # shared by operators; without any token, the platform API is closed
+    operator_tokens: dict[str, str] = msgspec.field(default_factory=dict)  # by name of the operator
+    allow_private_addresses: bool = False  # for development and tests: loopback, plain HTTP
+    encryption_key: str = ""  # or several, separated by commas: the first encrypts, all decrypt
+    ca_file: str = ""  # certificates to trust for outgoing TLS, beside the public ones
+
+    registrations_per_day: int = 50
+    deploy_quotas: dict[str, int] = msgspec.field(  # deploys per account and UTC day
+        default_factory=lambda: {"free": 10, "starter": 50, "maker": 200, "max": 1000}
+    )
+    app_limits: dict[str, int] = msgspec.field(  # apps that an account may create itself
+        default_factory=lambda: {"free": 1, "starter": 3, "maker": 10, "max": 50}
+    )
+    rate_limits: RateLimits = RateLimits()  # requests per sliding window of 60 seconds
+    daily_caps: dict[str, int] = msgspec.field(  # nano-euro per account and UTC day; the variable is in euro
+        default_factory=lambda: {
+            "free": NANO // 20,
+            "starter": NANO // 2,
+            "maker": 2 * NANO,
+            "max": 10 * NANO,
+        }
+    )
+    keep_alive: float = 15  # seconds without an event before a keep-alive
+    drain: float = 30  # seconds that running streams get after SIGTERM
+
+    probe_interval: float = 60  # seconds between uptime probes of an app
+    probe_timeout: float = 10  # seconds
+    probe_url: str = "https://{app}.{apps_domain}/"
+    probe_check_url: str = ""  # an address that responds if the worker has a network; empty: no check
+    unhealthy_cooldown: float = 900  # seconds between two events about an unhealthy app
+    certificate_interval: float = 86_400  # seconds between two checks of a certificate
+    certificate_address: str = ""  # host:port to connect to instead of the custom domain
+    finding_deadlines: dict[str, int] = msgspec.field(  # days from the first scan that reports it
+        default_factory=lambda: {"red": 7, "yellow": 30}
+    )
+    webhook_claim_idle: float = 15  # seconds after which another worker may claim an event
+    deploy_engine: str = "local"
+    canary: float = 30  # seconds that a canary is checked
+    data_dir: str = "./.capsule"
+    storage_url: str = ""  # file:///… or s3://bucket/prefix, with the variables AWS_*; empty: the data folder
+    trust_builds: bool = False  # for development: builds and start commands run without a sandbox
+    account_disk: int = 10_240  # MiB for the releases of an account
+    apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
+    apps_server: str = "auto"  # nginx, embedded, or auto: nginx if it is installed
+
+    log_level: str = "info"
+    log_format: str = "json"

@@ -1,0 +1,208 @@
+"""Reads the settings from the environment and a `.env` file. Nothing else in the project reads the environment.
+
+The field `redis_url` comes from the variable `GATEWAY_REDIS_URL`, and so on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeVar
+
+import msgspec
+from dotenv import dotenv_values
+
+from gateway.settings import addresses
+from gateway.settings.model import NANO, PLANS, ProviderRate, ProviderTimeouts, RateLimits, Settings
+
+SHORTEST_CLAIM_IDLE_SECONDS = 10.0
+T = TypeVar("T")
+
+
+class BadSettings(Exception):
+    """The message has one line for each variable that is wrong."""
+
+
+def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Settings:
+    """Raises BadSettings with one line for each variable that is wrong."""
+    if environ is None:
+        environ = {**_read_file(env_file), **os.environ}
+        # The libraries that speak S3 and OTLP read these from the environment.
+        os.environ.update({k: v for k, v in environ.items() if k.startswith(("AWS_", "OTEL_"))})
+    values: dict[str, Any] = {}
+    wrong: list[str] = []
+    for field in msgspec.structs.fields(Settings):
+        name = "GATEWAY_" + field.name.upper()
+        text = environ.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            values[field.name] = _READERS.get(field.name, _BY_TYPE.get(field.type, str))(text)
+        except (ValueError, InvalidOperation, OSError) as error:
+            wrong.append(f"{name}: {error}")
+    if values.get("storage_url", "").startswith("s3:") and (fault := addresses.find_s3_fault(environ)):
+        wrong.append(fault)
+    if values.get("trust_builds") and not values.get("allow_private_addresses"):
+        wrong.append("GATEWAY_TRUST_BUILDS: is for development only and needs GATEWAY_ALLOW_PRIVATE_ADDRESSES")
+    if wrong:
+        raise BadSettings("\n".join(wrong))
+    settings = Settings(**values)
+    return msgspec.structs.replace(settings, api_url=settings.api_url or settings.base_url)
+
+
+def _read_file(path: str) -> dict[str, str]:
+    try:
+        return {name: value for name, value in dotenv_values(path).items() if value is not None}
+    except OSError as error:
+        raise BadSettings(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadSettings(f"{path}: is not text in UTF-8") from None
+
+
+def _read_switch(text: str) -> bool:
+    if text.lower() in ("on", "true", "yes", "1"):
+        return True
+    if text.lower() in ("off", "false", "no", "0"):
+        return False
+    raise ValueError(f"{text!r} is not a switch; use on or off")
+
+
+def _read_whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+    if number < 1:
+        raise ValueError("must be at least 1")
+    return number
+
+
+def _read_seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of seconds") from None
+    if not 0 < number < 10_000_000:
+        raise ValueError("must be more than 0 and less than 10000000 seconds")
+    return number
+
+
+def _zero_or(read: Callable[[str], T], zero: T) -> Callable[[str], T]:
+    return lambda text: zero if text == "0" else read(text)
+
+
+def _read_weight(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not 0.01 <= number <= 1000:
+        raise ValueError("must be from 0.01 to 1000")
+    return number
+
+
+def _read_euro(text: str) -> int:
+    try:
+        amount = Decimal(text) * NANO
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not an amount in euro") from None
+    if not amount.is_finite() or amount < 0 or amount != int(amount) or amount > 1_000_000 * NANO:
+        raise ValueError(f"{text!r} must be from 0 to 1000000 euro with at most nine decimals")
+    return int(amount)
+
+
+def _read_pairs(text: str, allowed: tuple[str, ...], read: Callable[[str], T]) -> dict[str, T]:
+    pairs: dict[str, T] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in allowed or not equals:
+            raise ValueError(f"{part.strip()!r} is not one of {', '.join(f'{a}=…' for a in allowed)}")
+        pairs[name] = read(value.strip())
+    return pairs
+
+
+def _read_operator_tokens(text: str) -> dict[str, str]:
+    """Reads the operators' tokens. Its messages never repeat a token."""
+    tokens: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, token = part.strip().partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z0-9._@-]{1,40}", name) or name == "operator" or name in tokens:
+            raise ValueError("must be name=token,name=token, with unique names; the name operator is reserved")
+        if len(token) < 20 or token in tokens.values():
+            raise ValueError(f"the token of {name!r} must have at least 20 characters and be unique")
+        tokens[name] = token
+    return tokens
+
+
+def _plan_reader(default: Mapping[str, T], read: Callable[[str], T]) -> Callable[[str], dict[str, T]]:
+    return lambda text: {**default, **_read_pairs(text, PLANS, read)}
+
+
+def _read_header_value(text: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise ValueError("must be ASCII characters without spaces")
+    return text
+
+
+def _choice_reader(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"{text!r} is not one of {', '.join(allowed)}")
+        return text.lower()
+
+    return read
+
+
+def _read_claim_idle(text: str) -> float:
+    if (seconds := _read_seconds(text)) < SHORTEST_CLAIM_IDLE_SECONDS:
+        raise ValueError(f"must be at least {SHORTEST_CLAIM_IDLE_SECONDS:g} seconds, twice the budget of one delivery")
+    return seconds
+
+
+def _read_encryption_key(text: str) -> str:
+    if any(len(key.strip()) < 32 for key in text.split(",")):
+        raise ValueError("must have at least 32 random characters (openssl rand -base64 32)")
+    return text
+
+
+_BY_TYPE: dict[Any, Callable[[str], Any]] = {bool: _read_switch, int: _read_whole, float: _read_seconds}
+_READERS: dict[str, Callable[[str], Any]] = {
+    "redis_url": addresses.read_redis_url,
+    "redis_wait": _zero_or(_read_whole, 0),
+    "storage_url": addresses.read_storage_url,
+    "base_url": addresses.read_base_url,
+    "api_url": addresses.read_base_url,
+    "provider_url": addresses.read_base_url,
+    "provider_key": _read_header_value,
+    "apps_domain": addresses.read_domain,
+    "apps_url": addresses.read_apps_url,
+    "encryption_key": _read_encryption_key,
+    "ca_file": addresses.read_certificates,
+    "provider_timeouts": lambda text: ProviderTimeouts(
+        **_read_pairs(text, ("connect", "first", "idle", "total"), _read_seconds)
+    ),
+    "provider_concurrency": _zero_or(_read_whole, 0),
+    "provider_wait": _zero_or(_read_seconds, 0.0),
+    "provider_weights": _plan_reader(Settings().provider_weights, _read_weight),
+    "provider_rate": lambda text: ProviderRate(**_read_pairs(text, ("requests", "tokens"), _read_whole)),
+    "rate_limits": lambda text: RateLimits(**_read_pairs(text, ("app", "user"), _read_whole)),
+    "deploy_quotas": _plan_reader(Settings().deploy_quotas, _read_whole),
+    "app_limits": _plan_reader(Settings().app_limits, _read_whole),
+    "daily_caps": _plan_reader(Settings().daily_caps, _read_euro),
+    "operator_tokens": _read_operator_tokens,
+    "probe_url": addresses.read_probe_url,
+    "probe_check_url": addresses.read_url,
+    "certificate_address": addresses.read_host_port,
+    "finding_deadlines": lambda text: {
+        **Settings().finding_deadlines,
+        **_read_pairs(text, ("red", "yellow"), _read_whole),
+    },
+    "webhook_claim_idle": _read_claim_idle,
+    "deploy_engine": _choice_reader("local", "external"),
+    "apps_listen": addresses.read_host_port,
+    "apps_server": _choice_reader("auto", "nginx", "embedded"),
+    "log_level": _choice_reader("debug", "info", "warning", "error"),
+    "log_format": _choice_reader("json", "text"),
+}

@@ -1,0 +1,333 @@
+"""A process's copies of records: when they are used, and how soon each process sees a change."""
+
+import asyncio
+import random
+import time
+from contextlib import suppress
+
+import pytest
+import redis.asyncio
+from msgspec.structs import replace
+
+from gateway.accounts import record_cache
+from gateway.accounts.keys import account_key, app_key
+from gateway.accounts.registry import Registry
+from gateway.errors import BackboneUnavailable
+from gateway.inference.availability import Availability
+from gateway.inference.keys import INFERENCE_KEY
+from gateway.redis import client as store_module
+from gateway.redis import listener
+from gateway.redis.scripts import compare_and_set
+from gateway.settings import Settings
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.registries import an_app, process, wait_for_change
+from tests.support.tcp_proxy import Proxy
+
+
+async def at_rest(registry: Registry) -> None:
+    """Wait until every change made so far has been announced to this process: messages come in order."""
+    reached = asyncio.Event()
+
+    async def reach() -> None:
+        reached.set()
+
+    registry.cache.subscribe("fence", reach)
+    await compare_and_set(registry.store, "fence", "")
+    await asyncio.wait_for(reached.wait(), 5)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_known_record_costs_no_round_trip(here: Registry, raw: redis.asyncio.Redis) -> None:
+    account, _ = await here.create_account("One", "free")
+    await here.put_app(an_app(account=account.id), None)
+    await at_rest(here)
+    assert await here.app("shop")
+    assert await here.account(account.id)
+    await raw.delete(app_key("shop"), account_key(account.id))  # unannounced
+    assert await here.app("shop") == an_app(account=account.id)
+    assert await here.account(account.id) == account
+
+
+async def test_other_processes_see_a_change(here: Registry, there: Registry) -> None:
+    account, _ = await here.create_account("One", "free")
+    before = an_app(account=account.id)
+    await here.put_app(before, None)
+    assert await there.app("shop") == before
+    assert await there.account(account.id) == account
+
+    changed = replace(before, customDomain="shop.example", customDomainVerified=True)
+    await here.put_app(changed, before)
+    await wait_for_change(there, changed)
+    larger = await here.change_plan(account.id, "max")
+
+    async def is_larger() -> bool:
+        return await there.account(account.id) == larger
+
+    await wait_until(is_larger, timeout=1)
+    await here.delete_app(changed)
+
+    async def is_gone() -> bool:
+        return await there.app("shop") is None
+
+    await wait_until(is_gone, timeout=1)
+
+
+async def test_a_process_sees_its_own_change_at_once(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    """Even when its own message is late."""
+    async with process(redis_url, proxy.url) as slow:
+        account, _ = await slow.create_account("One", "free")
+        first = an_app(account=account.id)
+        await slow.put_app(first, None)
+        assert await slow.app("shop") == first
+        proxy.hold_answers = b"\r\n"
+        second = replace(first, name="store")
+        await slow.put_app(second, first)
+        assert await slow.app("store") == second
+        assert await slow.app("shop") is None
+        assert (await slow.change_plan(account.id, "max")).plan == "max"
+        assert (await slow.account(account.id)).plan == "max"  # type: ignore[union-attr]
+        await slow.delete_app(second)
+        assert await slow.app("store") is None
+        proxy.let_go()
+
+
+async def test_the_number_of_copies_is_limited(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_cache, "MAX_COPIES", 3)
+    for n in range(6):
+        await here.put_app(an_app(f"app-{n}"), None)
+    for _ in range(2):
+        for n in range(6):
+            assert (await here.app(f"app-{n}")) == an_app(f"app-{n}")
+            assert len(here.cache._copies) <= 3
+
+
+async def test_names_that_do_not_exist_are_not_cached(here: Registry) -> None:
+    for n in range(50):
+        assert await here.app(f"no-{n}") is None
+    assert not here.cache._copies
+
+
+# -- staying current ---------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_subscription_drops_the_copies(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    async with process(redis_url, proxy.url) as there:
+        before = an_app()
+        await here.put_app(before, None)
+        assert await there.app("shop") == before
+        proxy.go_down()
+        await wait_until(lambda: not there.cache.is_current, timeout=1)
+        for n in range(3):  # no copy is used while changes are not announced
+            changed = replace(before, customDomain=f"{n}.example")
+            await here.put_app(changed, before)
+            assert await there.app("shop") == changed
+        proxy.down = False
+        await wait_until(lambda: there.cache.is_current, timeout=3)
+        assert await there.app("shop") == changed
+        await here.put_app(before, changed)
+        await wait_for_change(there, before)
+
+
+async def test_a_half_open_subscription_is_noticed(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    """The connection is open and silent. A change is still seen within a second."""
+    async with process(redis_url, proxy.url) as there:
+        before, changed = an_app(), an_app(customDomain="shop.example")
+        await here.put_app(before, None)
+        assert await there.app("shop") == before
+        proxy.swallowing = True
+        await here.put_app(changed, before)
+        began = time.monotonic()
+        await wait_for_change(there, changed)
+        assert time.monotonic() - began < 1.1
+        proxy.swallowing = False
+        await wait_until(lambda: there.cache.is_current, timeout=6)
+        assert await there.app("shop") == changed
+
+
+async def test_a_quiet_subscription_is_not_considered_lost(here: Registry) -> None:
+    await here.put_app(an_app(), None)
+    await at_rest(here)
+    await here.app("shop")
+    copies = dict(here.cache._copies)
+    await asyncio.sleep(1.5)  # several heartbeats; nothing to wait for, because nothing must happen
+    assert here.cache.is_current
+    assert here.cache._copies == copies
+
+
+async def test_copies_are_not_used_while_redis_is_away(here: Registry, proxy: Proxy) -> None:
+    """Their records may have changed."""
+    async with process(proxy.url) as there:
+        await here.put_app(an_app(), None)
+        assert await there.app("shop")
+        proxy.go_down()
+        await wait_until(lambda: not there.cache.is_current, timeout=1)
+        with pytest.raises(BackboneUnavailable):
+            await there.app("shop")
+        proxy.down = False
+        await wait_until(lambda: there.cache.is_current, timeout=3)
+        assert await there.app("shop") == an_app()
+
+
+async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (store_module, listener):
+        monkeypatch.setattr(module, "COMMAND_SECONDS", 0.5)
+    async with process(redis_url) as registry:
+        await registry.put_app(an_app(), None)
+        assert await registry.app("shop")
+        valkey.freeze()
+        try:
+            await wait_until(lambda: not registry.cache.is_current, timeout=2)
+            with pytest.raises(BackboneUnavailable):
+                await registry.app("shop")
+        finally:
+            valkey.thaw()
+        await wait_until(lambda: registry.cache.is_current, timeout=5)
+        assert await registry.app("shop") == an_app()
+
+
+async def test_a_change_during_a_read_is_not_missed(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    """The record is changed and announced while the answer with the old one is on its way."""
+    async with process(proxy.url, redis_url) as there:
+        before, changed = an_app(), an_app(customDomain="shop.example")
+        await here.put_app(before, None)
+        proxy.hold_answers = b"app:shop"
+        reading = asyncio.create_task(there.app("shop"))
+        await wait_until(lambda: proxy.held)
+        seen = there.cache._changes
+        await here.put_app(changed, before)
+        await wait_until(lambda: there.cache._changes > seen)
+        proxy.let_go()
+        assert await reading == before
+        assert await there.app("shop") == changed
+
+
+async def test_a_change_before_the_subscription_is_not_missed(
+    here: Registry, proxy: Proxy, valkey: RedisServer
+) -> None:
+    """The record is changed before the subscription begins, and the answer with the old one arrives after it."""
+    async with Proxy(valkey.port) as listening, process(proxy.url, listening.url) as there:
+        before, changed = an_app(), an_app(customDomain="shop.example")
+        await here.put_app(before, None)
+        listening.go_down()
+        await wait_until(lambda: not there.cache.is_current, timeout=1)
+        proxy.hold_answers = b"app:shop"
+        reading = asyncio.create_task(there.app("shop"))
+        await wait_until(lambda: proxy.held)
+        await here.put_app(changed, before)
+        listening.down = False
+        await wait_until(lambda: there.cache.is_current, timeout=3)
+        proxy.let_go()
+        await reading
+        assert await there.app("shop") == changed
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_no_old_record_stays(here: Registry, proxy: Proxy, seed: int) -> None:
+    """With readers, a writer and a bad network, every process returns the last record in the end."""
+    chance = random.Random(seed)
+    async with process(proxy.url) as there, process(proxy.url) as elsewhere:
+        app = an_app()
+        await here.put_app(app, None)
+        stop = asyncio.Event()
+
+        async def read(registry: Registry) -> None:
+            while not stop.is_set():
+                with suppress(BackboneUnavailable):
+                    await registry.app("shop")
+                await asyncio.sleep(chance.random() / 200)
+
+        readers = [asyncio.create_task(read(each)) for each in (there, elsewhere) for _ in range(4)]
+        for n in range(60):
+            await asyncio.sleep(chance.random() / 40)
+            changed = replace(app, customDomain=f"v{n}.example")
+            await here.put_app(changed, app)
+            app = changed
+            if n % 10 == 5:
+                proxy.cut()
+        for registry in (there, elsewhere):
+            await wait_until(lambda registry=registry: registry.cache.is_current, timeout=3)
+            await wait_for_change(registry, app)
+        stop.set()
+        await asyncio.gather(*readers)
+        for registry in (there, elsewhere):
+            assert await registry.app("shop") == app
+
+
+async def test_subscribers_reload_after_changes_and_whenever_the_subscription_begins(
+    here: Registry, proxy: Proxy
+) -> None:
+    async with process(proxy.url) as there:
+        read: list[str | None] = []
+
+        async def reload() -> None:
+            read.append(await there.store.get("inference"))
+
+        there.cache.subscribe("inference", reload)
+        await compare_and_set(here.store, "inference", "1")
+        await wait_until(lambda: read == ["1"], timeout=1)
+        proxy.go_down()
+        await compare_and_set(here.store, "inference", "2")
+        proxy.down = False
+        await wait_until(lambda: read == ["1", "2"], timeout=3)
+
+
+async def test_a_switch_that_cannot_be_read_drops_no_copies(
+    here: Registry, proxy: Proxy, redis_url: str, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its node of a cluster is away. The last known switch applies, unless a change was announced."""
+    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
+    settings = Settings(inference=True, processing_approved=True, emergency_off_file="/nonexistent")
+    async with process(proxy.url, redis_url) as there:
+        availability = Availability(settings, there, lambda: True, _no_probe)
+        with pytest.raises(BackboneUnavailable):
+            availability.status()
+        with valkey.client() as client:
+            client.client_kill_filter(_type="pubsub")
+        await wait_until(lambda: availability._status is not None and there.cache.is_current)
+        await here.put_app(an_app(), None)
+        await wait_for_change(there, an_app())
+
+        proxy.hold_requests = INFERENCE_KEY.encode()
+        with valkey.client() as client:
+            client.client_kill_filter(_type="pubsub")
+        await wait_until(lambda: proxy.held and there.cache.is_current)
+        assert await there.app("shop") == an_app()
+        await asyncio.sleep(0.7)  # longer than the attempt to read it
+        assert there.cache.is_current
+        assert availability.status() == "operational"
+        assert app_key("shop") in there.cache._copies
+
+        await compare_and_set(here.store, INFERENCE_KEY, '{"enabled":false}')
+
+        def is_unknown() -> bool:
+            return availability._status is None
+
+        await wait_until(is_unknown)
+        with pytest.raises(BackboneUnavailable):
+            availability.status()
+        assert there.cache.is_current
+        proxy.let_go()
+        await wait_until(lambda: not is_unknown())
+        assert availability.status() == "disabled"
+
+
+async def _no_probe() -> None:
+    raise AssertionError("nothing is wrong with the provider")
+
+
+async def test_a_record_is_read_again_in_case_a_message_was_lost(
+    redis_url: str, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_cache, "REREAD_SECONDS", 0.2)
+    async with process(redis_url) as there:
+        read: list[str | None] = []
+
+        async def reload() -> None:
+            read.append(await there.store.get(INFERENCE_KEY))
+
+        there.cache.subscribe(INFERENCE_KEY, reload)
+        await raw.set(INFERENCE_KEY, "1")  # unannounced
+        await wait_until(lambda: read[-1:] == ["1"])

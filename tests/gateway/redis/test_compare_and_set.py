@@ -1,0 +1,79 @@
+"""Changes of one record by several processes at the same time."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gateway.errors import BackboneUnavailable, NotFound
+from gateway.redis import compare_and_set as module
+from gateway.redis.client import Store
+from gateway.redis.compare_and_set import Change, change_record
+from tests.support.stores import opened
+
+
+def set_field(name: str) -> Callable[[str], Awaitable[Change[int]]]:
+    async def compute(present: str) -> Change[int]:
+        fields = {**json.loads(present or "{}"), name: 1}
+        return Change(json.dumps(fields), len(fields))
+
+    return compute
+
+
+async def test_changes_of_different_fields_all_hold(redis_url: str) -> None:
+    async with opened(redis_url) as here, opened(redis_url) as there:
+        changes = [change_record(store, "record", set_field(f"{n}")) for n, store in enumerate([here, there] * 10)]
+        assert sorted(await asyncio.gather(*changes)) == list(range(1, 21))
+        assert json.loads(await here.get("record") or "") == {f"{n}": 1 for n in range(20)}
+        await here.client.delete("record")
+
+
+async def test_a_change_may_remove_the_record_or_leave_it(redis_url: str) -> None:
+    async def leave(present: str) -> Change[str]:
+        return Change(None, present)
+
+    async def remove(_: str) -> Change[None]:
+        return Change("", None)
+
+    async def fail(_: str) -> Change[None]:
+        raise NotFound
+
+    async with opened(redis_url) as store:
+        await store.client.set("record", "text")
+        assert await change_record(store, "record", leave) == "text"
+        with pytest.raises(NotFound):
+            await change_record(store, "record", fail)
+        assert await store.get("record") == "text"
+        await change_record(store, "record", remove)
+        assert await store.get("record") is None
+        assert await change_record(store, "record", leave) == ""
+
+
+async def test_a_second_key_is_written_in_the_same_step(redis_url: str) -> None:
+    async def compute(_: str) -> Change[None]:
+        return Change("new", None, beside=("{p09}:beside", "old", 60))
+
+    async with opened(redis_url) as store:
+        await change_record(store, "{p09}:record", compute)
+        assert await store.get_all(["{p09}:record", "{p09}:beside"]) == ["new", "old"]
+        assert 0 < await store.client.ttl("{p09}:beside") <= 60
+        await store.client.delete("{p09}:record")
+
+
+async def test_endless_contention_fails_with_the_subject(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ATTEMPTS", 3)
+
+    async def contend(store: Store, calls: list[str]) -> None:
+        async def compute(present: str) -> Change[None]:
+            calls.append(present)
+            await store.client.set("record", f"other {len(calls)}", ex=60)
+            return Change("mine", None)
+
+        await change_record(store, "record", compute, subject="the switch")
+
+    async with opened(redis_url) as store:
+        calls: list[str] = []
+        with pytest.raises(BackboneUnavailable, match="Several requests are changing the switch"):
+            await contend(store, calls)
+        assert calls == ["", "other 1", "other 2"]

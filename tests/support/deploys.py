@@ -1,0 +1,55 @@
+"""The account API of deploys, and the reports of an outside engine, as tests call them."""
+
+import secrets
+from typing import Any
+
+import httpx
+
+from gateway.events.keys import bodies_key
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
+
+TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
+
+
+async def call(account: Account, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {account.key}"}
+    return await account.gateway.http.request(method, path, json=body, headers=headers, **more)
+
+
+async def an_app(account: Account, **fields: Any) -> str:
+    name = f"app-{secrets.token_hex(4)}"
+    assert (await account.gateway.platform("PUT", f"apps/{name}", {"account": account.id, **fields})).is_success
+    return name
+
+
+async def a_hook(account: Account, app: str) -> dict[str, str]:
+    created = await call(account, "POST", f"/account/apps/{app}/hooks", {"name": "ci"})
+    assert created.status_code == 201
+    hook: dict[str, str] = created.json()
+    account.gateway.confidential.add(hook["url"].rpartition("/")[2])
+    return hook
+
+
+async def trigger(gw: Gateway, hook: dict[str, str]) -> httpx.Response:
+    return await gw.http.post(httpx.URL(hook["url"]).path, content=b"ignored")
+
+
+async def publish(account: Account, app: str, body: bytes = TARBALL) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {account.key}"}
+    return await account.gateway.http.put(f"/account/apps/{app}/source", content=body, headers=headers)
+
+
+async def report_phase(
+    gw: Gateway, deploy: str, name: str, ok: bool = True, reason: str | None = None
+) -> httpx.Response:
+    return await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": name, "ok": ok, "reason": reason})
+
+
+def queued_events(gw: Gateway) -> list[tuple[str, str]]:
+    """Returns type and data of the events that wait."""
+    with gw.redis.client() as client:
+        streams = [client.xrange(key) for key in client.scan_iter("*:events")]
+        found = [fields for stream in streams for _, fields in stream]
+        bodies = [client.hget(bodies_key(each[b"account"].decode()), each[b"id"]) for each in found]
+    return [(each[b"type"].decode(), body.decode()) for each, body in zip(found, bodies, strict=True)]

@@ -1,0 +1,23 @@
+"""A gateway's parts without its server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.process import Gateway
+from gateway.settings import Settings
+
+
+@asynccontextmanager
+async def open_gateway(url: str) -> AsyncIterator[Gateway]:
+    settings = Settings(redis_url=url, inference=True, processing_approved=True, provider_key="key")
+    gateway = Gateway(settings)
+    following = asyncio.create_task(gateway.registry.cache.follow_changes())
+    await gateway.availability.reload()
+    try:
+        yield gateway
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await gateway.http.close()
+        await gateway.store.close()

@@ -1,0 +1,30 @@
+"""The status of inference, as a gateway reports it."""
+
+from typing import Any
+
+from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.polling import wait_until
+
+OPERATIONAL = ("operational", True)
+PUBLISHED_WITHIN_SECONDS = 0.2
+QUOTA_ERROR = {"error": {"message": "You exceeded your current quota, please check your plan and billing details"}}
+SOON = {"gateway.inference.availability.PUBLISH_INTERVAL_SECONDS": PUBLISHED_WITHIN_SECONDS}
+
+
+async def capabilities(gw: Gateway, key: str = OPERATOR) -> dict[str, Any]:
+    response = await gw.http.get("/capabilities", headers={"Authorization": f"Bearer {key}"})
+    assert response.status_code == 200
+    return response.json()
+
+
+async def status(gw: Gateway) -> tuple[str, bool]:
+    """Returns the status, and whether inference is available."""
+    document = await capabilities(gw)
+    return document["managedInferenceStatus"], document["platform"]["features"]["managedInference"]
+
+
+async def status_becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = 1) -> None:
+    async def is_expected() -> bool:
+        return await status(gw) == expected
+
+    await wait_until(is_expected, timeout)

@@ -1,0 +1,46 @@
+"""Registries of two processes on one Redis, and the apps that they share."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable
+from gateway.redis import servers
+from gateway.redis.client import Store
+from tests.support.polling import wait_until
+
+KEY = "k" * 32
+
+
+@asynccontextmanager
+async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registry]:
+    """Yield a process's registry. Its subscription can use another URL than its commands."""
+    store = Store(url)
+    store._servers = servers.parse(subscription_url or url)
+    registry = Registry(store, Vault(KEY))
+    following = asyncio.create_task(registry.cache.follow_changes())
+    try:
+        await wait_until(lambda: registry.cache.is_current)
+        yield registry
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await store.close()
+
+
+def an_app(name: str = "shop", account: str = "acc_one", **fields: object) -> App:
+    return App(**{"id": name, "name": name, "account": account, "createdAt": "", **fields})  # type: ignore[arg-type]
+
+
+async def wait_for_change(registry: Registry, changed: App) -> None:
+    """Wait until the registry returns the changed app, for at most a second."""
+
+    async def is_changed() -> bool:
+        with suppress(BackboneUnavailable):  # a connection of the pool that was cut
+            return await registry.app(changed.name) == changed
+        return False
+
+    await wait_until(is_changed, timeout=1)

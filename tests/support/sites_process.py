@@ -1,0 +1,56 @@
+"""Runs the `sites` worker as operators do, as a process."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from tests.support.gateway_process import ENCRYPTION_KEY, python
+from tests.support.hosted_apps import Hosting
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+
+
+class Sites:
+    """`python -m workers sites`, with some constants changed."""
+
+    def __init__(
+        self, hosting: Hosting, redis_url: str, server: str, constants: Mapping[str, float] | None = None
+    ) -> None:
+        self.hosting, self.constants = hosting, constants or {}
+        self.log_file = hosting.folder / f"sites-{free_port()}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "GATEWAY_REDIS_URL": redis_url,
+            "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
+            "GATEWAY_DATA_DIR": str(hosting.folder),
+            "GATEWAY_APPS_LISTEN": f"127.0.0.1:{hosting.port}",
+            "GATEWAY_APPS_SERVER": server,
+            "GATEWAY_LOG_LEVEL": "debug",
+        }
+
+    def start(self) -> None:
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*python("workers", self.constants), "sites"], env=self.environment, stdout=log, stderr=log
+            )
+
+    async def wait_until_serving(self) -> None:
+        await wait_until(lambda: "sites.serving" in self.log, 60)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    async def stop(self) -> int:
+        """Stop it with SIGTERM. Returns the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(self.process.wait, 20)
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
