@@ -52,7 +52,7 @@ class VerifiedToken(NamedTuple):
     key_set_digest: bytes  # of the key set that verified the token; empty if none did
 
     def is_valid(self, key_set: KeySet | None) -> bool:
-        """`key_set`: the app's current one."""
+        """Returns whether the token may still be used. `key_set` is the app's current one."""
         cached_until = self.cached_until
         if self.key_set_digest:
             if key_set is None or key_set.digest != self.key_set_digest:

@@ -253,14 +253,15 @@ class Permits:
         if not permit.held:
             return
         permit.held = False
+        now = self._clock()
         if self._budget is not None:
             self._settle(permit, served, tokens)
         if served:
-            self._duration += (self._clock() - permit.since - self._duration) * EWMA_WEIGHT
+            self._duration += (now - permit.since - self._duration) * EWMA_WEIGHT
         if not self._limit:
             self._lease.used -= 1
             return
-        self._end_use(permit)
+        self._end_use(permit, now)
         if self._scarce or self._queue:
             self._serve()
 
@@ -280,14 +281,14 @@ class Permits:
             tokens = 0
         self._budget.spend_tokens(permit.epoch, permit.tokens, permit.tokens if tokens is None else tokens)
 
-    def _end_use(self, permit: Permit) -> None:
+    def _end_use(self, permit: Permit, now: float) -> None:
         """Makes the permit spare again."""
         if left := self._used[permit.account] - 1:
             self._used[permit.account] = left
         else:
             del self._used[permit.account]
         self._began -= permit.since
-        self._moved = self._clock()
+        self._moved = now
         if self._scarce:
             self._changed.add(permit.account)
         self._lease.release()
@@ -367,7 +368,7 @@ class Permits:
             self._grant(waiter, now)
 
     def _is_alone(self) -> bool:
-        """Whether the process serves its own waiting requests because Redis does not answer in time."""
+        """Returns whether the process serves its own waiting requests because Redis does not answer in time."""
         return self.redis_state is SLOW or self.redis_state is AWAY
 
     def _fits(self, waiter: Waiter) -> bool:
@@ -383,7 +384,7 @@ class Permits:
             permit.held = False
             if self._budget is not None:
                 self._settle(permit, False, 0)
-            self._end_use(permit)
+            self._end_use(permit, now)
 
     def _accept(self, epoch: int, before: int, labels: list[str], now: float) -> None:
         """Passes each new grant to its account. If none of the account's requests waits here, the permit goes back."""

@@ -215,10 +215,10 @@ class Pool(Protocol):
     """The owner of connections."""
 
     def keep(self, connection: Connection) -> None:
-        """Called when the connection is idle again."""
+        """Keeps a connection that is idle again."""
 
     def forget(self, connection: Connection) -> None:
-        """Called when the connection is closed."""
+        """Forgets a connection that has closed."""
 
 
 class Connection(asyncio.Protocol):

@@ -294,7 +294,7 @@ def _refusal(decision: Decision, max_cost: int, limits: Limits, headers: Headers
 
 
 def _cap_refusal(decision: Decision, max_cost: int, limits: Limits) -> ServiceError:
-    error, whose, cap = {
+    error, payer, cap = {
         "cap": (SpendCapReached, "account", limits.cap),
         "app_cap": (AppCapReached, "app", limits.app_cap or 0),
         "user_cap": (UserCapReached, "user", limits.user_cap or 0),
@@ -304,4 +304,4 @@ def _cap_refusal(decision: Decision, max_cost: int, limits: Limits) -> ServiceEr
         return error(retry_after=None if error is SpendCapReached else midnight)
     if decision.settled + max(max_cost, 1) > cap:
         return error(retry_after=midnight)
-    return error(RESERVED_MESSAGE.format(whose), retry_after=min(RESERVED_RETRY_SECONDS, midnight))
+    return error(RESERVED_MESSAGE.format(payer), retry_after=min(RESERVED_RETRY_SECONDS, midnight))
