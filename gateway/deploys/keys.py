@@ -5,7 +5,7 @@
 | `hook:<sha256>` | string | a deploy hook, JSON | when it is revoked |
 | `{pNN}:hooks:<account>` | hash | hook id → the hook's hash and record, JSON | each when revoked; 100 |
 | `{pNN}:hooks-used:<account>` | hash | hook id → time of its last use, ms | each when revoked |
-| `{pNN}:window:hook:<id>` | list | times of the hook's triggers in the last minute, µs | 60 s |
+| `{pNN}:window:hook:<id>` | rate window | the hook's triggers | 60 s |
 | `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`: deploys; `source`: the stored source | with the app |
 | `{pNN}:environment:<account>:<app id>` | string | the variables, JSON; values are encrypted | with the app; 64 KiB |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |

@@ -2,8 +2,8 @@
 
 Names and formats are part of the public interface. Times are ISO 8601 UTC with milliseconds and Z.
 
-To add a type, define its class and add a sample. The API, the command line and the dashboard list the types of
-`SAMPLES`.
+To add a type, define its class, add a sample, and describe it in docs/webhooks.md. The API, the command line and the
+dashboard list the types of `SAMPLES`.
 """
 
 from __future__ import annotations

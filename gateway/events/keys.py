@@ -9,7 +9,7 @@
 | `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries, each with the answer | 30 days |
 | `{pNN}:deliveries:<account>:bodies` | hash | event id → its data, JSON; with the log at most 8 MiB | 30 days |
 | `{pNN}:dead` | stream | entries that no worker could process, the last 100 | 30 days |
-| `{pNN}:window:events:<account>` | list | times of its test events and redeliveries in the last minute, µs | 60 s |
+| `{pNN}:window:events:<account>` | rate window | its test events and redeliveries | 60 s |
 | `{pNN}:redelivered:<account>` | string | mark that all failed events were sent again | 60 s |
 | `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
 | `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway import errors
+from gateway.inference.spend.prices import MODEL_CHOICE
 
 Schema = dict[str, Any]
 Security = Sequence[dict[str, list[str]]]
@@ -17,7 +18,7 @@ JSON = "application/json"
 # Example messages of the errors whose message depends on the request.
 MESSAGES: dict[type[errors.ServiceError], str] = {
     errors.RequestMalformed: "name: must be text, not a whole number.",
-    errors.ModelNotAllowed: "model: choose one of gpt-oss-120b, qwen3.6-35b-a3b, llama-3.3-70b-instruct.",
+    errors.ModelNotAllowed: MODEL_CHOICE,
 }
 
 

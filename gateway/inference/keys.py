@@ -16,8 +16,8 @@
 | `{provider}:spent` | list | requests and tokens of the last minute, by second | each after a minute |
 | `{pNN}:key-set:<app id>` | hash | the app's public keys, and when its backend sent them | 5 min |
 | `{pNN}:key-set-claim:<app id>` | string | a process's claim to fetch them, with their address | 6 s |
-| `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
-| `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
+| `{pNN}:window:app:<id>` | rate window | the app's admitted requests | 60 s |
+| `{pNN}:window:user:<id>:<hash>` | rate window | the same for one user of the app | 60 s |
 | `{pNN}:spend:<account>:<day>` | hash | nano-euro of the day: `settled`, `reserved`; `…:<app>`, `…:deleted` | 35 days |
 | `{pNN}:spend-by-user:<account>:<app id>:<hash>:<day>` | hash | the same for a user, under a cap for users | 2 days |
 | `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro> <app id>[ <hash>]` | each when settled |

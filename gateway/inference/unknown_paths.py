@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.inference.spend.prices import PRICES
+from gateway.inference.spend.prices import MODEL_CHOICE
 
 OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"
 NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
@@ -23,7 +23,7 @@ def explain_missing(path: str) -> str:
     if first == "completions":
         return "Completions of a bare prompt are not offered; use chat completions, at /ai/chat/completions."
     if first == "models":
-        return f"Choose one of the models offered here: {', '.join(PRICES)}."
+        return MODEL_CHOICE
     if first in NOT_TEXT:
         return f"Only text is generated here. The addresses are {OFFERED}."
     return f"There is nothing at this address. The addresses are {OFFERED}."

@@ -153,7 +153,7 @@ class Store:
                         await client.connection_pool.disconnect()
         self._primary = primary
         if isinstance(self._pipeline, Pipeline):  # the new connection reveals whether the server is another one
-            with suppress(*FAULTS):
+            with suppress(*FAULTS, BackboneUnavailable):
                 await self._pipeline.connect()
 
     async def _find_primary(self) -> object:

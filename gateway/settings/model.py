@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app_limits: dict[str, int] = msgspec.field(  # apps that an account may create itself
         default_factory=lambda: {"free": 1, "starter": 3, "maker": 10, "max": 50}
     )
-    rate_limits: RateLimits = RateLimits()  # requests per sliding window of 60 seconds
+    rate_limits: RateLimits = RateLimits()  # requests per 60 seconds
     daily_caps: dict[str, int] = msgspec.field(  # nano-euro per account and UTC day; the variable is in euro
         default_factory=lambda: {
             "free": NANO // 20,

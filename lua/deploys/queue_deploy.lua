@@ -8,7 +8,7 @@
 -- At most one deploy of an address is queued. A newer one replaces it in the same step, so that no worker can start it
 -- in between. A deploy that has started continues.
 --
--- KEYS[1]  list    the hook's window (microseconds)
+-- KEYS[1]  rate window of the hook
 -- KEYS[2]  hash    times of the hooks' last use: hook id -> ms
 -- KEYS[3]  hash    the app's site: live (deploy id), source (source id), queued:<address> (deploy id)
 -- KEYS[4]  prefix  of the account's counters of deploys; the day is appended here, in the same slot

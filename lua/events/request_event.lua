@@ -10,7 +10,7 @@
 -- KEYS[2]  stream  the account's log
 -- KEYS[3]  hash    the partition's outcomes
 -- KEYS[4]  hash    the data of the account's events      KEYS[5]  zset  bytes that the accounts' data and logs take
--- KEYS[6]  list    the account's window: the times (microseconds) of the requests that passed, oldest first
+-- KEYS[6]  rate window of the account
 -- ARGV     requests in 60 s, id, account, then app (name), type and data (JSON) of a sample. Without these three: the
 --          newest event of this id in the log, if its data is still stored
 --

@@ -10,8 +10,8 @@
 -- An app's spend is counted in its account's hash, whether the app has a cap or not. A cap that is set at noon counts
 -- the morning too. A user's spend is counted only while the app has a cap for users.
 --
--- KEYS[1]  list    the app's window: the times (microseconds) of the requests that passed, oldest first
--- KEYS[2]  list    the user's window, likewise
+-- KEYS[1]  rate window of the app
+-- KEYS[2]  rate window of the user
 -- KEYS[3]  prefix of the account's spend, `…:spend:<account>`; the script appends the day, which only it knows. The key
 --          is in the same slot.  hash {settled, reserved, settled:<app>, reserved:<app>}, nano-euro
 -- KEYS[4]  hash    the partition's reservations: id -> "<account> <day> <nano-euro> <app>[ <user>]"

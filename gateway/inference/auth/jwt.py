@@ -1,8 +1,9 @@
 """Parses and verifies JWTs like PyJWT, but faster.
 
-PyJWT checks each character of a token in Python and merges options in each call; its own steps take two thirds as long
-as the ES256 signature. This module uses PyJWT's algorithms, and the tests compare everything else with PyJWT. A header
-with critical extensions (`crit`) is refused.
+PyJWT checks each character of a token in Python and merges options in each call. With it, verifying an ES256 token
+takes 276 µs instead of 132, and a request with a new token (C-cold in bench/README.md) a third more CPU. This module
+uses PyJWT's algorithms, and the tests compare everything else with PyJWT. A header with critical extensions (`crit`) is
+refused.
 """
 
 from __future__ import annotations

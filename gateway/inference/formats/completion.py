@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
 from gateway.inference.provider.sse import CallPart, Delta
-from gateway.inference.spend.prices import PRICES, Usage
+from gateway.inference.spend.prices import MODEL_CHOICE, PRICES, Usage
 from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode
@@ -60,7 +60,7 @@ class Format(Protocol):
 def check_model(model: str) -> str:
     """Returns `model`, or raises ModelNotAllowed."""
     if model not in PRICES:
-        raise ModelNotAllowed(f"Choose one of the models offered here: {', '.join(PRICES)}.")
+        raise ModelNotAllowed(MODEL_CHOICE)
     return model
 
 

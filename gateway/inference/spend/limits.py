@@ -9,7 +9,7 @@ from gateway.settings import Plan, Settings
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
-    """Limits of one app: rates in requests per 60 seconds (sliding), caps in nano-euro per UTC day."""
+    """Limits of one app: rates in requests per 60 seconds, caps in nano-euro per UTC day."""
 
     requests: int
     user_requests: int

@@ -25,6 +25,7 @@ PRICES = {
     "qwen3.6-35b-a3b": Price(250, 1_500),
     "llama-3.3-70b-instruct": Price(900, 900),
 }
+MODEL_CHOICE = f"Choose one of the models offered here: {', '.join(PRICES)}."
 
 
 class Usage(msgspec.Struct, frozen=True):
