@@ -252,7 +252,7 @@ async def take(browser: Browser, scene: Scene) -> None:
     await open_view(page, "Requests", "Requests")
     await shoot(page, "requests", whole=False)
     await open_view(page, "Webhooks", "Webhooks")
-    await shoot(page, "notifications")
+    await shoot(page, "webhooks")
     await open_view(page, "Deploy hooks", "Deploy hooks")
     await page.get_by_label("App", exact=True).select_option("notes")
     await page.get_by_label("Name").fill("Editorial calendar")
@@ -286,7 +286,7 @@ async def take(browser: Browser, scene: Scene) -> None:
     await open_view(page, "Requests", "Requests")
     await shoot(page, "requests-phone", whole=False)
     await open_view(page, "Webhooks", "Webhooks")
-    await shoot(page, "notifications-phone", whole=False)
+    await shoot(page, "webhooks-phone", whole=False)
     await page.context.close()
 
 
