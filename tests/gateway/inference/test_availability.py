@@ -16,7 +16,7 @@ from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
 from tests.support.inference_status import OPERATIONAL, QUOTA_ERROR, SOON, capabilities, status, status_becomes
 from tests.support.polling import wait_until
-from tests.support.prices import cost
+from tests.support.prices import PRICES, cost
 from tests.support.responses import answered, failed, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -48,7 +48,7 @@ async def test_the_capabilities_document(gw: Gateway) -> None:
     for key in (OPERATOR, account.key):
         document = await capabilities(gw, key)
         assert document["platform"] == {"features": {"managedInference": True}}
-        assert document["models"] == ["gpt-oss-120b", "qwen3.6-35b-a3b", "llama-3.3-70b-instruct"]
+        assert document["models"] == list(PRICES)
         assert document["defaultModel"] == "gpt-oss-120b"
         assert document["eventTypes"] == list(SAMPLES)
         assert isinstance(document["managedInferenceStatus"], str)

@@ -4,6 +4,7 @@ import pytest
 
 from gateway.inference.unknown_paths import explain_missing
 from tests.support.accounts import App
+from tests.support.prices import PRICES
 from tests.support.responses import refused
 
 HINTS = {
@@ -12,7 +13,7 @@ HINTS = {
     "": "Leave out the slash",
     "chat/completions/": "Leave out the slash",
     "models/": "Leave out the slash",
-    "models/gpt-5": "gpt-oss-120b, qwen3.6-35b-a3b, llama-3.3-70b-instruct",
+    "models/gpt-5": ", ".join(PRICES),
     "responses": "createOpenAI(…).chat(model)",
     "responses/resp_1": "chat completions",
     "completions": "chat completions",
