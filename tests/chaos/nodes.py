@@ -337,7 +337,7 @@ class Sentinels(Servers):
         return await self._replicas_are_in_sync(1) and await self.takes_writes()
 
     async def fail_over(self, replica: Node) -> None:
-        """Start a coordinated failover to a replica of Sentinel's choice: a plain one forgets writes (docs/redis.md)."""
+        """Start a coordinated failover. Sentinel chooses the replica. A plain one forgets writes (docs/redis.md)."""
         await self._sentinels[0].execute_command("SENTINEL FAILOVER", SERVICE, "COORDINATED")
 
     async def close(self) -> None:
