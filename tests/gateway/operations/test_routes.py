@@ -106,7 +106,7 @@ async def test_an_app(gw: Gateway, backend: FakeAppBackend) -> None:
     body = {
         "account": account.id,
         "auth": {"kind": "secret", "secret": "a secret of more than thirty-two bytes"},
-        "customDomain": "shop.example.org",
+        "customDomain": "shop-one.example.org",
         "customDomainVerified": True,
         "repository": {"url": "https://git.example.org/shop.git", "branch": "main"},
         "build": {"command": "npm run build", "output": "dist"},
