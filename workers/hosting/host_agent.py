@@ -260,9 +260,10 @@ class HostAgent:
         good_probes = 0
         await self._until_serving()
         while True:
-            await self._serving.probe(job)
-            good_probes += 1
-            await self._write_answer(wanted, HostAnswer(wanted.token, True, good_probes=good_probes))
+            if self.is_current():  # otherwise this host answers with 503 until it has caught up
+                await self._serving.probe(job)
+                good_probes += 1
+                await self._write_answer(wanted, HostAnswer(wanted.token, True, good_probes=good_probes))
             await asyncio.sleep(self._serving.canary_pause)
 
     async def _until_serving(self) -> None:

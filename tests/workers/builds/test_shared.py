@@ -193,6 +193,19 @@ async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
     assert await dies.page(app) == "second"
 
 
+async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host) -> None:
+    """Until it has caught up, it answers its own probes with 503."""
+    _, pauses = await start(host, "one", "two", GATEWAY_CANARY="5")
+    app = await host.app(build=PAGE)
+    deploy = await host.publish(app, page("first"))
+    await host.in_state(deploy, "canary")
+    pauses.worker.signal(signal.SIGSTOP)
+    await asyncio.sleep(3.5)
+    pauses.worker.signal(signal.SIGCONT)
+    ended = await host.over(deploy)
+    assert ended["state"] == "live", ended
+
+
 @contextlib.asynccontextmanager
 async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
     """Simulate a host that answers only these steps, and has no good probe in a canary."""
