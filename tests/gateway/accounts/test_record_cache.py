@@ -329,5 +329,6 @@ async def test_a_record_is_read_again_in_case_a_message_was_lost(
             read.append(await there.store.get(INFERENCE_KEY))
 
         there.cache.subscribe(INFERENCE_KEY, reload)
-        await raw.set(INFERENCE_KEY, "1")  # unannounced
-        await wait_until(lambda: read[-1:] == ["1"])
+        await raw.set(INFERENCE_KEY, "{}")  # unannounced
+        await wait_until(lambda: read[-1:] == ["{}"])
+        await raw.delete(INFERENCE_KEY)
