@@ -1,4 +1,4 @@
-"""Which bytes a connection reads as a request, and which response belongs to it."""
+"""A connection reads the right bytes as a request, and sends each request its own response."""
 
 import asyncio
 import contextlib

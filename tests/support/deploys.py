@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from gateway.events.keys import bodies_key
-from tests.support.accounts import Account
+from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
 
 TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
@@ -44,6 +44,13 @@ async def report_phase(
     gw: Gateway, deploy: str, name: str, ok: bool = True, reason: str | None = None
 ) -> httpx.Response:
     return await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": name, "ok": ok, "reason": reason})
+
+
+async def report_phases(app: App, deploy: str, *names: str, ok: bool = True, reason: str | None = None) -> None:
+    """Reports the end of each phase, and requires that the gateway accepts it."""
+    for name in names:
+        response = await report_phase(app.gateway, deploy, name, ok, reason)
+        assert response.status_code == 200, response.text
 
 
 def queued_events(gw: Gateway) -> list[tuple[str, str]]:

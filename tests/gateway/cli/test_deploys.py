@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.server import Exchange, FakeServer, Script, answer
 from tests.support.accounts import App
 from tests.support.command_line import Run, Tool, run_in_terminal
-from tests.support.deploy_engine import report_phases
+from tests.support.deploys import report_phases
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

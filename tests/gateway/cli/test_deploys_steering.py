@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.accounts import App
 from tests.support.command_line import Tool
-from tests.support.deploy_engine import report_phases
+from tests.support.deploys import report_phases
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,4 +1,4 @@
-"""How the command line formats values."""
+"""The command line formats values for people."""
 
 import datetime
 

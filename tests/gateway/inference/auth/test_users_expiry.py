@@ -1,4 +1,4 @@
-"""How long the gateway caches verified tokens, apps' keys and backends' failures."""
+"""The gateway caches verified tokens, apps' keys and backends' failures for a limited time."""
 
 import asyncio
 import time
