@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.accounts import App
 from tests.support.agents import Connect, call, over_http, over_stdio, refused
-from tests.support.deploy_engine import report_phases
+from tests.support.deploys import report_phases
 
 TOOL = "service_deploy"
 
