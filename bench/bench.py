@@ -101,7 +101,7 @@ class Bench:
                             self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
 
     def warm(self, target: Target) -> None:
-        """Send one request per caller, so that apps, keys and tokens are cached."""
+        """Sends one request per caller, so that apps, keys and tokens are cached."""
         self._send(target, Load(8, 8, 30, 0), limit=APPS, most=2 * APPS)
 
     def measure_all(self, name: str, targets: Sequence[Target]) -> None:
@@ -114,7 +114,7 @@ class Bench:
                 self.measure(name, target)
 
     def measure(self, name: str, target: Target, start: threading.Barrier | None = None) -> None:
-        """Run the workload and keep the best attempt. `start` is a barrier that simultaneous measurements wait at."""
+        """Runs the workload and keeps the best attempt. `start` is a barrier that simultaneous measurements wait at."""
         workload, done = WORKLOADS[name], self.results.setdefault((name, target.name), [])
         load = workload.load
         most = int(1.3 * max(run["sent"] for run in done)) + load.streams if done else workload.most
@@ -194,12 +194,12 @@ class Bench:
                 yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as usual; {quiet}"
 
     def _counted(self, name: str, target: str) -> list[dict[str, Any]]:
-        """Return the quiet runs, because contention changes figures; all runs if simultaneous or if none was quiet."""
+        """Returns the quiet runs, because contention changes figures; all runs if simultaneous or if none was quiet."""
         results = self.results[name, target]
         return results if self._simultaneous(name) else list(filter(_quiet, results)) or results
 
     def _ratio(self, name: str, target: str, other: str) -> float:
-        """Return the median of the ratios for simultaneous runs, otherwise the ratio of the medians."""
+        """Returns the median of the ratios for simultaneous runs, otherwise the ratio of the medians."""
         costs, others = self._counted(name, target), self._counted(name, other)
         if self._simultaneous(name):
             return float(median(run["cost"] / beside["cost"] for run, beside in zip(costs, others, strict=True)))
@@ -214,7 +214,7 @@ class Bench:
 
 
 def _cost(workload: Workload, target: Target, result: dict[str, Any]) -> float:
-    """Return µs per token or request, or KiB per stream."""
+    """Returns µs per token or request, or KiB per stream."""
     if workload.unit == "stream":
         return float(result["rssmax_kb"] - result["rss0_kb"]) / max(1, result["maxinfl"])
     if workload.unit == "request":

@@ -40,7 +40,7 @@ class Callers:
         self._folder = folder
 
     def fresh_rotation(self, target: str, count: int) -> Path:
-        """Create new users, whose tokens the target cannot have cached."""
+        """Creates new users, whose tokens the target cannot have cached."""
         first = self._strangers[target]
         self._strangers[target] += count
         lines = (self._line(self.apps[n % APPS], f"stranger-{n}") for n in range(first, first + count))
@@ -56,7 +56,7 @@ class Callers:
 
     @contextmanager
     def backends(self) -> Iterator[str]:
-        """Serve every app's keys under `<address>/<app>`."""
+        """Serves every app's keys under `<address>/<app>`."""
         documents = {f"/{app}": _jwks(app, key) for app, key in self._keys.items()}
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ class Callers:
         self.api_keys[target] = asyncio.run(self._register(gateway, backends))
 
     async def _register(self, gateway: str, backends: str) -> list[str]:
-        """Return the accounts' keys."""
+        """Returns the accounts' keys."""
         async with _client(gateway) as client:
 
             async def account(n: int) -> tuple[str, str]:
@@ -109,7 +109,7 @@ class Callers:
             return [key for _, key in accounts]
 
     def spend(self, target: str, gateway: str) -> tuple[int, int] | None:
-        """Return the nano-euro settled and reserved today by all accounts; None if the gateway has no account API."""
+        """Returns the nano-euro settled and reserved today by all accounts; None if the gateway has no account API."""
         return asyncio.run(self._spend(self.api_keys[target], gateway))
 
     async def _spend(self, api_keys: list[str], gateway: str) -> tuple[int, int] | None:

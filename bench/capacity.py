@@ -72,7 +72,7 @@ LOADS = [
 
 
 def gateway_cores(load: Load) -> float:
-    """Return the number of cores that the load keeps busy."""
+    """Returns the number of cores that the load keeps busy."""
     requests = load.requests * (REQUEST_US + NEW_USERS * NEW_USER_US)
     return (requests + load.tokens * TOKEN_US + load.streams * STREAM_US) / 1e6
 
@@ -90,7 +90,7 @@ def needs(load: Load) -> Needs:
 
 
 def provider_euros(load: Load) -> float:
-    """Return the provider's price per hour, for output alone."""
+    """Returns the provider's price per hour, for output alone."""
     return load.tokens * OUTPUT_NANO_EUROS * 3600 / 1e9
 
 
@@ -109,7 +109,7 @@ def table(loads: list[Load]) -> str:
 
 
 def walls() -> str:
-    """Return the table of limits, the nearest first."""
+    """Returns the table of limits, the nearest first."""
     largest = LOADS[-1]
     per_account = 1e6 * REDIS_USED / REDIS_US
     rows = [

@@ -63,7 +63,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def emit(store: Store, account: str, event_type: str) -> str:
-    """Queue a sample event. `Webhooks.test` would allow an account too few of them."""
+    """Queues a sample event. `Webhooks.test` would allow an account too few of them."""
     event = prepare_event(SAMPLES[event_type], new_id("evt"), account, "app_sample", "sample")
     await scripts.emit_event(store, event)
     return event.id

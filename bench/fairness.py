@@ -75,7 +75,7 @@ class Provider:
 
 @asynccontextmanager
 async def running(provider_port: int) -> AsyncIterator[list[str]]:
-    """Run Redis and the gateways, and yield the gateways' addresses."""
+    """Runs Redis and the gateways, and yield the gateways' addresses."""
     with ExitStack() as stack:
         SCRATCH.mkdir(parents=True, exist_ok=True)
         redis, ports = free_port(), [free_port() for _ in range(GATEWAYS)]
@@ -121,7 +121,7 @@ async def _until_ready(session: aiohttp.ClientSession, address: str) -> None:
 
 
 async def create_app(session: aiohttp.ClientSession, address: str, name: str) -> str:
-    """Create an account with one app, and return a token of the app's user."""
+    """Creates an account with one app, and returns a token of the app's user."""
     headers = {"authorization": f"Bearer {OPERATOR_TOKEN}"}
     async with session.post(
         f"{address}/platform/accounts", json={"name": name, "plan": "max"}, headers=headers
@@ -134,7 +134,7 @@ async def create_app(session: aiohttp.ClientSession, address: str, name: str) ->
 
 
 async def ask(session: aiohttp.ClientSession, address: str, app: str, token: str) -> tuple[float, int | None]:
-    """Return the seconds until the answer's first byte, and the Retry-After of a refusal."""
+    """Returns the seconds until the answer's first byte, and the Retry-After of a refusal."""
     began = time.monotonic()
     async with session.post(
         f"{address}/capsule/{app}/ai",
@@ -147,7 +147,7 @@ async def ask(session: aiohttp.ClientSession, address: str, app: str, token: str
 
 
 async def measure(provider: Provider, addresses: list[str]) -> tuple[list[float], float, int]:
-    """Return the waits of the quiet accounts, the share of permits in use, and the number of their failed requests."""
+    """Returns the waits of the quiet accounts, the share of permits in use, and the number of their failed requests."""
     waits: list[float] = []
     failed = 0
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3)) as session:

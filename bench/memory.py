@@ -45,7 +45,7 @@ Fill = Callable[[Store, int], Awaitable[None]]
 
 
 async def fill_accounts(store: Store, count: int) -> None:
-    """Create accounts, each with an API key."""
+    """Creates accounts, each with an API key."""
     registry = Registry(store, Vault(KEY))
     for number in range(count):
         await registry.create_account(f"Account {number}", "free")
@@ -69,7 +69,7 @@ async def fill_days(store: Store, count: int) -> None:
 
 
 async def fill_windows(store: Store, count: int) -> None:
-    """Reserve and settle one request for each user."""
+    """Reserves and settles one request for each user."""
     for number in range(count):
         account = f"acc_{number % 16}"
         decision = await admit(store, account, number)
@@ -123,20 +123,20 @@ async def deliver(store: Store, event: QueuedEvent, headers: str, body: str) -> 
 
 
 async def fill_deliveries(store: Store, count: int) -> None:
-    """Record deliveries answered with four headers and a short body."""
+    """Records deliveries answered with four headers and a short body."""
     for number in range(count):
         await deliver(store, crash(f"acc_{number // 1000}"), HEADERS, '{"status":"ok"}')
 
 
 async def fill_long_deliveries(store: Store, count: int) -> None:
-    """Record deliveries with the longest answers that the log keeps."""
+    """Records deliveries with the longest answers that the log keeps."""
     for number in range(count):
         headers = msgspec.json.encode({f"X-{n}": "v" * 90 for n in range(10)}).decode()
         await deliver(store, crash(f"acc_{number // 1000}"), headers, "x" * 1024)
 
 
 async def fill_shares(store: Store, count: int) -> None:
-    """Fill accounts' stores, which have `SHARE_BYTES` each, with events of the largest size."""
+    """Fills accounts' stores, which have `SHARE_BYTES` each, with events of the largest size."""
     finding = Finding(
         cve="CVE-2026-0001", component="c" * 200, severity="critical", fixedIn="1", tier="red", deadlineAt=now_iso()
     )
@@ -150,7 +150,7 @@ async def fill_shares(store: Store, count: int) -> None:
 
 
 async def fill_deploys(store: Store, count: int) -> None:
-    """Create finished deploys. Their logs are files, and not in Redis."""
+    """Creates finished deploys. Their logs are files, and not in Redis."""
     for number in range(count):
         account, deploy = f"acc_{number // 1000}", new_id("dep")
         record = {

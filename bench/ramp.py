@@ -38,7 +38,7 @@ Measure = Callable[[Rig, Target, Pace], dict[str, float]]
 
 
 def token_cost(streams: int, processes: int = 1) -> Measure:
-    """Return a measure of µs per token that arrives alone. `streams` and the rate are per process."""
+    """Returns a measure of µs per token that arrives alone. `streams` and the rate are per process."""
 
     def measure(rig: Rig, gateway: Target, pace: Pace) -> dict[str, float]:
         lasts = TOKENS * streams / RATE
@@ -54,7 +54,7 @@ def token_cost(streams: int, processes: int = 1) -> Measure:
 
 
 def request_cost(processes: int) -> Measure:
-    """Return a measure of µs per one-token request, in the gateway and in Redis, with 32 connections per process."""
+    """Returns a measure of µs per one-token request, in the gateway and in Redis, with 32 connections per process."""
 
     def measure(rig: Rig, gateway: Target, pace: Pace) -> dict[str, float]:
         server = int(redis.Redis(port=rig.redis_port).info("server")["process_id"])

@@ -58,7 +58,7 @@ class Rig:
     """The servers that every target shares."""
 
     def __init__(self, gateway_command: str | None, cluster: bool = False, against: str | None = None) -> None:
-        """Check that there are two cores. `against` is a commit whose gateway becomes the target "against"."""
+        """Checks that there are two cores. `against` is a commit whose gateway becomes the target "against"."""
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
             raise SystemExit("bench: needs two cores, one of them only for the target")
@@ -104,7 +104,7 @@ class Rig:
 
     @contextmanager
     def _cluster(self) -> Iterator[str]:
-        """Run a Redis Cluster whose three primaries share the slots, and yield its URL."""
+        """Runs a Redis Cluster whose three primaries share the slots, and yields its URL."""
         ports = [free_port() % 20_000 + 20_000 for _ in range(3)]  # each node also listens on its port + 10,000
         with ExitStack() as stack:
             for port in ports:
@@ -121,7 +121,7 @@ class Rig:
 
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
-        """Run the gateway: plain, or as "cluster" (on Redis Cluster), "traces", "traces-1%" or "against"."""
+        """Runs the gateway: plain, or as "cluster" (on Redis Cluster), "traces", "traces-1%" or "against"."""
         port = free_port()
         command = self._commands.get(name) or self._gateway_command or _gateway_command()
         settings = {
@@ -149,7 +149,7 @@ class Rig:
             yield target
 
     def load(self, target: Target, load: Load, rotation: Path | None = None, limit: int = 0) -> dict[str, Any]:
-        """Run the load generator once. `limit` ends the recording early, after that many answers."""
+        """Runs the load generator once. `limit` ends the recording early, after that many answers."""
         self._control(tokens=load.tokens, delay_us=load.delay_us, ttft_us=0, real=int(load.real))
         words: list[str | Path] = [SCRATCH / "loadgen", "-j", "-L", target.name, "-p", str(target.port)]
         words += ["-k", f"{os.getpid()},{self._others},{self._alone}"]
@@ -273,7 +273,7 @@ def redis_command(port: int) -> Command:
 
 
 def _command_of(commit: str) -> str:
-    """Return the command that starts another commit's gateway, after installing it in a separate environment."""
+    """Returns the command that starts another commit's gateway, after installing it in a separate environment."""
     git = [_program("git"), "-C", HERE.parent]
     revision = subprocess.check_output([*git, "rev-parse", "--verify", f"{commit}^{{commit}}"], text=True).strip()
     folder = SCRATCH / revision

@@ -69,7 +69,7 @@ class Series:
         self.descriptors.append(descriptors)
 
     def growth(self, values: Sequence[float], since: float) -> float:
-        """Return the slope times the duration since `since`."""
+        """Returns the slope times the duration since `since`."""
         points = [(t, v) for t, v in zip(self.times, values, strict=True) if t >= since]
         slopes = [(v - u) / (t - s) for (s, u), (t, v) in itertools.combinations(points, 2)]
         return median(slopes) * (points[-1][0] - points[0][0])
@@ -150,7 +150,7 @@ class Soak:
             self.faults.append(f"{len(left)} keys in Redis without an end, such as {left[:3]}")
 
     def _check_money(self) -> None:
-        """Check that complete answers cost their usage, and answers cut by a kill at most their bound."""
+        """Checks that complete answers cost their usage, and answers cut by a kill at most their bound."""
         usage = REPORTED_INPUT * INPUT_PRICE + TOKENS * OUTPUT_PRICE
         bound = (len(PROMPT) + 256) * INPUT_PRICE + TOKENS * OUTPUT_PRICE
         give_up = time.monotonic() + (LEASE + 30 if self.kills else 15)
@@ -162,7 +162,7 @@ class Soak:
             self.faults.append(f"{settled:,} settled and {reserved:,} reserved, expected {least:,} to {most:,} and 0")
 
     def _spend(self) -> tuple[int, int]:
-        """Return the nano-euro settled and reserved by all accounts."""
+        """Returns the nano-euro settled and reserved by all accounts."""
         days = [self.redis.hmget(key, "settled", "reserved") for key in self.redis.scan_iter("{p*}:spend:*", 1000)]
         return sum(int(settled or 0) for settled, _ in days), sum(int(reserved or 0) for _, reserved in days)
 
@@ -198,7 +198,7 @@ class Soak:
 
 
 def processes(root: int) -> list[int]:
-    """Return the process and its descendants, oldest first."""
+    """Returns the process and its descendants, oldest first."""
     found, queue = [root], [root]
     while queue:
         parent = queue.pop()
@@ -221,7 +221,7 @@ def role(pid: int) -> str:
 
 
 def usage(pid: int) -> tuple[float, int]:
-    """Return the KiB of memory (RSS) and the open descriptors; zeros if the process has ended."""
+    """Returns the KiB of memory (RSS) and the open descriptors; zeros if the process has ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         return float(re.findall(r"^Rss:\s+(\d+) kB", rollup, re.M)[0]), len(os.listdir(f"/proc/{pid}/fd"))
@@ -230,7 +230,7 @@ def usage(pid: int) -> tuple[float, int]:
 
 
 def monitors(rig: Rig) -> subprocess.Popen[bytes]:
-    """Start a monitors worker, which settles the reservations of killed processes."""
+    """Starts a monitors worker, which settles the reservations of killed processes."""
     environment = {**os.environ, "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{rig.redis_port}/0"}
     with (SCRATCH / "monitors.log").open("wb") as log:
         command = [sys.executable, "-m", "gateway.cli", "worker", "monitors"]

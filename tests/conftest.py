@@ -31,7 +31,7 @@ freeze_heap()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark long tests, and start with the folders whose modules take longest, so that all processes end together.
+    """Marks long tests, and starts with the folders whose modules take longest, so that all processes end together.
 
     Modules of these folders alternate, because some wait most of the time and others keep a core busy.
     """
@@ -53,7 +53,7 @@ def _folder(item: pytest.Item) -> str:
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[RedisServer]:
-    """Run a Valkey server for the whole session."""
+    """Runs a Valkey server for the whole session."""
     server = RedisServer("valkey").start()
     yield server
     server.stop()
@@ -61,7 +61,7 @@ def valkey() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session", params=BINARIES)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """Run each server that the scripts must support, one after the other."""
+    """Runs each server that the scripts must support, one after the other."""
     server = RedisServer(request.param).start()
     yield server
     server.stop()
@@ -69,7 +69,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_url(valkey: RedisServer) -> Iterator[str]:
-    """Yield the URL of an empty database. Keys left in it must expire or be listed in `tests/support/key_leaks.py`."""
+    """Yields the URL of an empty database. Keys left in it must expire or be listed in `tests/support/key_leaks.py`."""
     with valkey.client() as client:
         client.flushall()
         yield valkey.url
@@ -79,7 +79,7 @@ def redis_url(valkey: RedisServer) -> Iterator[str]:
 
 @pytest.fixture
 def server_url(server: RedisServer) -> Iterator[str]:
-    """Yield the same for each kind of server."""
+    """Yields the same for each kind of server."""
     with server.client() as client:
         client.flushall()
         yield server.url
@@ -89,20 +89,20 @@ def server_url(server: RedisServer) -> Iterator[str]:
 
 @pytest.fixture
 async def proxy(redis_url: str, valkey: RedisServer) -> AsyncIterator[Proxy]:
-    """Run a proxy to Redis that injects network faults."""
+    """Runs a proxy to Redis that injects network faults."""
     async with Proxy(valkey.port) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
-    """Return a server context for receiver.example.com and 127.0.0.1, and the certificate file that clients trust."""
+    """Returns a server context for receiver.example.com and 127.0.0.1, and the certificate file that clients trust."""
     return certificate(tmp_path_factory.mktemp("tls"), "receiver.example.com", address="127.0.0.1")
 
 
 @pytest.fixture(scope="session")
 def bad_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
-    """Return the same with an expired certificate."""
+    """Returns the same with an expired certificate."""
     folder: Path = tmp_path_factory.mktemp("bad-tls")
     return certificate(folder, "receiver.example.com", expired=True, address="127.0.0.1")
 

@@ -76,7 +76,7 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
 
 @asynccontextmanager
 async def run_dev(capsule: Path, folder: Path, environment: dict[str, str]) -> AsyncIterator[None]:
-    """Run `capsule dev` until the block ends, and check that it stops cleanly."""
+    """Runs `capsule dev` until the block ends, and checks that it stops cleanly."""
     pipe = asyncio.subprocess.PIPE
     dev = await asyncio.create_subprocess_exec(
         capsule, "dev", cwd=folder, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT

@@ -41,7 +41,7 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
 
 
 async def run_workers(settings: Settings, names: list[str]) -> None:
-    """Run until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it."""
+    """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it."""
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
@@ -67,7 +67,7 @@ async def _run_worker(name: str, settings: Settings, redis: asyncio.Task[None]) 
 
 
 async def wait_for_redis(settings: Settings) -> None:
-    """Wait until Redis accepts writes. Until then, the health check logs the reason and the remedy."""
+    """Waits until Redis accepts writes. Until then, the health check logs the reason and the remedy."""
     store = Store(settings.redis_url, ca_file=settings.ca_file)
     health = RedisHealth(store)
     try:
@@ -102,7 +102,7 @@ def main(names: list[str]) -> int:
 
 
 def _check_data_folder(settings: Settings, names: list[str]) -> None:
-    """Raise BadSettings if workers that need the data folder cannot write to it."""
+    """Raises BadSettings if workers that need the data folder cannot write to it."""
     needed = "sites" in names or ("deploys" in names and settings.deploy_engine == "local")
     if needed and (fault := find_folder_fault(Path(settings.data_dir))):
         raise BadSettings(f"GATEWAY_DATA_DIR: {fault}; give the folder to the worker's user, or set another folder")

@@ -22,14 +22,14 @@ CHECK_SECONDS = 4.0  # less than the timeout of a container's health check
 
 
 def combine_names(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Remove `sites` if `deploys` includes it, as it does without shared storage."""
+    """Removes `sites` if `deploys` includes it, as it does without shared storage."""
     if "deploys" in names and not settings.storage_url:
         return [name for name in names if name != "sites"]
     return list(names)
 
 
 async def find_fault(settings: Settings, names: Sequence[str]) -> str:
-    """Describe the first of these workers that is not running on this host; '' if all are running."""
+    """Describes the first of these workers that is not running on this host; '' if all are running."""
     store = Store(settings.redis_url, ca_file=settings.ca_file)
     try:
         async with asyncio.timeout(CHECK_SECONDS):

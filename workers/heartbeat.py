@@ -27,7 +27,7 @@ def worker_name(number: int) -> str:
 
 
 async def keep_heartbeat(store: Store, group: str) -> None:
-    """Renew the heartbeat of one worker until canceled."""
+    """Renews the heartbeat of one worker until canceled."""
     token, number = secrets.token_hex(8), 1
     while True:
         key = worker_key(group, worker_name(number))

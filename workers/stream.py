@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 
 
 def require_partition(entry: Entry) -> None:
-    """Raise ValueError or KeyError unless the entry's account belongs to its partition."""
+    """Raises ValueError or KeyError unless the entry's account belongs to its partition."""
     if partition_tag(entry.fields["account"]) != entry.tag:
         raise ValueError("the account belongs to another partition")
 
@@ -98,7 +98,7 @@ class Consumer:
     # -- lifecycle -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until canceled. The handler then finishes or drops its entries, and calls `release_entries`."""
+        """Runs until canceled. The handler then finishes or drops its entries, and calls `release_entries`."""
         try:
             await self._retry_until_done(self._make_groups)
             await self._retry_until_done(self._reserve_name)
@@ -113,7 +113,7 @@ class Consumer:
             await self._blocking.aclose()
 
     async def release_entries(self) -> None:
-        """Let other workers claim the unfinished entries at once. Call this after a drain."""
+        """Lets other workers claim the unfinished entries at once. Call this after a drain."""
         for tag in PARTITION_TAGS:
             # Not only the entries in memory: Redis may have processed a read that was then canceled.
             pending = await self._store.client.xpending_range(
@@ -132,7 +132,7 @@ class Consumer:
         self._held[entry.tag].discard(entry.id)
 
     async def claim_entry(self, tag: str, entry_id: str) -> Entry | None:
-        """Take over an entry from another worker. Returns None if it is finished, or already held here.
+        """Takes over an entry from another worker. Returns None if it is finished, or already held here.
 
         Raises BackboneUnavailable.
         """
@@ -144,7 +144,7 @@ class Consumer:
         return None
 
     async def _retry_until_done(self, work: Callable[..., Coroutine[Any, Any, bool]], *args: str) -> None:
-        """Repeat the work until it returns True. After a failure of Redis, retry after a growing pause."""
+        """Repeats the work until it returns True. After a failure of Redis, retry after a growing pause."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             end_if_canceled()
@@ -160,7 +160,7 @@ class Consumer:
                     pause = min(pause * 2, 2.0)
 
     def _log_fault(self, fault: BaseException | None) -> None:
-        """Log one line per outage, not one per partition."""
+        """Logs one line per outage, not one per partition."""
         now = time.monotonic()
         if now - self._last_fault > OUTAGE_SECONDS:
             logger.warning("stream.waiting", stream=self._stream, error=f"{type(fault).__name__}: {fault}")
@@ -178,7 +178,7 @@ class Consumer:
                 await asyncio.sleep(min(seconds, 0.5))
 
     async def _make_lost_groups(self, fault: BaseException | None) -> bool:
-        """Create the consumer groups again if the fault says that Redis has lost them."""
+        """Creates the consumer groups again if the fault says that Redis has lost them."""
         if not (isinstance(fault, ResponseError) and str(fault).startswith("NOGROUP")):
             return False
         try:
@@ -211,7 +211,7 @@ class Consumer:
         return False
 
     async def _renew_name(self, *, nx: bool = False) -> bool:
-        """Reserve or renew the name. Returns False, and changes nothing, if another worker has the name."""
+        """Reserves or renew the name. Returns False, and changes nothing, if another worker has the name."""
         began, key = time.monotonic(), self._heartbeat_key()
         owner = await self._store.client.set(key, self._token, nx=nx, get=True, ex=HEARTBEAT_SECONDS)
         if owner in (None, self._token):
@@ -232,7 +232,7 @@ class Consumer:
         await self._store.client.xgroup_createconsumer(self.key(PARTITION_TAGS[0]), self.group, self.name)
 
     async def confirm_name(self) -> None:
-        """Wait while another worker may have this name and its pending entries, because both would process them."""
+        """Waits while another worker may have this name and its pending entries, because both would process them."""
         while time.monotonic() > self._name_valid_until:
             self._name_confirmed.clear()
             await self._name_confirmed.wait()
@@ -272,7 +272,7 @@ class Consumer:
                     await self._dead_letter(entry, error)
 
     async def fail_entry(self, entry: Entry, error: Exception, event: QueuedEvent | None = None) -> bool:
-        """Report that processing the entry failed because of a bug. Returns True if the entry became a dead letter.
+        """Reports that processing the entry failed because of a bug. Returns True if the entry became a dead letter.
 
         Otherwise it stays pending, and the worker that claims it tries again. If the entry is dead, the account's log
         records its `event` as failed. Raises BackboneUnavailable.
@@ -290,7 +290,7 @@ class Consumer:
         )
 
     async def _renew_entries(self, tag: str) -> None:
-        """Reset the idle time of the entries in memory, so that no other worker claims them."""
+        """Resets the idle time of the entries in memory, so that no other worker claims them."""
         await self._set_idle(tag, list(self._held[tag]), 0)
 
     async def _set_idle(self, tag: str, ids: list[str], idle: int) -> None:
@@ -301,7 +301,7 @@ class Consumer:
             )
 
     async def _claim_idle_entries(self, tag: str) -> bool:
-        """Claim entries of dead workers until Redis fails.
+        """Claims entries of dead workers until Redis fails.
 
         This starts with a pause: after an outage of Redis, the entries of live workers seem as idle as those of dead
         workers until they are renewed.

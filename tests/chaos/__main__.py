@@ -26,7 +26,7 @@ from workers.sandbox import cgroups
 
 
 async def _run_until_stopped(run: Run) -> None:
-    """Run until the end or SIGTERM. Both stop every process that the run started."""
+    """Runs until the end or SIGTERM. Both stop every process that the run started."""
     task = asyncio.ensure_future(run.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await task

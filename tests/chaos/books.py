@@ -93,7 +93,7 @@ def select_during(faults: Iterable[Disturbance], begin: float, end: float) -> li
 
 
 def select_affecting(faults: Iterable[Disturbance], account: str, app: str = "") -> list[Disturbance]:
-    """Return the faults without those of Redis that affect neither the account's partition nor the app's record."""
+    """Returns the faults without those of Redis that affect neither the account's partition nor the app's record."""
     slots = _compute_slots(account, app)
     return [fault for fault in faults if not fault.redis or fault.affects(slots)]
 
@@ -108,7 +108,7 @@ def _compute_slots(account: str, app: str) -> tuple[int, ...]:
 
 
 def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
-    """Check that the answer is a documented one, and that a failed request met a fault that explains the failure."""
+    """Checks that the answer is a documented one, and that a failed request met a fault that explains the failure."""
     met = select_affecting(select_during(faults, answer.start, answer.end), answer.account, answer.app)
     at_gateway = any(fault.target == f"gateway-{answer.gateway + 1}" for fault in met)
     at_redis = any(fault.redis for fault in met)
@@ -137,7 +137,7 @@ def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
 def compute_settlement_range(
     answer: Answer, paid: Paid | None, faults: Sequence[Disturbance], *, linger: float = 3
 ) -> tuple[int, int]:
-    """Return the minimum and the maximum nano-euro at which the request may be settled.
+    """Returns the minimum and the maximum nano-euro at which the request may be settled.
 
     `linger`: seconds after a fault of Redis during which the settlement may still wait in its gateway.
     """
@@ -176,7 +176,7 @@ def check_unpaid(answer: Answer, paid: Paid | None) -> list[str]:
 
 
 def check_spend(account: str, spend: tuple[int, int], least: int, most: int) -> list[str]:
-    """Check the account's total spend. `spend`: settled and reserved nano-euro of all days."""
+    """Checks the account's total spend. `spend`: settled and reserved nano-euro of all days."""
     total = sum(spend)
     if total < least:
         return [f"{account} was settled at {total:,} nano-euro, {least - total:,} less than the least possible"]
@@ -186,7 +186,7 @@ def check_spend(account: str, spend: tuple[int, int], least: int, most: int) -> 
 
 
 def check_cap(account: str, day: str, settled: int, reserved: int, cap: int, forgotten: int = 0) -> list[str]:
-    """Check a day of an account against its cap. `forgotten`: requests whose reservation Redis may have lost."""
+    """Checks a day of an account against its cap. `forgotten`: requests whose reservation Redis may have lost."""
     found = []
     if settled + reserved > cap + forgotten * max_cost():
         found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, above its cap of {cap:,}")
@@ -199,7 +199,7 @@ def check_cap(account: str, day: str, settled: int, reserved: int, cap: int, for
 
 
 def count_fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
-    """Return the largest number of requests that certainly passed within one window.
+    """Returns the largest number of requests that certainly passed within one window.
 
     `admitted`: when each request was sent and answered. It passed between these times, so it counts for a window only
     if both lie in the window.
@@ -217,7 +217,7 @@ def count_fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
 def check_window(
     name: str, admitted: Sequence[tuple[float, float]], limit: int, faults: Sequence[Disturbance]
 ) -> list[str]:
-    """Check a sliding window. A clock that jumps forward ends the window early, so twice the limit may pass."""
+    """Checks a sliding window. A clock that jumps forward ends the window early, so twice the limit may pass."""
     if len(admitted) <= limit:
         return []
     limit += count_forgotten(admitted, faults)
@@ -229,7 +229,7 @@ def check_window(
 
 
 def count_forgotten(admitted: Iterable[tuple[float, float]], faults: Iterable[Disturbance]) -> int:
-    """Count the requests that Redis may have admitted and forgotten. `admitted`: when each was sent and answered."""
+    """Counts the requests that Redis may have admitted and forgotten. `admitted`: when each was sent and answered."""
     lossy = [fault for fault in faults if fault.lossy]
     return sum(any(fault.overlaps(*times) for fault in lossy) for times in admitted)
 
@@ -253,7 +253,7 @@ def check_events(
     *,
     claim: float = 30,
 ) -> list[str]:
-    """Check that each event was delivered with a valid signature, and not twice without a reason.
+    """Checks that each event was delivered with a valid signature, and not twice without a reason.
 
     `accepted`: the time and the account of each event. `failed`: the events whose log says that they were not
     delivered. An event may arrive again only if the delivery before coincided with a fault of a sending worker, its
@@ -313,7 +313,7 @@ def check_deploy(
     events: Iterable[tuple[str, str]],
     faults: Sequence[Disturbance],
 ) -> list[str]:
-    """Check that a deploy ended once, with one matching event.
+    """Checks that a deploy ended once, with one matching event.
 
     `events`: id and type of the events that name the deploy. The same event may arrive twice. A deploy may fail only
     because of a fault between its start and its end: of its partition, of the storage, or of a worker that builds or
@@ -359,12 +359,12 @@ FAULT_SIGNS = (b"Traceback", b"never retrieved", b"never awaited", b"Unclosed")
 
 
 def check_log(where: str, data: bytes) -> list[str]:
-    """Check a log of the service. Failures of other systems take one line, so a traceback is a violation."""
+    """Checks a log of the service. Failures of other systems take one line, so a traceback is a violation."""
     return [f"{where} has a line with '{sign.decode()}'" for sign in FAULT_SIGNS if sign in data]
 
 
 def check_secrets(where: str, data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
-    """Check that the data holds no secret. `secrets`: texts by name. A violation gives the name, never the text."""
+    """Checks that the data holds no secret. `secrets`: texts by name. A violation gives the name, never the text."""
     found = [name for name, text in secrets.items() if text in data]
     found += [name for name, pattern in PATTERNS.items() if pattern.search(data)]
     return [f"{where} holds {name}" for name in found]

@@ -35,7 +35,7 @@ class Lines:
         self._path, self._offset = path, 0
 
     def read_new(self) -> Iterator[Any]:
-        """Yield the lines that were completed since the last call."""
+        """Yields the lines that were completed since the last call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -129,7 +129,7 @@ class Checker:
             self.deploy_events[deploy].append((event, envelope["type"]))
 
     def judge_requests(self, *, everything: bool = False) -> None:
-        """Check the requests that ended long enough ago, or all of them."""
+        """Checks the requests that ended long enough ago, or all of them."""
         now = time.monotonic()
         for number, answer in list(self._unjudged.items()):
             if not everything and now < answer.end + JUDGED_AFTER_SECONDS:
@@ -154,7 +154,7 @@ class Checker:
     # -- Redis -----------------------------------------------------------------------------------------------
 
     async def read_spend(self, account: str) -> dict[str, tuple[int, int]] | None:
-        """Return the settled and reserved nano-euro by day; None if Redis does not answer."""
+        """Returns the settled and reserved nano-euro by day; None if Redis does not answer."""
         today, found = datetime.datetime.now(datetime.UTC).date(), {}
         for days in (-1, 0, 1):
             day = (today + datetime.timedelta(days=days)).isoformat()
@@ -175,14 +175,14 @@ class Checker:
         return books.count_forgotten(self._admitted[account], books.select_affecting(self._faults, account))
 
     async def read_reserved(self) -> int:
-        """Return the nano-euro that are still reserved, over all accounts."""
+        """Returns the nano-euro that are still reserved, over all accounts."""
         total = 0
         for account in self._population.accounts:
             total += sum(reserved for _, reserved in (await self.read_spend(account) or {}).values())
         return total
 
     async def check_money(self, *, released: bool) -> int:
-        """Check every account's spend after the load has ended, and return the settled nano-euro.
+        """Checks every account's spend after the load has ended, and returns the settled nano-euro.
 
         `released`: every lease has ended.
         """
@@ -207,7 +207,7 @@ class Checker:
         return total
 
     def check_exactness(self) -> None:
-        """Check that at least half of the spends are known exactly: wide bounds would hide a wrong settlement."""
+        """Checks that at least half of the spends are known exactly: wide bounds would hide a wrong settlement."""
         if 2 * self.exact_accounts < self.judged_accounts:
             self.add_violations(
                 [f"the spend of only {self.exact_accounts} of {self.judged_accounts} accounts is known exactly"]
@@ -216,7 +216,7 @@ class Checker:
     # -- events and deploys ----------------------------------------------------------------------------------
 
     async def count_backlog(self) -> int:
-        """Return how many events and deploys have not ended; at least 1 if Redis does not answer."""
+        """Returns how many events and deploys have not ended; at least 1 if Redis does not answer."""
         try:
             streams = [stream_key(tag, name) for tag in PARTITION_TAGS for name in ("events", "builds")]
             return sum([int(await self._servers.execute("XLEN", stream)) for stream in streams])
@@ -233,7 +233,7 @@ class Checker:
         self.add_violations(books.check_events(accepted, self.received, failed, self._faults))
 
     async def check_deploys(self, hosts: Sequence[str], patience: float) -> None:
-        """Check every deploy. `hosts`: addresses that serve the apps. `patience`: seconds that a deploy may take."""
+        """Checks every deploy. `hosts`: addresses that serve the apps. `patience`: seconds that a deploy may take."""
         for name, deploy in self._population.deploys.items():
             ended = await self._population.read_end(name)
             if ended and ended.state not in books.FINAL and time.monotonic() < deploy.at + patience:
@@ -250,7 +250,7 @@ class Checker:
     # -- files -----------------------------------------------------------------------------------------------
 
     def search_files(self, files: Iterable[Path], secrets: Mapping[str, bytes], logs: Collection[Path] = ()) -> None:
-        """Search what was added to each file since the last call. `logs`: those of the service's processes."""
+        """Searches what was added to each file since the last call. `logs`: those of the service's processes."""
         for path in files:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 entry = (str(path), path.stat().st_ino)

@@ -62,7 +62,7 @@ class Faults:
 
     @contextlib.asynccontextmanager
     async def inject(self, fault: Fault) -> AsyncIterator[Injection]:
-        """Inject the fault, and undo it at the end of the block. Raises CannotHappen if nothing was injected."""
+        """Injects the fault, and undoes it at the end of the block. Raises CannotHappen if nothing was injected."""
         family = fault.kind.rpartition(" ")[2]
         match family:
             case "gateway" | "worker":

@@ -133,7 +133,7 @@ class Servers(ABC):
     def _start(self) -> None: ...
 
     def _stop(self) -> None:  # noqa: B027 (most topologies have only nodes)
-        """Stop all processes other than the nodes."""
+        """Stops all processes other than the nodes."""
 
     @property
     @abstractmethod
@@ -141,7 +141,7 @@ class Servers(ABC):
 
     @abstractmethod
     async def find_primaries(self) -> list[Node]:
-        """Return the nodes that take writes, in the order of `nodes`."""
+        """Returns the nodes that take writes, in the order of `nodes`."""
 
     @abstractmethod
     async def takes_writes(self) -> bool:
@@ -158,15 +158,15 @@ class Servers(ABC):
         raise NotImplementedError
 
     async def find_shard(self, tag: str) -> int:
-        """Return the number of the primary that has the partition."""
+        """Returns the number of the primary that has the partition."""
         return 0
 
     async def find_slots(self, node: Node) -> Slots | None:
-        """Return the slots of the node's shard; None for all."""
+        """Returns the slots of the node's shard; None for all."""
         return None
 
     async def execute(self, *command: Any) -> Any:
-        """Run the command on the node that has its key. Raises RedisError if no node answers."""
+        """Runs the command on the node that has its key. Raises RedisError if no node answers."""
         error: Exception = redis.RedisError("no node can be reached")
         for node in await self._list_candidates():
             try:
@@ -181,7 +181,7 @@ class Servers(ABC):
     # -- replication -----------------------------------------------------------------------------------------
 
     async def read_roles(self) -> dict[Node, dict[str, Any]]:
-        """Return the replication section of INFO from each node that answers."""
+        """Returns the replication section of INFO from each node that answers."""
         found: dict[Node, dict[str, Any]] = {}
         for node in self.nodes:
             if node.reachable:
@@ -210,7 +210,7 @@ class Servers(ABC):
                     pass
 
     def empty_disk(self) -> None:
-        """Free the disk, and restart the node if it exits, as a supervisor does: a replica exits if it cannot write."""
+        """Frees the disk. Restarts the node if it exits, as a supervisor does: a replica exits if it cannot write."""
         (self._folder / "disk" / "filler").unlink(missing_ok=True)
         node, deadline = self.nodes[0], time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -224,7 +224,7 @@ class Servers(ABC):
             client.bgrewriteaof()
 
     def list_files(self) -> Iterator[Path]:
-        """Yield the append-only files, snapshots and logs of all nodes."""
+        """Yields the append-only files, snapshots and logs of all nodes."""
         for node in self.nodes:
             assert node.folder is not None
             yield from (path for path in node.folder.rglob("*") if path.is_file())
@@ -318,7 +318,7 @@ class Sentinels(Servers):
         return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self._ports)}/{SERVICE}"
 
     async def _find_primary_ports(self) -> set[int]:
-        """Return the primary's port according to each Sentinel."""
+        """Returns the primary's port according to each Sentinel."""
         answers = await asyncio.gather(
             *(sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE) for sentinel in self._sentinels)
         )
@@ -337,7 +337,7 @@ class Sentinels(Servers):
         return await self._replicas_are_in_sync(1) and await self.takes_writes()
 
     async def fail_over(self, replica: Node) -> None:
-        """Start a coordinated failover. Sentinel chooses the replica. A plain one forgets writes (docs/redis.md)."""
+        """Starts a coordinated failover. Sentinel chooses the replica. A plain one forgets writes (docs/redis.md)."""
         await self._sentinels[0].execute_command("SENTINEL FAILOVER", SERVICE, "COORDINATED")
 
     async def close(self) -> None:
@@ -383,7 +383,7 @@ class Cluster(Servers):
         return [node for node in self.nodes if node.reachable]
 
     async def _read_shards(self) -> list[dict[str, Any]]:
-        """Return the shards that the first reachable node knows."""
+        """Returns the shards that the first reachable node knows."""
         for node in self.nodes:
             if node.reachable:
                 with contextlib.suppress(redis.RedisError, OSError):
@@ -419,7 +419,7 @@ class Cluster(Servers):
     # -- slots -----------------------------------------------------------------------------------------------
 
     async def move_slot(self, tag: str, chance: int) -> None:
-        """Move a partition's slot to another primary, ten keys at a time, while it is in use."""
+        """Moves a partition's slot to another primary, ten keys at a time, while it is in use."""
         primaries, slot = await self.find_primaries(), key_slot(tag.encode())
         source = (await self.find_primaries())[await self.find_shard(tag)]
         target = [node for node in primaries if node is not source][chance % (len(primaries) - 1)]
@@ -450,14 +450,14 @@ TOPOLOGIES: dict[str, type[Servers]] = {"cluster": Cluster, "sentinel": Sentinel
 
 
 def _to_dict(values: Sequence[Any] | dict[Any, Any]) -> dict[str, Any]:
-    """Return a reply's map, which RESP 2 sends as a list."""
+    """Returns a reply's map, which RESP 2 sends as a list."""
     if isinstance(values, dict):
         return {_to_text(name): value for name, value in values.items()}
     return {_to_text(name): value for name, value in zip(values[::2], values[1::2], strict=True)}
 
 
 def _find_primary_port(shard: dict[str, Any]) -> int | None:
-    """Return the port of the shard's primary."""
+    """Returns the port of the shard's primary."""
     for node in map(_to_dict, shard["nodes"]):
         if _to_text(node["role"]) == "master" and _to_text(node["health"]) == "online":
             return int(node["port"])

@@ -47,7 +47,7 @@ class Link:
                 transport.abort()  # type: ignore[attr-defined]
 
     async def enter(self, request: web.Request) -> asyncio.BaseTransport:
-        """Wait for the delay of the fault. Raises ConnectionResetError if the link is cut."""
+        """Waits for the delay of the fault. Raises ConnectionResetError if the link is cut."""
         await asyncio.sleep(self.delay)
         transport = request.transport
         if transport is None or self.is_cut:

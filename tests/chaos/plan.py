@@ -46,7 +46,7 @@ class Step:
 
 
 def plan_steps(seed: int, scale: float = 1.0, without: Collection[str] = ("stop storage",)) -> Iterator[Step]:
-    """Yield steps without end. `scale`: factor of all durations. `without`: kinds of faults that are impossible."""
+    """Yields steps without end. `scale`: factor of all durations. `without`: kinds of faults that are impossible."""
     chance = random.Random(seed)
     kinds = {family: [kind for kind in some if kind not in without] for family, some in FAMILIES.items()}
     bags: dict[str, list[str]] = {}
@@ -69,7 +69,7 @@ def plan_steps(seed: int, scale: float = 1.0, without: Collection[str] = ("stop 
 
 
 def _next_kind(bag: list[str], kinds: list[str], chance: random.Random) -> str:
-    """Draw each kind of a family once before any kind comes again, so that a short run has many kinds."""
+    """Draws each kind of a family once before any kind comes again, so that a short run has many kinds."""
     if not bag:
         bag += chance.sample(kinds, len(kinds))
     return bag.pop()

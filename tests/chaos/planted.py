@@ -20,7 +20,7 @@ class Plant:
 
 
 def _drop_text() -> None:
-    """Drop 2 % of the texts: all tokens of one read of the provider's socket."""
+    """Drops 2 % of the texts: all tokens of one read of the provider's socket."""
     from gateway.inference.formats.native import Native
 
     texts = Native.texts
@@ -28,7 +28,7 @@ def _drop_text() -> None:
 
 
 def _mix_streams() -> None:
-    """Send 2 % of the texts to the next stream that reads something."""
+    """Sends 2 % of the texts to the next stream that reads something."""
     from gateway.inference.formats.native import Native
 
     texts, kept = Native.texts, list[bytes]()
@@ -44,7 +44,7 @@ def _mix_streams() -> None:
 
 
 def _forget_settlements() -> None:
-    """Do not repeat a settlement that Redis refused."""
+    """Does not repeat a settlement that Redis refused."""
     from gateway.inference.spend.admission import Admission, PendingSettlement
 
     later = Admission._settle_later
@@ -57,7 +57,7 @@ def _forget_settlements() -> None:
 
 
 def _undercharge() -> None:
-    """Settle one request in fifty at a nano-euro less."""
+    """Settles one request in fifty at a nano-euro less."""
     from gateway.inference.spend.admission import Admission
 
     settle = Admission.settle
@@ -69,7 +69,7 @@ def _undercharge() -> None:
 
 
 def _free_leases() -> None:
-    """Settle the reservations of a dead gateway at nothing."""
+    """Settles the reservations of a dead gateway at nothing."""
     from gateway.inference.spend import scripts
 
     settle = scripts.settle
@@ -81,7 +81,7 @@ def _free_leases() -> None:
 
 
 def _raise_rates() -> None:
-    """Raise the rate limits of apps and users by half."""
+    """Raises the rate limits of apps and users by half."""
     from gateway.inference.spend import scripts
 
     admit = scripts.admit
@@ -93,7 +93,7 @@ def _raise_rates() -> None:
 
 
 def _record_first() -> None:
-    """Record an event as delivered before it is sent."""
+    """Records an event as delivered before it is sent."""
     from workers.webhooks.sender import Result, Sender
 
     send = Sender._send
@@ -106,7 +106,7 @@ def _record_first() -> None:
 
 
 def _send_twice() -> None:
-    """Send every fifth event twice."""
+    """Sends every fifth event twice."""
     from workers.webhooks.sender import Result, Sender
 
     send, count = Sender._send, 0
@@ -122,7 +122,7 @@ def _send_twice() -> None:
 
 
 def _sign_wrongly() -> None:
-    """Sign one event in twenty with a timestamp of ten minutes ago."""
+    """Signs one event in twenty with a timestamp of ten minutes ago."""
     from workers.webhooks import sender
 
     sign = sender.sign_event
@@ -134,7 +134,7 @@ def _sign_wrongly() -> None:
 
 
 def _fail_health() -> None:
-    """Fail one health check in ten."""
+    """Fails one health check in ten."""
     from workers.hosting.serving import DeployError, Serving
 
     check = Serving.check_health
@@ -148,7 +148,7 @@ def _fail_health() -> None:
 
 
 def _serve_nothing_new() -> None:
-    """Skip the swap of one deploy in ten, and report it as live."""
+    """Skips the swap of one deploy in ten, and reports it as live."""
     from workers.hosting.releases import Site
 
     swap = Site.swap
@@ -161,7 +161,7 @@ def _serve_nothing_new() -> None:
 
 
 def _log_content() -> None:
-    """Log one token in a hundred."""
+    """Logs one token in a hundred."""
     from gateway.inference.auth import users
 
     verify = users.Users.verify
@@ -191,7 +191,7 @@ PLANTS = {
 
 
 def run_planted(name: str, module: str) -> None:
-    """Run a module with the bug, as `python -m` does."""
+    """Runs a module with the bug, as `python -m` does."""
     PLANTS[name].apply()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -93,7 +93,7 @@ class Population:
     # -- calls -----------------------------------------------------------------------------------------------
 
     async def call(self, method: str, path: str, key: str, **options: Any) -> tuple[int, Any]:
-        """Call one of the gateways. Returns the status, 0 without an answer, and the body."""
+        """Calls one of the gateways. Returns the status, 0 without an answer, and the body."""
         headers = {"authorization": f"Bearer {key}"}
         url = self._chance.choice(self._gateways) + path
         try:
@@ -106,7 +106,7 @@ class Population:
         return response.status, body
 
     async def _call_until_done(self, method: str, path: str, key: str, **options: Any) -> Any:
-        """Repeat the call until it succeeds, because a fault may make the service unavailable."""
+        """Repeats the call until it succeeds, because a fault may make the service unavailable."""
         async with asyncio.timeout(120):
             while True:
                 status, body = await self.call(method, path, key, **options)
@@ -121,7 +121,7 @@ class Population:
     async def create_probe_apps(
         self, shards: int, shard: Callable[[str], Awaitable[int]], apps: int
     ) -> list[list[tuple[str, str]]]:
-        """Create apps of one account in each shard, each with a user's token. `shard`: returns a partition's shard."""
+        """Creates apps of one account in each shard, each with a user's token. `shard`: returns a partition's shard."""
         found: dict[int, Account] = {}
         while len(found) < shards:
             account = await self.create_account("max", apps=0)
@@ -202,7 +202,7 @@ class Population:
             self.deploys[body["deployId"]] = deploy
 
     async def read_end(self, deploy: str) -> Ended | None:
-        """Return how a deploy ended, or None if it does not exist."""
+        """Returns how a deploy ended, or None if it does not exist."""
         account, offset = self.deploys[deploy].account, time.monotonic() - time.time()
         with contextlib.suppress(RuntimeError):
             row = await self._call_until_done("GET", f"/account/deploys/{deploy}", account.key)
@@ -214,7 +214,7 @@ class Population:
         return None
 
     async def fetch_page(self, host: str, app: str) -> str:
-        """Return the app's page from one of the hosts, or else the status or the error."""
+        """Returns the app's page from one of the hosts, or else the status or the error."""
         try:
             async with self._session.get(f"http://{host}/", headers={"Host": f"{app}.apps.localhost"}) as response:
                 return await response.text() if response.status == 200 else f"status {response.status}"
@@ -222,6 +222,6 @@ class Population:
             return type(error).__name__
 
     async def list_failed_events(self, account: Account) -> set[str]:
-        """Return the events that the account's log lists as not delivered."""
+        """Returns the events that the account's log lists as not delivered."""
         rows = await self._call_until_done("GET", "/account/deliveries?limit=1000", account.key)
         return {row["id"] for row in rows if row["outcome"] != "delivered"}

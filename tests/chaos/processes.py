@@ -45,7 +45,7 @@ class Process:
             self._signal(signal.SIGKILL)
 
     def kill_one(self, chance: int) -> bool:
-        """Kill one of the gateway's processes. Returns False if it has only one."""
+        """Kills one of the gateway's processes. Returns False if it has only one."""
         children = self._list_children()
         if len(children) < 2:
             return False
@@ -82,7 +82,7 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def supervise(self) -> None:
-        """Restart the process if it has ended. Call this often."""
+        """Restarts the process if it has ended. Call this often."""
         if self._process is None or (code := self._process.poll()) is None:
             return
         now = time.monotonic()

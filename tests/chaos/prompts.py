@@ -19,7 +19,7 @@ def parse_prompt(text: str) -> int:
 
 
 def piece_sizes(number: int) -> list[int]:
-    """Return the number of tokens in each piece of the answer to a prompt, at most 60 in total."""
+    """Returns the number of tokens in each piece of the answer to a prompt, at most 60 in total."""
     if is_left(number):
         return [2] * 10
     chance = random.Random(number)
@@ -27,7 +27,7 @@ def piece_sizes(number: int) -> list[int]:
 
 
 def make_word(number: int, index: int) -> str:
-    """Return a token of the answer to a prompt. All tokens differ, so lost, moved and foreign text is found."""
+    """Returns a token of the answer to a prompt. All tokens differ, so lost, moved and foreign text is found."""
     return f"{COMPLETION} {number}.{index} "
 
 
@@ -43,7 +43,7 @@ def is_left(number: int) -> bool:
 
 
 def max_cost() -> int:
-    """Return the nano-euro that the gateway reserves for each of these prompts."""
+    """Returns the nano-euro that the gateway reserves for each of these prompts."""
     return (len(make_prompt(0).encode()) + 256) * INPUT_PRICE + MAX_TOKENS * OUTPUT_PRICE
 
 

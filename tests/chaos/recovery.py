@@ -77,7 +77,7 @@ class Recovery:
             await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
     async def _watch_gateway(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
-        """Start a probe at each interval. A probe that hangs does not delay the next."""
+        """Starts a probe at each interval. A probe that hangs does not delay the next."""
         async with asyncio.TaskGroup() as probes:
             while True:
                 probes.create_task(self._probe(session, name, shard))
@@ -94,7 +94,7 @@ class Recovery:
                     self._answers[name, shard].append(time.monotonic())
 
     async def _watch_heartbeats(self) -> None:
-        """Record when each heartbeat was renewed, which follows from its time to live."""
+        """Records when each heartbeat was renewed, which follows from its time to live."""
         while True:
             end_if_canceled()
             for group in GROUPS:
@@ -115,14 +115,14 @@ class Recovery:
     # -- measurements ----------------------------------------------------------------------------------------
 
     async def wait_for_redis(self, since: float, seconds: float = 90) -> float:
-        """Wait until Redis works, and return when it began to. Raises TimeoutError."""
+        """Waits until Redis works, and returns when it began to. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             while not (self.state.ok and self.state.seen > since):
                 await asyncio.sleep(0.05)
         return self.state.since
 
     async def measure_gateway(self, name: str, since: float, seconds: float) -> float | None:
-        """Return the seconds from `since` until the gateway has answered for every shard; None if above `seconds`."""
+        """Returns the seconds from `since` until the gateway has answered for every shard; None if above `seconds`."""
         shards = [self._answers[name, shard] for shard in range(len(self._callers))]
         while True:
             first = [next((at for at in answers if at >= since), None) for answers in shards]
@@ -134,7 +134,7 @@ class Recovery:
             await asyncio.sleep(0.05)
 
     async def measure_workers(self, group: str, count: int, since: float, seconds: float) -> float | None:
-        """Return the seconds from `since` until `count` heartbeats have been renewed; None if above `seconds`."""
+        """Returns the seconds from `since` until `count` heartbeats have been renewed; None if above `seconds`."""
         while True:
             for renewed in self._renewals[group]:
                 new = [at for at in renewed if at >= since]

@@ -18,7 +18,7 @@ def format_percentile(values: list[float], percent: int) -> str:
 
 
 def _measure_outage(spans: list[tuple[float, float]], fault: Disturbance) -> float:
-    """Return the seconds from the start of the first span to the end of the last, of those that overlap the fault."""
+    """Returns the seconds from the start of the first span to the end of the last, of those that overlap the fault."""
     met = [(begin, end) for begin, end in spans if end >= fault.begin and begin <= fault.end]
     return max(end for _, end in met) - min(begin for begin, _ in met) if met else 0.0
 

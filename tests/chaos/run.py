@@ -312,7 +312,7 @@ class Run:
             await asyncio.sleep(step.pause)
 
     async def _wait_for_gateways(self, recovery: Recovery) -> None:
-        """Wait until every gateway answers. Raises RuntimeError if one does not within a minute."""
+        """Waits until every gateway answers. Raises RuntimeError if one does not within a minute."""
         begin = time.monotonic()
         for name in self._ports:
             if await recovery.measure_gateway(name, begin, 60) is None:
@@ -353,7 +353,7 @@ class Run:
         return injection
 
     async def _measure_recovery(self, injections: list[Injection], undone: float, recovery: Recovery) -> None:
-        """Record the time from when Redis and every killed process run again, and report late recoveries."""
+        """Records the time from when Redis and every killed process run again, and report late recoveries."""
         sinces, limit = [undone], self.options.recovery
         for injection in injections:
             if injection.redis:
@@ -391,7 +391,7 @@ class Run:
     # -- the end ---------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Wait with timeouts for the open work, and run the final checks."""
+        """Waits with timeouts for the open work, and runs the final checks."""
         checker = self.checker
         if self.options.small:
             await self._wait_until_none(checker.count_backlog, 40)
@@ -419,5 +419,5 @@ class Run:
 
 
 def _print_timed(what: str) -> None:
-    """Print a line with the time, which shows where a slow run spends it."""
+    """Prints a line with the time, which shows where a slow run spends it."""
     print(f"{time.monotonic():.0f} {what}", flush=True)

@@ -25,7 +25,7 @@ def priority() -> Iterator[None]:
 
 
 def run_chaos(*options: str) -> tuple[int, str]:
-    """Return the exit code and the output."""
+    """Returns the exit code and the output."""
     require_control_groups()
     run = subprocess.Popen(
         [sys.executable, "-m", "tests.chaos", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

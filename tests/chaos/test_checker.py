@@ -51,7 +51,7 @@ async def checker(tmp_path: Path, server: RedisServer) -> Any:
 
 
 def record(folder: Path, *numbers: int) -> None:
-    """Record streams that are complete at the provider and at the caller."""
+    """Records streams that are complete at the provider and at the caller."""
     with (folder / "outside.jsonl").open("a") as outside, (folder / "answers.jsonl").open("a") as answers:
         for number in numbers:
             answer = Answer(number, "acc_1", "app", 0, 0, True, number, number + 0.1, number + 0.2, 200, "", "done", 3)

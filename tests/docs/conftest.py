@@ -30,7 +30,7 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 
 @session_fixture
 async def gateway(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """Run a gateway whose rate-limit window is a second long instead of a minute."""
+    """Runs a gateway whose rate-limit window is a second long instead of a minute."""
     soon = {"gateway.inference.spend.admission.WINDOW_SECONDS": 1.0, "gateway.telemetry.counters.FLUSH_SECONDS": 0.3}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), soon) as running:
         yield running

@@ -35,14 +35,14 @@ class Section:
         return len(self._blocks)
 
     def take(self, language: str) -> str:
-        """Return the next block in the language."""
+        """Returns the next block in the language."""
         block = next(block for block in self._blocks if block[0] == language)
         self._blocks.remove(block)
         return block[1]
 
 
 def sections(name: str, addresses: Mapping[str, str]) -> dict[str, Section]:
-    """Return the sections of a page that have examples, with the addresses of running servers instead of the page's."""
+    """Returns the sections of a page that have examples, with the running servers' addresses instead of the page's."""
     text = (DOCS / name).read_text()
     for there, here in addresses.items():
         text = text.replace(there, here)
@@ -78,14 +78,14 @@ async def run_shell(block: str, folder: Path, **environment: str) -> Run:
 
 
 async def run_python(block: str, folder: Path, **environment: str) -> str:
-    """Return its standard output."""
+    """Returns its standard output."""
     done = await run(sys.executable, "-c", block, folder=folder, **environment)
     assert done.code == 0, done.err
     return done.out
 
 
 async def run_node(script: str, folder: Path, **environment: str) -> str:
-    """Return the standard output of a module, which can import files of the folder."""
+    """Returns the standard output of a module, which can import files of the folder."""
     done = await run("node", "--input-type=module", "-e", script, folder=folder, **environment)
     assert done.code == 0, done.err
     return done.out

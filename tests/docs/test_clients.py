@@ -76,7 +76,7 @@ class Visitor:
         return {"url": app.gateway.address + app.path, "token": app.token(), "prompt": prompt}
 
     async def asked_as_often_as_the_page_says(self) -> None:
-        """Check that the client repeated only refusals that may pass."""
+        """Checks that the client repeated only refusals that may pass."""
         times = 3 if self.client in ASK_AGAIN else 1
         await wait_until(lambda: self._count("rate limit", times))
         await wait_until(lambda: self._count("cap", 1))
@@ -107,7 +107,7 @@ async def ask_in_node(clients: dict[str, tuple[Section, Questions]], folder: Pat
 
 
 def ask_in_python(client: dict[str, Any], question: dict[str, str]) -> list[str | None]:
-    """Ask as `clients.mjs` does."""
+    """Asks as `clients.mjs` does."""
     import openai  # large, and each test process imports every module
 
     shown = ""

@@ -158,7 +158,7 @@ def test_the_index_lists_every_page() -> None:
 
 
 def anchors(source: str) -> set[str]:
-    """Return the anchors of the headings, as GitHub makes them."""
+    """Returns the anchors of the headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", source, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return the command that runs each receiver, where its tool is installed."""
+    """Returns the command that runs each receiver, where its tool is installed."""
     found = {name: [tool, str(EXAMPLES / name)] for name, tool in TOOLS.items() if shutil.which(tool)}
     if "receiver.go" in found:
         program = tmp_path_factory.mktemp("go") / "receiver"

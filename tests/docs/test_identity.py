@@ -56,14 +56,14 @@ class Setup(NamedTuple):
         return done.out
 
     def write(self, block: str) -> None:
-        """Write a block to the file that its first line names."""
+        """Writes a block to the file that its first line names."""
         path = self.folder / block.partition("\n")[0].removeprefix("// ")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block)
         (self.folder / "package.json").write_text('{"type": "module"}')
 
     async def token_of_page(self, stub: str, value: str) -> str:
-        """Return the result of `getToken`, with the file `stub` in place of the provider's own client."""
+        """Returns the result of `getToken`, with the file `stub` in place of the provider's own client."""
         self.write(self.section.take("js"))
         (self.folder / stub).write_text(value)
         return (await run_node(PRINT_TOKEN, self.folder)).strip()

@@ -69,7 +69,7 @@ async def test_locust(gateway: Gateway, account: Account, backend: FakeAppBacken
 
 
 def row(done: Run, name: str) -> tuple[int, int]:
-    """Return requests and failures from the last table."""
+    """Returns requests and failures from the last table."""
     found = re.findall(rf"^\w+ +{name} +(\d+) +(\d+)\(", done.out + done.err, re.MULTILINE)
     assert found, done.out + done.err
     return int(found[-1][0]), int(found[-1][1])

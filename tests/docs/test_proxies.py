@@ -48,7 +48,7 @@ def nginx(port: int, gateway_port: int, folder: Path) -> tuple[str, list[str]]:
 
 
 def nginx_with_upgrades(port: int, gateway_port: int, folder: Path) -> tuple[str, list[str]]:
-    """Configure nginx as Kubernetes controllers do for applications with WebSockets."""
+    """Configures nginx as Kubernetes controllers do for applications with WebSockets."""
     configuration, command = nginx(port, gateway_port, folder)
     documented = 'proxy_set_header Connection "";'
     assert documented in configuration
@@ -70,7 +70,7 @@ def at(text: str, gateway_port: int) -> str:
 
 @contextlib.asynccontextmanager
 async def running(proxy: str, port: int, gateway_port: int, folder: Path) -> AsyncIterator[Path]:
-    """Run the proxy and yield the file with all its output."""
+    """Runs the proxy and yields the file with all its output."""
     require(proxy.partition(" ")[0])
     configure = {"nginx": nginx, "nginx with upgrades": nginx_with_upgrades, "caddy": caddy}[proxy]
     configuration, command = configure(port, gateway_port, folder)
@@ -100,7 +100,7 @@ async def listens(port: int) -> bool:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
-    """Yield an app of a gateway whose public address is that of a proxy which does not run yet."""
+    """Yields an app of a gateway whose public address is that of a proxy which does not run yet."""
     address, folder = f"http://127.0.0.1:{free_port()}", tmp_path_factory.mktemp("proxied")
     async with (
         FakeProvider() as provider,
@@ -112,7 +112,7 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
 
 @pytest.fixture
 def public(app: App) -> Iterator[Gateway]:
-    """Send the tests' requests to the proxy."""
+    """Sends the tests' requests to the proxy."""
     direct = app.gateway.http.base_url
     app.gateway.http.base_url = httpx.URL(app.gateway.environment["GATEWAY_BASE_URL"])
     yield app.gateway
@@ -142,7 +142,7 @@ async def test_a_documented_proxy(proxy: str, app: App, public: Gateway, tmp_pat
 
 
 async def tokens_arrive_one_by_one(app: App) -> None:
-    """Check that each token arrives before the provider sends the next one."""
+    """Checks that each token arrives before the provider sends the next one."""
     words = [" one", " two", " three"]
     seen = [asyncio.Event() for _ in words]
     steps = [step for word, event in zip(words, seen, strict=True) for step in (chunk(word), event)]

@@ -33,7 +33,7 @@ class Attack:
         return connection
 
     async def hold(self) -> None:
-        """Send the request, then a byte every ten seconds."""
+        """Sends the request, then a byte every ten seconds."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ class Attack:
         return False
 
     async def stall(self) -> None:
-        """Send the request, and read only the beginning of the answer."""
+        """Sends the request, and reads only the beginning of the answer."""
         loop = asyncio.get_running_loop()
         connection = await self.connect()
         await loop.sock_sendall(connection, self.request)
@@ -65,7 +65,7 @@ class Attack:
         await asyncio.Event().wait()
 
     async def flood(self) -> None:
-        """Send requests one after the other on one connection, at this connection's share of the rate."""
+        """Sends requests one after the other on one connection, at this connection's share of the rate."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.opened += 1
         loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Attack:
             self.answers += 1
 
     async def hammer(self) -> None:
-        """Send requests one after the other, as fast as they are answered.
+        """Sends requests one after the other, as fast as they are answered.
 
         `request` holds several, each preceded by its length in four bytes.
         """

@@ -33,7 +33,7 @@ CONSTANTS = {"gateway.protocol.STALL_SECONDS": 15.0 if FULL else 5.0}
 
 
 def scale_attack(full: int) -> int:
-    """Return the size of an attack: a fifth of the full size without `HOSTILE=full`."""
+    """Returns the size of an attack: a fifth of the full size without `HOSTILE=full`."""
     return full if FULL else full // 5
 
 
@@ -59,7 +59,7 @@ class Bystander:
 
 @contextlib.asynccontextmanager
 async def run_bystander(provider: FakeProvider, backend: FakeAppBackend, folder: Path) -> AsyncIterator[Bystander]:
-    """Run a gateway with the bystander's app, measured without an attack."""
+    """Runs a gateway with the bystander's app, measured without an attack."""
     async with gateway_with_redis(provider, folder, CONSTANTS, **SETTINGS) as gateway:
         app = await gateway.app(backend)
         yield Bystander(app, await measure_app(app))
@@ -85,7 +85,7 @@ async def measure_app(app: App, seconds: float = SECONDS) -> Figures:
 
 
 async def measure_first_token(app: App) -> float:
-    """Return the seconds to the first token on a new connection, such as a new visitor's browser opens."""
+    """Returns the seconds to the first token on a new connection, such as a new visitor's browser opens."""
     body = json.dumps({"prompt": "x", "stream": True, "maxTokens": 10}).encode()
     data = request(app.path, body, f"Authorization: Bearer {app.token()}", "Connection: close")
     began = time.perf_counter()
@@ -114,7 +114,7 @@ def read_cpu_seconds(pid: int) -> float:
 
 
 def read_memory(pid: int) -> float:
-    """Return the resident memory in MiB."""
+    """Returns the resident memory in MiB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1_048_576
 
 
@@ -126,7 +126,7 @@ def count_descriptors(pid: int) -> int:
 async def run_attack(
     gateway: Gateway | Hosting, name: str, count: int, data: bytes, patience: float = 60
 ) -> AsyncIterator[None]:
-    """Attack from a process of its own until the block ends. `data`: the attacker's request or requests."""
+    """Attacks from a process of its own until the block ends. `data`: the attacker's request or requests."""
     command = [sys.executable, "-m", "tests.hostile.attacker", name, str(gateway.port), str(count), data.hex()]
     root = Path(__file__).parents[2]
     attacker = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -145,7 +145,7 @@ async def run_attack(
 
 
 def report_row(attack: str, before: Figures, during: Figures) -> None:
-    """Print a row of the table in docs/security.md, and append it to the file that `HOSTILE_REPORT` names."""
+    """Prints a row of the table in docs/security.md, and append it to the file that `HOSTILE_REPORT` names."""
     row = (
         f"| {attack} | {before.p50:.0f} / {before.p99:.0f} ms | {during.p50:.0f} / {during.p99:.0f} ms, "
         f"{during.failed} failed | {during.cpu:.0%} | {before.memory:.0f} → {during.memory:.0f} MiB "
@@ -158,7 +158,7 @@ def report_row(attack: str, before: Figures, during: Figures) -> None:
 
 
 def assert_unharmed(before: Figures, during: Figures) -> None:
-    """Check the bystander. The limits are lenient, because all processes may share two cores with other tests."""
+    """Checks the bystander. The limits are lenient, because all processes may share two cores with other tests."""
     assert during.failed == 0, during
     assert during.p50 < before.p50 + 300, (before, during)
     assert during.p99 < before.p99 + (1000 if FULL else 3000), (before, during)

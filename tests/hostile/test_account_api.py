@@ -31,7 +31,7 @@ QUERIES = {"/account/usage": ["", "?by=day&group=app&from=2020-01-01", "?by=hour
 
 
 async def list_routes() -> dict[str, list[tuple[str, str]]]:
-    """Return the method and target of each request by route. The routing has all routes, including new ones."""
+    """Returns the method and target of each request by route. The routing has all routes, including new ones."""
     front = Front(Process(Settings(allow_private_addresses=True)))
     found: dict[str, list[tuple[str, str]]] = {}
     for route in front.litestar.routes:
@@ -43,7 +43,7 @@ async def list_routes() -> dict[str, list[tuple[str, str]]]:
 
 
 def make_request(app: App, method: str, target: str) -> bytes:
-    """Return a request behind its length, as `hammer` takes it. Deletions name an app that does not exist."""
+    """Returns a request behind its length, as `hammer` takes it. Deletions name an app that does not exist."""
     path = target.replace("{app}", "nothing" if method == "DELETE" else app.name)
     path = path.replace("{delivery_id}", "1-1").replace("{", "").replace("}", "")
     body = json.dumps(BODIES.get((method, target.partition("?")[0]), {})).encode()
@@ -54,7 +54,7 @@ def make_request(app: App, method: str, target: str) -> bytes:
 
 
 def fill_account(app: App) -> None:
-    """Give the account the maximum of data: 1,000 requests, and a thousand numbers on each of 400 days."""
+    """Gives the account the maximum of data: 1,000 requests, and a thousand numbers on each of 400 days."""
     numbers = {
         f"app-{n}/gpt/{name}": 5 for n in range(200) for name in ("requests", "refused", "inputTokens", "nanoEuro")
     }

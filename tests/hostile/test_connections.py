@@ -43,7 +43,7 @@ async def test_connections_that_are_held(bystander: Bystander, attack: str) -> N
 
 
 async def measure_attack(bystander: Bystander, attack: str, count: int, title: str) -> Figures:
-    """Measure the bystander during an attack, and check that the gateway closes the attacker's connections."""
+    """Measures the bystander during an attack, and checks that the gateway closes the attacker's connections."""
     name, opening = ATTACKS[attack]
     async with run_attack(bystander.gateway, name, count, opening):
         during = await measure_app(bystander.app)
@@ -57,7 +57,7 @@ async def measure_attack(bystander: Bystander, attack: str, count: int, title: s
 async def narrow_bystander(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Bystander]:
-    """Run a gateway that takes 384 connections."""
+    """Runs a gateway that takes 384 connections."""
     async with contextlib.AsyncExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Gateway, "prefix", ["/bin/sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"])

@@ -24,7 +24,7 @@ ALLOWED_SECONDS = 1.0  # for an answer; the goal is 0.1 on a quiet machine
 
 @contextlib.asynccontextmanager
 async def create_hanging_apps(gateway: Gateway) -> AsyncIterator[list[App]]:
-    """Create apps of one account, each with an origin of its own that never answers."""
+    """Creates apps of one account, each with an origin of its own that never answers."""
     account = await gateway.account()
     async with contextlib.AsyncExitStack() as stack:
         apps = []

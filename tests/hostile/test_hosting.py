@@ -71,7 +71,7 @@ async def is_answered(hosting: Hosting, host: str) -> bool:
 
 
 async def measure_visits(hosting: Hosting, host: str) -> list[float]:
-    """Return the sorted milliseconds of each visit. Every visit must be answered."""
+    """Returns the sorted milliseconds of each visit. Every visit must be answered."""
     waits = []
     for _ in range(REQUESTS):
         began = time.perf_counter()

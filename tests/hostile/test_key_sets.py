@@ -69,7 +69,7 @@ IN_SHORT = ["100 P-384 keys, no kid", "a private key without primes", "an unknow
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def busy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """Run a gateway whose rate limits admit the measurement."""
+    """Runs a gateway whose rate limits admit the measurement."""
     limits = {"GATEWAY_RATE_LIMITS": "app=1000000,user=1000000", "GATEWAY_LOG_LEVEL": "info"}
     async with (
         FakeProvider() as provider,

@@ -102,7 +102,7 @@ def split_randomly(dice: random.Random, data: bytes) -> Iterator[bytes]:
 
 
 def read_with_h11(data: bytes) -> tuple[Requests, str]:
-    """Return the requests, and how the data ends: "refused", "waiting" for more bytes, or "ended"."""
+    """Returns the requests, and how the data ends: "refused", "waiting" for more bytes, or "ended"."""
     found: Requests = []
     while data := data.lstrip(b"\r\n"):  # servers skip line breaks before a request (RFC 9112, section 2.2)
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=100_000)
@@ -168,7 +168,7 @@ class Site:
         await send({"type": "http.response.body", "body": b""})
 
     async def read_connection(self, parts: Iterator[bytes]) -> tuple[Requests, bytes]:
-        """Send the parts over one connection, and return the requests and the answers."""
+        """Sends the parts over one connection, and returns the requests and the answers."""
         self.found = []
         state, transport = ServerState(), Transport()
         connection = Connection(self._config, state, {})

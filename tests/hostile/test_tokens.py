@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def make_garbage_token(kid: str | None) -> str:
-    """Return a well-formed token with a wrong signature."""
+    """Returns a well-formed token with a wrong signature."""
     header = {"alg": "ES256", **({"kid": kid} if kid else {})}
     parts = [json.dumps(header).encode(), json.dumps({"sub": "ana", "exp": 9_999_999_999}).encode()]
     encoded = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in [*parts, secrets.token_bytes(64)]]
@@ -24,7 +24,7 @@ def make_garbage_token(kid: str | None) -> str:
 
 
 async def count_refusals(gateway: Gateway) -> float:
-    """Return how many requests got 401, 429 for too many bad tokens, or 503 for a key set, since the start."""
+    """Returns how many requests got 401, 429 for too many bad tokens, or 503 for a key set, since the start."""
     metrics = (await gateway.http.get("/metrics")).text
     found = re.findall(r'^gateway_requests_total\{.*code="(?:TOKENS?|APP_BACKEND)_.*\} (\S+)$', metrics, re.M)
     return sum(map(float, found))

@@ -15,7 +15,7 @@ CONNECTIONS = 8
 
 
 async def measure_first_tokens(app: App, seconds: float, rate: float = 50) -> list[float]:
-    """Return the milliseconds from each request to its first token. Every second request has a new user's token."""
+    """Returns the milliseconds from each request to its first token. Every second request has a new user's token."""
     known, times = app.token("known"), list[float]()
     until = time.monotonic() + seconds
 
@@ -52,7 +52,7 @@ def percentile(times: list[float], share: float) -> float:
 async def run_flood(
     app: App, rate: float, seconds: float, header: dict[str, str], connections: int = 50
 ) -> AsyncIterator[dict[str, Any]]:
-    """Send garbage tokens to an app. The dictionary has the answers by status once the block has ended."""
+    """Sends garbage tokens to an app. The dictionary has the answers by status once the block has ended."""
     words = [app.gateway.port, app.path, rate, seconds, json.dumps(header), connections]
     script = Path(__file__).with_name("flood.py")
     process = await asyncio.create_subprocess_exec(

@@ -37,7 +37,7 @@ class Deliveries:
         return [Entry(i.decode(), _text(fields)) for i, fields in (found[0][1] if found else [])]
 
     def claim(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, int]:
-        """Return the reply without the secret before the last rotation."""
+        """Returns the reply without the secret before the last rotation."""
         mine, receiver, data, _, attempt = self.claim_with_secret(entry, consumer)
         return mine, receiver, data, attempt
 
@@ -66,7 +66,7 @@ class Deliveries:
         return self.script("set_entry_idle")([STREAM], [GROUP, consumer, idle, *(e.id for e in entries)])
 
     def pending(self) -> dict[str, tuple[str, int]]:
-        """Return each pending entry's worker and its idle time in ms."""
+        """Returns each pending entry's worker and its idle time in ms."""
         found = self.client.xpending_range(STREAM, GROUP, "-", "+", 1000)
         return {p["message_id"].decode(): (p["consumer"].decode(), p["time_since_delivered"]) for p in found}
 
@@ -79,19 +79,19 @@ class Deliveries:
         return self.script("events/dead_letter", **bounds)(keys, args)
 
     def request(self, event: str) -> str:
-        """Queue an event of the log again."""
+        """Queues an event of the log again."""
         verdict, _ = self.script("events/request_event")(
             [*EVENT_KEYS, f"{TAG}:window:events:acc"], [1000, event, "acc"]
         )
         return verdict.decode()
 
     def redeliver(self, *events: tuple[str, int], **bounds: int) -> int:
-        """Queue events again, each with the number of its entries in the log."""
+        """Queues events again, each with the number of its entries in the log."""
         args = [part for event, entries in events for part in (event, "shop", "app.crashed", "", "1", entries)]
         return self.script("events/redeliver_events", **bounds)(EVENT_KEYS, ["acc", *args])
 
     def deliver(self, event: str, data: str = DATA, **bounds: int) -> None:
-        """Emit an event and record its outcome."""
+        """Emits an event and records its outcome."""
         self.emit(event, data, **bounds)
         for entry in self.read():
             self.record(entry, **bounds)

@@ -10,7 +10,7 @@ COMPOSE = (ROOT / "compose.yaml").read_text()
 
 
 def read_services() -> dict[str, str]:
-    """Return the text of each service in compose.yaml by its name."""
+    """Returns the text of each service in compose.yaml by its name."""
     text = COMPOSE.split("\nservices:\n")[1].split("\nnetworks:\n")[0]
     parts = re.split(r"^  (\w+):\n", text, flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))

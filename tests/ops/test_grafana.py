@@ -63,7 +63,7 @@ async def gw(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(gw: Gateway) -> AsyncIterator[App]:
-    """Create an app with successful and refused requests, its events, and events in every partition."""
+    """Creates an app with successful and refused requests, its events, and events in every partition."""
     async with FakeAppBackend() as backend:
         app = await gw.app(backend)
         for _ in range(20):
@@ -92,7 +92,7 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
 
 @pytest.fixture(scope="module")
 def exporter(gw: Gateway) -> Iterator[str]:
-    """Run the exporter from which Prometheus scrapes Redis, and yield its address."""
+    """Runs the exporter from which Prometheus scrapes Redis, and yields its address."""
     path = require("prometheus-redis-exporter", "redis_exporter")
     port = free_port()
     address = [f"--redis.addr=redis://127.0.0.1:{gw.redis.port}", f"--web.listen-address=127.0.0.1:{port}"]
@@ -158,7 +158,7 @@ async def test_every_label_exists(gw: Gateway, app: App) -> None:
 
 
 def read_variables(client: redis.Redis, app: App) -> dict[str, str]:
-    """Return the variables of the dashboards: query results from Redis, and the app's values for the text boxes."""
+    """Returns the variables of the dashboards: query results from Redis, and the app's values for the text boxes."""
     typed = {"partition": partition_tag(app.account.id), "account": app.account.id}
     found = {}
     for variable in (v for dashboard in read_dashboards() for v in dashboard["templating"]["list"]):

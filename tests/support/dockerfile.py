@@ -7,6 +7,6 @@ DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 
 
 def read_stages() -> dict[str, str]:
-    """Return the text of each stage by its name."""
+    """Returns the text of each stage by its name."""
     parts = re.split(r"^FROM \S+ AS (\w+)$", DOCKERFILE.read_text(), flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))

@@ -57,7 +57,7 @@ class Watched:
         await wait_until(reached, 10)
 
     def envelopes(self) -> list[dict[str, Any]]:
-        """Return the received envelopes, after verifying each."""
+        """Returns the received envelopes, after verifying each."""
         return [verified(each, self.account.secret) for each in self.fleet.receiver.got(f"/{self.account.id}")]
 
     def types(self) -> list[str]:

@@ -17,7 +17,7 @@ KEY = "k" * 32
 
 @asynccontextmanager
 async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registry]:
-    """Yield a process's registry. Its subscription can use another URL than its commands."""
+    """Yields a process's registry. Its subscription can use another URL than its commands."""
     store = Store(url)
     store._servers = servers.parse(subscription_url or url)
     registry = Registry(store, Vault(KEY))
@@ -36,7 +36,7 @@ def an_app(name: str = "shop", account: str = "acc_one", **fields: object) -> Ap
 
 
 async def wait_for_change(registry: Registry, changed: App) -> None:
-    """Wait until the registry returns the changed app, for at most a second."""
+    """Waits until the registry returns the changed app, for at most a second."""
 
     async def is_changed() -> bool:
         with suppress(BackboneUnavailable):  # a connection of the pool that was cut

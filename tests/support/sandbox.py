@@ -133,7 +133,7 @@ def as_ordinary_user(command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def delegation() -> Iterator[Callable[[], None]]:
-    """Create control groups of the ordinary user. Yields a function that moves its process into them."""
+    """Creates control groups of the ordinary user. Yields a function that moves its process into them."""
     parents = cgroups.find_parents()
     groups = [Path(parent, f"capsule-tests-{secrets.token_hex(4)}") for parent in parents]
     for group in groups:

@@ -46,7 +46,7 @@ class Sites:
         self.process.wait()
 
     async def stop(self) -> int:
-        """Stop it with SIGTERM. Returns the exit code."""
+        """Stops it with SIGTERM. Returns the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.to_thread(self.process.wait, 20)

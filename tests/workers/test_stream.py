@@ -56,7 +56,7 @@ class Reader:
         return self.consumer.name
 
     async def join(self) -> None:
-        """Wait until the consumer has a name."""
+        """Waits until the consumer has a name."""
         await asyncio.wait_for(self.consumer.confirm_name(), 10)
 
     async def stop(self) -> None:
@@ -65,12 +65,12 @@ class Reader:
         assert isinstance(result, asyncio.CancelledError), result
 
     async def vanish(self) -> None:
-        """Stop without releasing entries, as a killed process does."""
+        """Stops without releasing entries, as a killed process does."""
         await self.stop()
         await self.store.close()
 
     async def finish(self) -> None:
-        """Acknowledge all entries."""
+        """Acknowledges all entries."""
         for entry in self.entries:
             await self.store.client.xack(KEY, GROUP, entry.id)
             await self.store.client.xdel(KEY, entry.id)
@@ -107,7 +107,7 @@ class Stream:
         return numbers
 
     async def read_as(self, name: str) -> list[str]:
-        """Read as a worker that then dies. Returns the ids of the entries."""
+        """Reads as a worker that then dies. Returns the ids of the entries."""
         answer = await self.client.xreadgroup(GROUP, name, {KEY: ">"}, block=1)
         return [entry_id for _, entries in answer for entry_id, _ in entries]
 
@@ -117,7 +117,7 @@ class Stream:
         return 0
 
     async def dead_letters(self, count: int) -> list[dict[str, str]]:
-        """Wait until there are so many dead letters."""
+        """Waits until there are so many dead letters."""
 
         async def found() -> list[dict[str, str]]:
             letters = [fields for _, fields in await self.client.xrange(f"{TAG}:dead")]

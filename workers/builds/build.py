@@ -30,7 +30,7 @@ async def run_build_command(
     limits: SandboxLimits = LIMITS,
     variables: Mapping[str, str] = {},
 ) -> None:
-    """Run the command in the build's `source` folder, with the app's variables. Raises DeployError."""
+    """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
         sandbox.give_to_user(folder / name, uid)
@@ -57,7 +57,7 @@ async def run_build_command(
 
 
 def collect_output(source: Path, output: str, release: Path, uid: int | None, *, runs: bool) -> None:
-    """Move the output into the release, after all processes of the build have ended. Raises DeployError."""
+    """Moves the output into the release, after all processes of the build have ended. Raises DeployError."""
     try:
         found = _find_output(source, output)
         remove_folder(found / ".git")
@@ -81,7 +81,7 @@ def _find_output(source: Path, output: str) -> Path:
 
 
 def _take_ownership(top: Path, source: Path, owner: int, *, runs: bool) -> None:
-    """Give the output to the worker's user and set plain modes. Raises DeployError for files that must not be served.
+    """Gives the output to the worker's user and sets plain modes. Raises DeployError for files that must not be served.
 
     An app with a start command may contain any link, because only the app itself follows it, with its own permissions.
     In files that are served, each link is replaced by its target in the source.

@@ -34,7 +34,7 @@ class BuildQueue:
 
     @asynccontextmanager
     async def acquire_slot(self, account: str, deploy_id: str) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it until the context is left."""
+        """Waits for a slot, and holds it until the context is left."""
         waiter = _Waiter(deploy_id, asyncio.get_running_loop().create_future())
         bisect.insort(self._waiting.setdefault(account, []), waiter, key=lambda each: each.deploy_id)
         self._grant_slots()
@@ -52,7 +52,7 @@ class BuildQueue:
             self._release_slot(account)
 
     def list_waiting(self) -> list[str]:
-        """List the ids of the waiting deploys, in the order in which they will be built if no other deploy arrives."""
+        """Lists the ids of the waiting deploys, in the order in which they will be built if no other deploy arrives."""
         building, last_start, starts = Counter(self._building), dict(self._last_start), itertools.count(1 << 62)
         left = {account: deque(waiters) for account, waiters in self._waiting.items()}
         order = []
@@ -75,7 +75,7 @@ class BuildQueue:
                 del self._waiting[account]
 
     def _find_next(self) -> str | None:
-        """Return the account that is next, or None if there is no slot for it."""
+        """Returns the account that is next, or None if there is no slot for it."""
         if not self._waiting:
             return None
         account = min(self._waiting, key=lambda name: (self._building[name], self._last_start.get(name, 0)))

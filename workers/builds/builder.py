@@ -103,7 +103,7 @@ class Builder:
         self._queue_changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until canceled. Then undo the deploys in progress and queue them again."""
+        """Runs until canceled. Then undoes the deploys in progress and queues them again."""
         try:
             async with self._engine.open() as folder_id:
                 lock = None if self._schedule else BuilderLock(self._store, folder_id)
@@ -153,7 +153,7 @@ class Builder:
             await self._entry_done.wait()
 
     def _accept(self, entry: Entry) -> None:
-        """Accept an entry from the stream. Raises KeyError or ValueError if it is not a deploy."""
+        """Accepts an entry from the stream. Raises KeyError or ValueError if it is not a deploy."""
         _, app = entry.fields["id"], entry.fields["app"]
         require_partition(entry)
         self._queue_changed.set()
@@ -167,7 +167,7 @@ class Builder:
         self._start_task(self._process_app(app))
 
     def _start_deploy(self, entry: Entry) -> None:
-        """Start a deploy that the shared queue has granted to this builder."""
+        """Starts a deploy that the shared queue has granted to this builder."""
         self._start_task(self._process_entry(entry))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -176,7 +176,7 @@ class Builder:
         task.add_done_callback(self._running.discard)
 
     async def _process_app(self, app: str) -> None:
-        """Process the app's entries one after the other."""
+        """Processes the app's entries one after the other."""
         while entries := self._waiting.get(app):
             entry = entries.popleft()
             self._current[app] = entry.fields["id"]
@@ -212,7 +212,7 @@ class Builder:
         await until_redis_answers(lambda: self._acknowledge(entry))
 
     async def _bring_to_end(self, deploy: Deploy) -> bool:
-        """Bring the deploy to its end. Returns False if another worker continues it."""
+        """Brings the deploy to its end. Returns False if another worker continues it."""
         try:
             if deploy.state == "queued":
                 await self._deploy(deploy)
@@ -257,7 +257,7 @@ class Builder:
                 await asyncio.wait_for(self._queue_changed.wait(), POSITIONS_SECONDS)
 
     def _positions(self) -> dict[str, Position]:
-        """Return what each deploy waits for. Deploys that wait for a slot come before those that wait for their app."""
+        """Returns what each deploy waits for. Deploys that wait for a slot precede those that wait for their app."""
         found: dict[str, Position] = {}
         for ahead, deploy_id in enumerate(self._build_queue.list_waiting()):
             others = f"; {ahead} other{'s are' if ahead > 1 else ' is'} ahead" if ahead else ""
@@ -271,7 +271,7 @@ class Builder:
     # -- one deploy, from top to bottom ----------------------------------------------------------------------
 
     async def _deploy(self, deploy: Deploy) -> None:
-        """Make the deploy, and log and trace it. Raises StaleDeploy."""
+        """Makes the deploy, and logs and traces it. Raises StaleDeploy."""
         trace = _begin_trace(deploy)
         try:
             async with DeployLog(self._deploys, deploy) as log:
@@ -342,7 +342,7 @@ class Builder:
                 yield
 
     async def _build(self, job: Job) -> None:
-        """Build the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""
+        """Builds the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""
         building = asyncio.create_task(self._engine.build(job))
         moving = asyncio.create_task(self._wait_until_moved(job.deploy))
         try:
@@ -355,7 +355,7 @@ class Builder:
             await finish_despite_cancellation(_cancel_tasks(building, moving))
 
     async def _wait_until_moved(self, deploy: Deploy) -> None:
-        """Wait until the deploy is no longer in the state that this worker set."""
+        """Waits until the deploy is no longer in the state that this worker set."""
         while True:
             await asyncio.sleep(CANCEL_CHECK_SECONDS)
             now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
@@ -373,7 +373,7 @@ class Builder:
         await self._finish_phase(deploy, phase, reason)
 
     async def _finish_phase(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
-        """Record the phase's result. Raises StaleDeploy."""
+        """Records the phase's result. Raises StaleDeploy."""
         after: tuple[State, ...] = ("failed",) if failure else ("checking", "canary", "live")
         return await self._change_state(
             deploy, after, lambda: self._deploys.advance(deploy, phase, not failure, failure)
@@ -382,7 +382,7 @@ class Builder:
     async def _change_state(
         self, deploy: Deploy, after: tuple[State, ...], change: Callable[[], Awaitable[Deploy]]
     ) -> Deploy:
-        """Repeat the change until Redis answers.
+        """Repeats the change until Redis answers.
 
         Raises StaleDeploy, unless an earlier attempt made this change and its reply was lost.
         """
@@ -420,7 +420,7 @@ class Builder:
         return record_archive
 
     async def _requeue(self, deploy: Deploy) -> None:
-        """Queue the deploy again unless it has ended.
+        """Queues the deploy again unless it has ended.
 
         Without Redis it stays as it is, and the worker that claims its entry fails it as abandoned.
         """

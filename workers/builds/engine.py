@@ -41,28 +41,28 @@ class Engine(Protocol):
     """The steps of a deploy. Every step may raise `DeployError`, and every step may be canceled."""
 
     def open(self) -> AbstractAsyncContextManager[str]:
-        """Wait until no other worker uses the data folder. Yields the folder's id."""
+        """Waits until no other worker uses the data folder. Yields the folder's id."""
 
     async def build(self, job: Job) -> None:
-        """Make the deploy's release, from its source or from an earlier release."""
+        """Makes the deploy's release, from its source or from an earlier release."""
 
     async def check_health(self, job: Job) -> None:
-        """Check the release before visitors see it."""
+        """Checks the release before visitors see it."""
 
     async def swap(self, job: Job) -> None:
-        """Serve the release to visitors."""
+        """Serves the release to visitors."""
 
     async def watch_canary(self, job: Job) -> None:
-        """Check the release while visitors see it."""
+        """Checks the release while visitors see it."""
 
     async def remove_replaced(self, job: Job) -> None:
-        """Stop and prune the releases that the deploy has replaced, once it is live."""
+        """Stops and prune the releases that the deploy has replaced, once it is live."""
 
     async def undo(self, deploy: Deploy) -> None:
-        """Remove the deploy's release, and serve the release that it replaced. Can be repeated safely."""
+        """Removes the deploy's release, and serves the release that it replaced. Can be repeated safely."""
 
     async def tidy(self, in_progress: Set[str]) -> None:
-        """Remove files that are no longer needed. The worker calls this regularly.
+        """Removes files that are no longer needed. The worker calls this regularly.
 
         `in_progress`: the ids of deploys to ignore. The set changes while this runs.
         """
@@ -128,7 +128,7 @@ class LocalEngine(Serving):
         await self._archive_again(job, former, release)
 
     async def _archive_again(self, job: Job, former: str, release: Path) -> None:
-        """Store the archive of the earlier release under this deploy's key. Packs the release if there is none."""
+        """Stores the archive of the earlier release under this deploy's key. Packs the release if there is none."""
         archive, own = archives.read_record(release), archives.archive_key(job.app.id, job.deploy.id)
         of_former = archives.archive_key(job.app.id, former)
         if archive is not None and await until_storage_answers(lambda: self._storage.copy(of_former, own)):
@@ -142,7 +142,7 @@ class LocalEngine(Serving):
             await run_in_thread(remove_folder, folder)
 
     async def _open_variables(self, app: App) -> dict[str, str]:
-        """Return the app's environment variables. Raises DeployError."""
+        """Returns the app's environment variables. Raises DeployError."""
         try:
             return await self._find_variables(app)
         except NoEncryptionKey as error:
@@ -184,7 +184,7 @@ class LocalEngine(Serving):
                 await run_in_thread(remove_folder, folder)
 
     async def _archive(self, job: Job, release: Path, packed: Path) -> None:
-        """Pack the release and put the archive into the storage. Waits while the storage is unavailable."""
+        """Packs the release and puts the archive into the storage. Waits while the storage is unavailable."""
         try:
             archive = await archives.pack(release, packed)
             key = archives.archive_key(job.app.id, job.deploy.id)
@@ -245,7 +245,7 @@ class LocalEngine(Serving):
             await self._storage.delete([archives.archive_key(deploy.appId, deploy.id)])
 
     async def _prune_archives(self, app_id: str) -> None:
-        """Remove the archives of releases that this host no longer keeps. Raises StorageUnavailable."""
+        """Removes the archives of releases that this host no longer keeps. Raises StorageUnavailable."""
         await self._keep_archives(
             app_id, {path.name for path in await run_in_thread(self._releases.list_releases, app_id)}
         )

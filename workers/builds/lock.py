@@ -29,7 +29,7 @@ class BuilderLock:
         self._store, self._folder_id = store, folder_id
 
     async def acquire(self) -> None:
-        """Wait while the record names another data folder."""
+        """Waits while the record names another data folder."""
         waiting = False
         while not await until_redis_answers(self._extend):
             if not waiting:
@@ -42,14 +42,14 @@ class BuilderLock:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def keep_extending(self) -> None:
-        """Extend the record until canceled. Raises RuntimeError if the record names another folder."""
+        """Extends the record until canceled. Raises RuntimeError if the record names another folder."""
         while True:
             if not await until_redis_answers(self._extend):
                 raise RuntimeError("another worker builds in a different data folder")
             await asyncio.sleep(EXTEND_SECONDS)
 
     async def _extend(self) -> bool:
-        """Write or extend the record. Returns False if it names another folder."""
+        """Writes or extend the record. Returns False if it names another folder."""
         owner = await self._store.client.set(BUILDER_KEY, self._folder_id, nx=True, get=True, ex=LIFETIME_SECONDS)
         if owner == self._folder_id:
             await self._store.client.expire(BUILDER_KEY, LIFETIME_SECONDS)

@@ -37,7 +37,7 @@ class DeployLog:
             self._lines.append(line)
 
     def _stamp(self, line: str) -> str:
-        """Add a time to the line. Lines that arrive together share the time of the first, which saves space."""
+        """Adds a time to the line. Lines that arrive together share the time of the first, which saves space."""
         now = int(time.time() * 1000)
         if now - self._stamped < RESOLUTION_MS:
             return line + "\n"

@@ -49,7 +49,7 @@ class Schedule:
         self._changed.set()
 
     def free_slot(self, deploy_id: str) -> None:
-        """Free the slot of a deploy whose build is over. The deploy continues."""
+        """Frees the slot of a deploy whose build is over. The deploy continues."""
         if deploy_id in self._running:
             self._running[deploy_id] = False
             self._changed.set()
@@ -59,7 +59,7 @@ class Schedule:
         self._changed.set()
 
     async def run(self, consumer: Consumer) -> None:
-        """Run until canceled."""
+        """Runs until canceled."""
         while True:
             self._changed.clear()
             with contextlib.suppress(BackboneUnavailable):
@@ -69,11 +69,11 @@ class Schedule:
             await asyncio.sleep(0.05)  # so that changes that come together cause one request
 
     async def leave_queue(self) -> None:
-        """Give up all slots at once. Raises BackboneUnavailable."""
+        """Gives up all slots at once. Raises BackboneUnavailable."""
         await scripts.schedule_builds(self._store, self._builder, {}, {}, LEASE_MS, -1)
 
     async def _look_up_records(self) -> None:
-        """Read the records of new entries. Only queued deploys with a build need a slot. Raises BackboneUnavailable."""
+        """Reads new entries' records. Only queued deploys with a build need a slot. Raises BackboneUnavailable."""
         entries = self._new[:BATCH_DEPLOYS]
         async with self._store.client.pipeline(transaction=False) as pipeline:
             for entry in entries:
@@ -104,7 +104,7 @@ class Schedule:
                 self._start(found)
 
     async def positions(self) -> dict[str, Position]:
-        """Return what each waiting deploy of all builders waits for, in approximate order. Raises
+        """Returns what each waiting deploy of all builders waits for, in approximate order. Raises
         BackboneUnavailable."""
         waiting_key, running_key, _ = build_queue_keys()
         waiting = await self._store.client.hgetall(waiting_key)

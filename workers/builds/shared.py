@@ -116,7 +116,7 @@ class MultiHostEngine(LocalEngine):
         return await until_redis_answers(lambda: self._records.read(deploy.account, deploy.appId))
 
     async def _write_step(self, deploy: Deploy, step: Step, *, state: str) -> Wanted:
-        """Write the step to the record of the deploy's address. Raises StaleDeploy."""
+        """Writes the step to the record of the deploy's address. Raises StaleDeploy."""
         name = address(deploy.kind, deploy.branch)
         before, former = (await self._read_records(deploy)).get(name, ("", None))
         if former is not None and former.account != deploy.account:
@@ -142,12 +142,12 @@ class MultiHostEngine(LocalEngine):
             return wanted
 
     async def _read_answers(self, wanted: Wanted) -> tuple[list[str], dict[str, HostAnswer]]:
-        """Return the live hosts, and the answers to the step by host."""
+        """Returns the live hosts, and the answers to the step by host."""
         hosts = await until_redis_answers(self._records.list_hosts)
         return hosts, await until_redis_answers(lambda: self._records.read_answers(wanted))
 
     async def _until_answered(self, wanted: Wanted, job: Job | None, seconds: float) -> dict[str, HostAnswer]:
-        """Wait until all live hosts have answered the step. Raises DeployError."""
+        """Waits until all live hosts have answered the step. Raises DeployError."""
         began = seen = time.monotonic()
         while True:
             hosts, answers = await self._read_answers(wanted)
@@ -178,7 +178,7 @@ class MultiHostEngine(LocalEngine):
             await self._keep_archives(job.app.id, kept)
 
     async def undo(self, deploy: Deploy) -> None:
-        """Undo the deploy on all hosts. Does nothing if its state has changed, because another builder continues it."""
+        """Undoes the deploy on all hosts, unless its state has changed: then another builder continues it."""
         self._forget(deploy.id)
         await run_in_thread(remove_folder, self._releases.builds / deploy.id)
         if deploy.state == "queued":  # when this builder read it, so this builder has done nothing with it
@@ -209,7 +209,7 @@ class MultiHostEngine(LocalEngine):
                     await self._tidy_archives(app_id)
 
     async def _tidy_archives(self, app_id: str) -> None:
-        """Remove the archives of an app a week after its deletion. Raises StorageUnavailable."""
+        """Removes the archives of an app a week after its deletion. Raises StorageUnavailable."""
         mark = f"{archives.FOLDER}{app_id}/{GONE}"
         since = await read_object(self._storage, mark, TIME_BYTES)
         if await self._find_app(app_id) is not None:

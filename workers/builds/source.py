@@ -67,7 +67,7 @@ class _Remote(msgspec.Struct, frozen=True):
 
 
 def check_git(path: str) -> None:
-    """Raise DeployError if git is missing, or too old to use only the checked addresses."""
+    """Raises DeployError if git is missing, or too old to use only the checked addresses."""
     git = shutil.which("git", path=path)
     output = ""
     if git is not None:
@@ -81,7 +81,7 @@ def check_git(path: str) -> None:
 
 
 def hide_credentials(url: str) -> str:
-    """Remove user name and password from the address."""
+    """Removes user name and password from the address."""
     return CREDENTIALS.sub(r"\1", url)
 
 
@@ -98,7 +98,7 @@ async def clone(
     ca_file: str,
     limits: SandboxLimits = LIMITS,
 ) -> str:
-    """Clone into the build's `source` folder for an account. Returns the commit. Raises DeployError."""
+    """Clones into the build's `source` folder for an account. Returns the commit. Raises DeployError."""
     await asyncio.to_thread(check_git, sandbox.environment["PATH"])
     if not BRANCH.fullmatch(branch):
         raise DeployError("git does not accept this branch name")
@@ -166,7 +166,7 @@ def _make_source_folder(sandbox: Sandbox, uid: int | None, build: Path) -> Path:
 
 
 async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remote:
-    """Check the repository's address, and decide how git reaches it. Raises DeployError."""
+    """Checks the repository's address, and decide how git reaches it. Raises DeployError."""
     if allow_private and url.startswith("file:///"):
         return _Remote(url, read=[Path(unquote(urlsplit(url).path))])
     if SSH.match(url):
@@ -212,7 +212,7 @@ async def unpack(
     write_line: Callable[[str], None],
     limits: SandboxLimits = LIMITS,
 ) -> None:
-    """Unpack the archive into the build's `source` folder. Raises DeployError."""
+    """Unpacks the archive into the build's `source` folder. Raises DeployError."""
     last = ""
 
     def add_line(line: str) -> None:

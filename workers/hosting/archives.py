@@ -41,13 +41,13 @@ def archive_key(app_id: str, deploy_id: str) -> str:
 
 
 async def pack(release: Path, target: Path) -> ReleaseArchive:
-    """Pack the release into the file `target`. Raises BadArchive."""
+    """Packs the release into the file `target`. Raises BadArchive."""
     await _run("pack", release, target)
     return await asyncio.to_thread(_measure, target)
 
 
 async def unpack(source: Path, expected: ReleaseArchive, folder: Path) -> None:
-    """Unpack the archive. Raises BadArchive, and unpacks nothing, if it is not the expected archive."""
+    """Unpacks the archive. Raises BadArchive, and unpacks nothing, if it is not the expected archive."""
     if await asyncio.to_thread(_measure, source) != expected:
         raise BadArchive("the archive of the release is damaged")
     await _run("unpack", source, folder)

@@ -18,7 +18,7 @@ _one_at_a_time = threading.Lock()  # two builds that end together must count eac
 
 
 def make_room(releases: Releases, account: str, release: Path, limit: int) -> bool:
-    """Remove releases of the account until all take at most `limit` bytes. Returns False if this is not possible."""
+    """Removes releases of the account until all take at most `limit` bytes. Returns False if this is not possible."""
     with _one_at_a_time:
         sites = [site for site in releases.sites() if site.account == account]
         total = sum(read_size(path) for site in sites for path in site.releases())
@@ -42,7 +42,7 @@ def _find_removable(sites: list[Site], release: Path) -> Iterator[Path]:
 
 
 def _find_replaced(site: Site) -> Iterator[Path]:
-    """Yield the releases that are older than the served one. Newer releases are still being checked."""
+    """Yields the releases that are older than the served one. Newer releases are still being checked."""
     if site.current is None:
         return
     recent = site.unverified is not None or site.seconds_since_swap < PREVIOUS_SECONDS
@@ -55,7 +55,7 @@ def _age(path: Path) -> str:
 
 
 def read_size(release: Path) -> int:
-    """Return the bytes that a release takes on disk. Releases never change, so each is measured once."""
+    """Returns the bytes that a release takes on disk. Releases never change, so each is measured once."""
     record = release / "size"
     try:
         return int(record.read_text())

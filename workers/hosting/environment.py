@@ -17,7 +17,7 @@ FILE = "environment"
 
 
 def write_environment(release: Path, variables: Mapping[str, str], vault: Vault) -> None:
-    """Write the variables. Raises NoEncryptionKey."""
+    """Writes the variables. Raises NoEncryptionKey."""
     path = release / FILE
     path.unlink(missing_ok=True)  # another release may share the file
     if variables:
@@ -27,7 +27,7 @@ def write_environment(release: Path, variables: Mapping[str, str], vault: Vault)
 
 
 def read_environment(release: Path, vault: Vault) -> dict[str, str]:
-    """Read the variables. Raises NoEncryptionKey."""
+    """Reads the variables. Raises NoEncryptionKey."""
     try:
         sealed = (release / FILE).read_text()
     except FileNotFoundError:

@@ -78,11 +78,11 @@ class HostAgent:
         self._storage_failed = asyncio.Event()
 
     def is_current(self) -> bool:
-        """Return False if other hosts may already have replaced the releases that this host serves."""
+        """Returns False if other hosts may already have replaced the releases that this host serves."""
         return self._state is State.CURRENT and time.monotonic() - self._checked < PAUSED_SECONDS
 
     async def catch_up(self) -> None:
-        """Fetch the releases to serve. Returns early if Redis or the storage is unavailable."""
+        """Fetches the releases to serve. Returns early if Redis or the storage is unavailable."""
         await run_in_thread(remove_folder, self._fetched)
         self._fetched.mkdir(mode=0o700)
         with suppress(BackboneUnavailable):
@@ -91,7 +91,7 @@ class HostAgent:
         self._checked, self._state = time.monotonic(), State.CURRENT
 
     async def run(self) -> None:
-        """Run until canceled."""
+        """Runs until canceled."""
         resync, renewal, failures = time.monotonic() + RESYNC_SECONDS, 0.0, 0
         tidying = asyncio.create_task(self._tidy_regularly())
         try:
@@ -131,7 +131,7 @@ class HostAgent:
         self._checked = now
 
     def _was_paused(self) -> bool:
-        """Return whether a pause was detected since this round began."""
+        """Returns whether a pause was detected since this round began."""
         return self._state is State.PAUSED
 
     async def aclose(self) -> None:
@@ -158,7 +158,7 @@ class HostAgent:
     # -- following the records -------------------------------------------------------------------------------
 
     async def _sync(self) -> None:
-        """Start a task for each new record. Raises BackboneUnavailable."""
+        """Starts a task for each new record. Raises BackboneUnavailable."""
         async for changed in self._records.read_changes(self._seen):
             for wanted in changed:
                 key = (wanted.app, wanted.address)
@@ -170,7 +170,7 @@ class HostAgent:
         self._synced = True
 
     async def _until_applied(self) -> None:
-        """Wait until all steps are applied, except canaries, which continue."""
+        """Waits until all steps are applied, except canaries, which continue."""
         ends = time.monotonic() + CATCH_UP_SECONDS + len(self._wanted)
         away = asyncio.create_task(self._storage_failed.wait())
         try:
@@ -212,7 +212,7 @@ class HostAgent:
     # -- one step --------------------------------------------------------------------------------------------
 
     async def _apply(self, wanted: Wanted, app: App, output: list[str]) -> None:
-        """Apply the step and answer it. Raises DeployError or BadArchive."""
+        """Applies the step and answers it. Raises DeployError or BadArchive."""
         job = _make_job(wanted, app, wanted.deploy, output)
         await run_in_thread(self._releases.claim_folder, job.deploy)
         site = self._releases.site(job.deploy)
@@ -240,7 +240,7 @@ class HostAgent:
             await self._watch_canary(wanted, job)
 
     async def _serve(self, wanted: Wanted, app: App, site: Site, output: list[str]) -> None:
-        """Serve the release that visitors should get.
+        """Serves the release that visitors should get.
 
         If it has a start command that does not answer, a canary fails, and other steps serve the release anyway.
         """
@@ -267,7 +267,7 @@ class HostAgent:
             await asyncio.sleep(self._serving.canary_pause)
 
     async def _until_serving(self) -> None:
-        """Wait for this host's web server, which starts after the host has caught up."""
+        """Waits for this host's web server, which starts after the host has caught up."""
         for _ in range(round(START_SECONDS / POLL_SECONDS)):
             host, _, port = read_address(self._releases.folder).rpartition(":")
             with suppress(OSError, ValueError):
@@ -279,7 +279,7 @@ class HostAgent:
     # -- fetching --------------------------------------------------------------------------------------------
 
     async def _fetch_release(self, wanted: Wanted, deploy_id: str) -> Path:
-        """Return the folder of the release. Fetches it if necessary. Raises DeployError or BadArchive."""
+        """Returns the folder of the release. Fetches it if necessary. Raises DeployError or BadArchive."""
         site, expected = self._releases.site(_make_deploy(wanted, "")), wanted.releases.get(deploy_id)
         release = site.release(deploy_id)
         if expected is None:
@@ -304,7 +304,7 @@ class HostAgent:
         return release
 
     async def _make_folder(self, app_id: str, deploy_id: str, archive: ReleaseArchive) -> Path:
-        """Make a folder with the files of the archive. Raises BadArchive or DeployError."""
+        """Makes a folder with the files of the archive. Raises BadArchive or DeployError."""
         fresh, packed = self._fetched / deploy_id, self._fetched / f"{deploy_id}.tar.gz"
         await run_in_thread(remove_folder, fresh)
         for same in await run_in_thread(self._releases.list_releases, app_id):
@@ -334,7 +334,7 @@ class HostAgent:
 
 
 def _make_deploy(wanted: Wanted, deploy_id: str, app: str = "") -> Deploy:
-    """Make the fields of a deploy's record that serving needs. The record itself may have expired."""
+    """Makes the fields of a deploy's record that serving needs. The record itself may have expired."""
     kind: Kind = "live" if wanted.address == "live" else "preview"
     branch = wanted.address.removeprefix("p-") if wanted.address.startswith("p-") else None
     return Deploy(
@@ -352,6 +352,6 @@ def _make_deploy(wanted: Wanted, deploy_id: str, app: str = "") -> Deploy:
 
 def _make_job(wanted: Wanted, app: App, deploy_id: str, output: list[str]) -> Job:
     async def record(_: object) -> None:
-        """Do nothing, because a builder has recorded commit and archive."""
+        """Does nothing, because a builder has recorded commit and archive."""
 
     return Job(_make_deploy(wanted, deploy_id, app.name), app, output.append, record, record)

@@ -25,7 +25,7 @@ class _How(ctypes.Structure):
 
 
 def replace_link(link: str, top: str, owner: int) -> bool:
-    """Replace a link by its target. Returns False, and changes nothing, if it is not a file or folder below `top`.
+    """Replaces a link by its target. Returns False, and changes nothing, if it is not a file or folder below `top`.
 
     If the target is a folder, the new folder contains links to the entries of the target. They belong to `owner`, and
     the caller must replace them too. Raises OSError.
@@ -51,7 +51,7 @@ def replace_link(link: str, top: str, owner: int) -> bool:
 
 
 def open_file(path: Path, top: Path) -> BinaryIO | None:
-    """Open the file at a path below `top` if everybody may read it. Follows no links.
+    """Opens the file at a path below `top` if everybody may read it. Follows no links.
 
     The worker may be root, but it opens the files that it serves as the user `nobody`.
     """
@@ -78,7 +78,7 @@ def open_file(path: Path, top: Path) -> BinaryIO | None:
 
 @contextmanager
 def _as_nobody() -> Iterator[None]:
-    """Access file systems as the user `nobody`, in this thread only."""
+    """Accesses file systems as the user `nobody`, in this thread only."""
     if os.geteuid() != 0:
         yield
         return
@@ -92,7 +92,7 @@ def _as_nobody() -> Iterator[None]:
 
 
 def _open_beneath(folder: int, path: str | Path, flags: int, resolve: int) -> int:
-    """Open a path below the folder. Raises OSError."""
+    """Opens a path below the folder. Raises OSError."""
     how = _How(flags, 0, BENEATH | NO_MAGIC_LINKS | resolve)
     found: int = _libc.syscall(OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
     if found < 0:
@@ -101,7 +101,7 @@ def _open_beneath(folder: int, path: str | Path, flags: int, resolve: int) -> in
 
 
 def _find_beneath(link: str, top: str) -> str | None:
-    """Return the real path of the link's target if it can be resolved below `top`. None on systems without openat2."""
+    """Returns the real path of the link's target if it can be resolved below `top`. None on systems without openat2."""
     if not hasattr(os, "O_PATH"):
         return None
     folder = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

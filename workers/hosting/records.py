@@ -79,12 +79,12 @@ class Records:
         self._store = store
 
     async def read(self, account: str, app_id: str) -> dict[str, tuple[str, Wanted]]:
-        """Read the records of an app: for each address, the stored text and the decoded record."""
+        """Reads the records of an app: for each address, the stored text and the decoded record."""
         found: dict[str, str] = await self._store.client.hgetall(serving_key(account, app_id))
         return {name: (text, msgspec.json.decode(text, type=Wanted)) for name, text in found.items()}
 
     async def write(self, deploy: Deploy, before: str, wanted: Wanted, state: str) -> None:
-        """Replace the record `before`.
+        """Replaces the record `before`.
 
         Raises StaleDeploy if the deploy is not in this state ('' for any), or the record has changed.
         """
@@ -101,15 +101,15 @@ class Records:
             raise StaleDeploy
 
     async def confirm(self, account: str) -> None:
-        """Wait until replicas have the account's earlier writes, if the settings require replicas."""
+        """Waits until replicas have the account's earlier writes, if the settings require replicas."""
         await self._store.confirm_writes(partition_tag(account))
 
     async def remove_address(self, deploy: Deploy, name: str) -> None:
-        """Remove the record of an address of the deploy's app."""
+        """Removes the record of an address of the deploy's app."""
         await self._store.client.hdel(serving_key(deploy.account, deploy.appId), name)
 
     async def read_changes(self, seen: dict[str, float]) -> AsyncIterator[list[Wanted]]:
-        """Yield the records that have changed in any partition since `seen`, and update `seen`.
+        """Yields the records that have changed in any partition since `seen`, and updates `seen`.
 
         `seen` has the version of each partition, by its tag.
         """
@@ -134,11 +134,11 @@ class Records:
         await scripts.heartbeat_host(self._store, host, round(HOST_LIFETIME_SECONDS * 1000))
 
     async def list_hosts(self) -> list[str]:
-        """List the hosts that have a heartbeat."""
+        """Lists the hosts that have a heartbeat."""
         return await scripts.heartbeat_host(self._store, "", round(HOST_LIFETIME_SECONDS * 1000))
 
     async def remove_host(self, host: str) -> None:
-        """Remove a stopped host, so that no builder waits for it."""
+        """Removes a stopped host, so that no builder waits for it."""
         await self._store.client.zrem(HOSTS_KEY, host)
 
     async def write_answer(self, wanted: Wanted, host: str, answer: HostAnswer) -> None:
@@ -149,14 +149,14 @@ class Records:
             await pipeline.execute()
 
     async def read_answers(self, wanted: Wanted) -> dict[str, HostAnswer]:
-        """Read the answers to this step, by host."""
+        """Reads the answers to this step, by host."""
         found = await self._store.client.hgetall(answers_key(wanted.account, wanted.deploy))
         answers = {host: msgspec.json.decode(text, type=HostAnswer) for host, text in found.items()}
         return {host: answer for host, answer in answers.items() if answer.token == wanted.token}
 
 
 def _read_wanted(text: str) -> Wanted | None:
-    """Decode a record. Returns None, and logs an error, if it is damaged, so that the other records still work."""
+    """Decodes a record. Returns None, and logs an error, if it is damaged, so that the other records still work."""
     try:
         return msgspec.json.decode(text, type=Wanted)
     except msgspec.MsgspecError as error:

@@ -67,7 +67,7 @@ class Site:
         return self.folder / deploy_id
 
     def read_link(self, name: str) -> str | None:
-        """Return the id of the deploy that a link such as `current` points to."""
+        """Returns the id of the deploy that a link such as `current` points to."""
         try:
             return os.readlink(self.folder / name)
         except OSError:
@@ -89,7 +89,7 @@ class Site:
         return in_canary if in_canary == self.current else None
 
     def confirm(self, deploy_id: str) -> None:
-        """Record that the deploy has passed its canary."""
+        """Records that the deploy has passed its canary."""
         if self.read_link("canary") == deploy_id:
             (self.folder / "canary").unlink()
 
@@ -104,7 +104,7 @@ class Site:
         replace_link(self.folder / "current", deploy_id)
 
     def undo(self, deploy_id: str) -> bool:
-        """Serve the release that this deploy replaced. Returns False if this deploy is not served."""
+        """Serves the release that this deploy replaced. Returns False if this deploy is not served."""
         if self.current != deploy_id:
             return False
         if (previous := self.find_replaced(deploy_id)) is not None:
@@ -115,14 +115,14 @@ class Site:
         return True
 
     def find_replaced(self, deploy_id: str) -> Path | None:
-        """Return the release that is served after this deploy is undone."""
+        """Returns the release that is served after this deploy is undone."""
         previous = self.read_link("previous")
         if self.current == deploy_id and previous not in (None, deploy_id) and self.release(previous).is_dir():
             return self.release(previous)
         return None
 
     def releases(self) -> list[Path]:
-        """Return the releases, newest first. A deploy's id begins with the time."""
+        """Returns the releases, newest first. A deploy's id begins with the time."""
         return sorted(_subfolders(self.folder), key=lambda path: path.name, reverse=True)
 
     def prune(self) -> None:
@@ -139,7 +139,7 @@ class Releases:
         self._sites, self._addresses = folder / "releases", folder / "addresses"
 
     def create_folders(self) -> None:
-        """Create the folders. Users of builds and nginx may enter them, but not list them. `sources` is private."""
+        """Creates the folders. Users of builds and nginx may enter them, but not list them. `sources` is private."""
         os.umask(0o022)  # with a stricter mask, they could not read the files they need
         for folder in (self.folder, self.builds, self.running, self._sites, self._addresses, self.folder / "sources"):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ class Releases:
             sources.chmod(0o700)
 
     def folder_id(self) -> str:
-        """Return the id of this data folder. Creates the id at the first call."""
+        """Returns the id of this data folder. Creates the id at the first call."""
         path = self.folder / "id"
         if not path.exists():
             path.write_text(secrets.token_hex(8))
@@ -166,18 +166,18 @@ class Releases:
         return site
 
     def find_release(self, app_id: str, deploy_id: str) -> Path | None:
-        """Return a release of the app, at any of its addresses; None if it is no longer kept."""
+        """Returns a release of the app, at any of its addresses; None if it is no longer kept."""
         for folder in _subfolders(self._sites / app_id):
             if (release := Site(folder).release(deploy_id)).is_dir():
                 return release
         return None
 
     def list_releases(self, app_id: str) -> list[Path]:
-        """List the releases of the app, at all its addresses."""
+        """Lists the releases of the app, at all its addresses."""
         return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]
 
     def claim_folder(self, deploy: Deploy) -> None:
-        """Remove the releases of another account to which the app belonged before."""
+        """Removes the releases of another account to which the app belonged before."""
         folder = self._sites / deploy.appId
         if Site(folder / "live").account not in ("", deploy.account):
             remove_folder(folder)
@@ -209,7 +209,7 @@ class Releases:
         (self.running / deploy_id).unlink(missing_ok=True)
 
     def releases_to_run(self) -> dict[str, Path]:
-        """Return the releases to run, by deploy id. In `running`, everything except links belongs to the watchdog."""
+        """Returns the releases to run, by deploy id. In `running`, everything except links belongs to the watchdog."""
         return {path.name: path.resolve() for path in self._links() if path.is_dir()}
 
     def _links(self) -> list[Path]:
@@ -218,14 +218,14 @@ class Releases:
     # -- tidying ---------------------------------------------------------------------------------------------
 
     def tidy_builds(self, in_progress: Set[str]) -> None:
-        """Remove the folders of builds that a worker left behind. `in_progress` changes while this runs."""
+        """Removes the folders of builds that a worker left behind. `in_progress` changes while this runs."""
         for build in _subfolders(self.builds):
             if build.name not in in_progress:
                 with _isolated(build):
                     remove_folder(build)
 
     def tidy(self, apps: Collection[str], in_progress: Set[str], *, builds: bool = True) -> None:
-        """Remove files that are no longer needed. With `builds`, this includes the folders of builds.
+        """Removes files that are no longer needed. With `builds`, this includes the folders of builds.
 
         `apps`: the ids of all existing apps. `in_progress`: ids of deploys. The set changes while this runs.
         """
@@ -251,7 +251,7 @@ class Releases:
 
     @staticmethod
     def _is_needed(link: Path, apps: Collection[str], in_progress: Set[str]) -> bool:
-        """Return whether a release with a start command must keep running, after its deploy has ended."""
+        """Returns whether a release with a start command must keep running, after its deploy has ended."""
         site = Site(link.resolve().parent)
         needed = {site.current}
         if site.current in in_progress or site.unverified is not None:
@@ -268,7 +268,7 @@ class Releases:
 
 @contextmanager
 def _isolated(path: Path) -> Iterator[None]:
-    """Log a failed step of tidying, so that one tenant's files do not stop the steps for the others."""
+    """Logs a failed step of tidying, so that one tenant's files do not stop the steps for the others."""
     try:
         yield
     except Exception as error:
@@ -277,7 +277,7 @@ def _isolated(path: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def exclusive_lock(path: Path) -> AsyncIterator[None]:
-    """Wait for the lock file, and hold it. The kernel frees it when the process ends, even if it is killed."""
+    """Waits for the lock file, and holds it. The kernel frees it when the process ends, even if it is killed."""
     with path.open("a") as file:
         waiting = False
         while True:
@@ -293,7 +293,7 @@ async def exclusive_lock(path: Path) -> AsyncIterator[None]:
 
 
 async def link_folder(source: Path, target: Path) -> bool:
-    """Link the files of a release into a new one. Files of releases never change, so both can share them.
+    """Links the files of a release into a new one. Files of releases never change, so both can share them.
 
     A separate process does this. It handles folders of any depth, and leaves the event loop free.
     """
@@ -307,7 +307,7 @@ async def link_folder(source: Path, target: Path) -> bool:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Point the link to the target in one step, so that readers never find it missing."""
+    """Points the link to the target in one step, so that readers never find it missing."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)  # left by a worker that was killed
     fresh.symlink_to(target)
@@ -315,7 +315,7 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder, at any depth of nesting and with any permissions. Logs a warning if something is left.
+    """Removes the folder, at any depth of nesting and with any permissions. Logs a warning if something is left.
 
     Each inner folder is moved to the top before it is emptied. So the depth of calls, the number of open files and the
     length of paths do not grow with the depth of the tree.
@@ -358,7 +358,7 @@ def _empty(top: int) -> None:
 
 
 def _open_folder(name: str, parent: int) -> int:
-    """Give the folder's owner all permissions, and open the folder. Follows no link."""
+    """Gives the folder's owner all permissions, and opens the folder. Follows no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         folder = os.open(name, flags, dir_fd=parent)

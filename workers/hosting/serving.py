@@ -59,7 +59,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 async def find_app(registry: Registry, app: str) -> App | None:
-    """Return the app, and wait for Redis if necessary. An app does not get a domain that another app claimed first."""
+    """Returns the app. Waits for Redis if necessary. An app does not get a domain that another app claimed first."""
     found: App | None = await until_redis_answers(lambda: registry.find_app(app))
     if found is None or not found.customDomainVerified:
         return found
@@ -153,7 +153,7 @@ class Serving:
         return min(1.0, self._settings.canary / 10)
 
     async def probe(self, job: Job) -> None:
-        """Raise DeployError unless this host's web server answers for the app, and the start command keeps running."""
+        """Raises DeployError unless this host's web server answers for the app, and the start command keeps running."""
         if not (address := web.read_address(self._releases.folder)):
             raise DeployError("no process serves the apps; is the `sites` worker running?")
         await self._request_root(address, self._host(job))
@@ -162,7 +162,7 @@ class Serving:
             raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
 
     async def _request_root(self, address: str, host_name: str, socket: str = "") -> None:
-        """Request `/`. Raises DeployError unless the status is 2xx or 3xx."""
+        """Requests `/`. Raises DeployError unless the status is 2xx or 3xx."""
         headers, url = {"Host": host_name}, f"http://{address}/"
         connector = aiohttp.UnixConnector(socket) if socket else None
         try:
@@ -197,7 +197,7 @@ class Serving:
         await run_in_thread(remove_folder, self._releases.builds / deploy.id)
 
     async def _serve_replaced(self, site: Site, deploy_id: str, host_name: str) -> None:
-        """Serve the release that the deploy replaced. If it has a start command, wait until that answers."""
+        """Serves the release that the deploy replaced. If it has a start command, wait until that answers."""
         replaced = site.find_replaced(deploy_id)
         if replaced is not None and (replaced / "start").exists():
             self._releases.run(replaced)
@@ -216,7 +216,7 @@ class Serving:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _undo_abandoned(self, in_progress: Set[str]) -> None:
-        """Undo releases in a canary whose builder was killed."""
+        """Undoes releases in a canary whose builder was killed."""
         for site in self._releases.sites():
             if (deploy_id := site.unverified) is not None and deploy_id not in in_progress:
                 await self._undo_canary(site, deploy_id)
@@ -226,7 +226,7 @@ class Serving:
         await self._serve_replaced(site, deploy_id, f"{site.app_id}.{self._domain}")
 
     async def undo_overdue(self) -> NoReturn:
-        """Undo releases whose canaries should have ended long ago, because no live builder watches them."""
+        """Undoes releases whose canaries should have ended long ago, because no live builder watches them."""
         since: dict[str, float] = {}
         while True:
             now, sites = time.monotonic(), {site.unverified: site for site in self._releases.sites()}
@@ -245,7 +245,7 @@ class Serving:
         await run_in_thread(self._releases.tidy, apps, in_progress, builds=self._builds)
 
     async def _tidy_addresses(self) -> Set[str]:
-        """Serve each app at its present addresses. Returns the ids of the existing apps."""
+        """Serves each app at its present addresses. Returns the ids of the existing apps."""
         async with self._addresses_lock:
             apps: dict[str, App | None] = {}
             unread: set[str] = set()
@@ -287,5 +287,5 @@ class Serving:
 
 
 async def run_in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run the work in a thread, and wait for its end even if canceled, because the next step relies on its end."""
+    """Runs the work in a thread, and waits for its end even if canceled, because the next step relies on its end."""
     return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))

@@ -88,7 +88,7 @@ def _always() -> bool:
 async def _serve(
     settings: Settings, folder: Path, is_current: Callable[[], bool]
 ) -> AsyncIterator[asyncio.Task[object]]:
-    """Serve the apps. Yields a task that ends when the web server ends."""
+    """Serves the apps. Yields a task that ends when the web server ends."""
     apps = partial(web.serve, folder, apps_domain=settings.apps_domain.partition(":")[0], is_current=is_current)
     await nginx.stop_former(folder)
     host, port = await _find_port(settings)
@@ -127,7 +127,7 @@ def _connectable_host(host: str) -> str:
 
 
 async def _find_port(settings: Settings) -> tuple[str, int]:
-    """Wait until the port is free. In development, use another port instead."""
+    """Waits until the port is free. In development, use another port instead."""
     host, _, wanted = settings.apps_listen.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -162,7 +162,7 @@ class CrashReporter:
     async def report(
         self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None, lines: list[str]
     ) -> None:
-        """Report a crash in the background, so that the app restarts at once. `lines`: the last lines of its output."""
+        """Reports a crash in the background, so that the app restarts at once. `lines`: the last of its output."""
         crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso())
         task = asyncio.create_task(self._report(app_id, crash, lines))
         self._reporting.add(task)

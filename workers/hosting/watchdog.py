@@ -59,7 +59,7 @@ class Watchdog:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Run until canceled. The apps keep running."""
+        """Runs until canceled. The apps keep running."""
         await asyncio.to_thread(self._remove_leftovers)
         try:
             while True:
@@ -100,7 +100,7 @@ class Watchdog:
                 await finish_despite_cancellation(self._clean_up(release))
 
     async def _run_once(self, release: Path, state: AppState) -> Outcome | None:
-        """Start the app unless it runs already, and wait for its end. Returns None if it was stopped on purpose."""
+        """Starts the app unless it runs already, and waits for its end. Returns None if it was stopped on purpose."""
         try:
             if state.keeper == 0:
                 # In a thread, which ends even if this is canceled, because no unknown keeper must be left.
@@ -136,12 +136,12 @@ class Watchdog:
         return state
 
     async def _clean_up(self, release: Path) -> None:
-        """Wait until the keeper has stopped the app, and remove the app's files."""
+        """Waits until the keeper has stopped the app, and removes the app's files."""
         await _until_ended(read_state(self._folder, release.name))
         await asyncio.to_thread(self._remove_files, release.name)
 
     def _remove_leftovers(self) -> None:
-        """Remove the files of releases whose link is gone and whose keeper has ended."""
+        """Removes the files of releases whose link is gone and whose keeper has ended."""
         wanted = self._releases.releases_to_run()
         names = {path.name.partition(".")[0] for path in self._releases.running.iterdir()}
         for name in names - wanted.keys():
@@ -204,7 +204,7 @@ def output_path(folder: Path, deploy_id: str) -> Path:
 
 
 def _start_time(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it has ended.
+    """Returns the start time of a process in clock ticks since boot; None if it has ended.
 
     It distinguishes the process from a later process with the same id.
     """
@@ -223,6 +223,6 @@ def _is_running(state: AppState) -> bool:
 
 
 async def _until_ended(state: AppState) -> None:
-    """Wait until the keeper ends. Polls, because another process may have started it."""
+    """Waits until the keeper ends. Polls, because another process may have started it."""
     while _is_running(state):  # noqa: ASYNC110
         await asyncio.sleep(CHECK_SECONDS)

@@ -73,7 +73,7 @@ class Certificates:
         await self._loop.run()
 
     async def _bring_forward(self) -> None:
-        """Move later inspections to the next minutes, because certificates may have changed while no worker ran.
+        """Moves later inspections to the next minutes, because certificates may have changed while no worker ran.
 
         If several workers start at once, only the first one finds inspections to move.
         """
@@ -114,7 +114,7 @@ class Certificates:
         return Observation(known, events, settings.certificate_interval)
 
     async def _read_certificate(self, account: str, domain: str) -> Certificate:
-        """Return the certificate that the domain's server presents. Raises CallFailed."""
+        """Returns the certificate that the domain's server presents. Raises CallFailed."""
         host, _, port = (self._settings.certificate_address or f"{domain}:443").rpartition(":")
         # The operator may set an internal address.
         allow_private = bool(self._settings.certificate_address) or self._settings.allow_private_addresses
@@ -154,7 +154,7 @@ class Certificates:
 
 
 def _read_issuer(issuer: x509.Name) -> str:
-    """Return the issuer's organization or, without one, its common name."""
+    """Returns the issuer's organization or, without one, its common name."""
     for kind in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME):
         for attribute in issuer.get_attributes_for_oid(kind):
             return str(attribute.value)[:ISSUER_CHARACTERS]
@@ -164,7 +164,7 @@ def _read_issuer(issuer: x509.Name) -> str:
 def evaluate_certificate(
     known: Mapping[str, str], domain: str, certificate: Certificate, now: int
 ) -> tuple[dict[str, str], DomainExpiring | None]:
-    """Return the new record of the certificate, and the event that follows. A pure function; times are in ms."""
+    """Returns the new record of the certificate, and the event that follows. A pure function; times are in ms."""
     notified = msgspec.json.decode(known["notified"], type=list[str]) if known.get("domain") == domain else []
     event = None
     if certificate.expires - now <= NOTICE_MS and certificate.fingerprint not in notified:

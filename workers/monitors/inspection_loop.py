@@ -48,7 +48,7 @@ class Claim(NamedTuple):
     began: float  # time of the claim by the clock of this process, seconds
 
     def now(self) -> int:
-        """Return the current time by the clock of Redis, in ms."""
+        """Returns the current time by the clock of Redis, in ms."""
         return self.at + int((time.monotonic() - self.began) * 1000)
 
 
@@ -133,7 +133,7 @@ class InspectionLoop:
         return len(due.apps)
 
     async def _read_records(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], set[str]]:
-        """Return the apps with their accounts, and the ids of apps whose record can't be read.
+        """Returns the apps with their accounts, and the ids of apps whose record can't be read.
 
         One broken record must not end the inspections of other apps.
         """
@@ -163,7 +163,7 @@ class InspectionLoop:
             await client.delete(*monitored_keys(tag, app_id))
 
     async def _skip(self, tag: str, now: int, skipped: Mapping[str, bool]) -> None:
-        """Postpone apps that are not inspected for now, and delete their stored data, which is outdated."""
+        """Postpones apps that are not inspected for now, and deletes their stored data, which is outdated."""
         again = {app_id: now + int(self._jittered(self._interval) * 1000) for app_id in skipped}
         await self._store.client.zadd(self._due(tag), again, xx=True)
         for app_id, stored in skipped.items():

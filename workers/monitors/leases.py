@@ -30,7 +30,7 @@ async def keep_settling_leases(store: Store) -> None:
 
 
 async def settle_overdue(store: Store) -> int:
-    """Settle the overdue reservations of every partition. Returns their number."""
+    """Settles the overdue reservations of every partition. Returns their number."""
     ended, postponed = 0, False
     for tag in PARTITION_TAGS:
         try:

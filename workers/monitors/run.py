@@ -39,7 +39,7 @@ async def run_monitors(settings: Settings) -> None:
 
 
 async def keep_failing_unreported(deploys: Deploys) -> None:
-    """Fail the deploys of an external engine that has died. Otherwise they would stay in progress forever."""
+    """Fails the deploys of an external engine that has died. Otherwise they would stay in progress forever."""
     while True:
         try:
             if failed := await deploys.fail_unreported():

@@ -106,7 +106,7 @@ class Uptime:
         return Observation(changed, events, again, then)
 
     def _mark_of_today(self, claim: Claim, now: int) -> dict[str, int]:
-        """Return a mark that the app was probed today, once per app and day."""
+        """Returns a mark that the app was probed today, once per app and day."""
         today = day_of(now)
         if today != self._today:
             self._today, self._seen = today, set()
@@ -116,7 +116,7 @@ class Uptime:
         return {f"{today}:down": 0}
 
     async def _list_unhealthy(self, claim: Claim, before: health.AppHealth, after: health.AppHealth) -> None:
-        """Update the operators' list of unhealthy apps. Its readers also check the app's record."""
+        """Updates the operators' list of unhealthy apps. Its readers also check the app's record."""
         unhealthy = unhealthy_key(claim.tag)
         if after.status == "unhealthy":
             await self._store.client.zadd(unhealthy, {claim.app.id: after.since})
@@ -125,7 +125,7 @@ class Uptime:
 
 
 async def probe(http: Client, url: str, budget: float) -> health.Reason:
-    """Return the reason why the address does not answer, or '' if it does. Raises BlockedAddress."""
+    """Returns the reason why the address does not answer, or '' if it does. Raises BlockedAddress."""
     try:
         answer = await http.send("GET", url, tenant="", budget=budget)  # the names are the operator's own
     except BlockedAddress:
@@ -145,7 +145,7 @@ class Network:
         self._reachable = True
 
     async def check(self) -> None:
-        """Raise NoNetwork if the check address does not answer."""
+        """Raises NoNetwork if the check address does not answer."""
         if not self._url:
             return
         requested = time.monotonic()

@@ -24,12 +24,12 @@ FILES = {"/etc/resolv.conf": "nameserver 127.0.0.1\n", "/etc/hosts": "127.0.0.1 
 
 
 def read_filter() -> bytes:
-    """Read the filter of system calls, a program for the kernel. Raises OSError for other architectures."""
+    """Reads the filter of system calls, a program for the kernel. Raises OSError for other architectures."""
     return (Path(__file__).parent / "filters" / f"{platform.machine()}.bpf").read_bytes()
 
 
 def build_arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
-    """Build bubblewrap's command line."""
+    """Builds bubblewrap's command line."""
     uid = os.getuid() if spec["uid"] is None else spec["uid"]
     size = str(spec["limits"]["memory"] // 2)
     # bubblewrap itself must not get the customer's variables: LD_PRELOAD would load code outside the sandbox.
@@ -56,7 +56,7 @@ def build_arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
 
 
 def _build_limits(limits: dict[str, Any]) -> list[str]:
-    """Build the command that sets limits inside the sandbox.
+    """Builds the command that sets limits inside the sandbox.
 
     A process that reaches one of these limits fails without an explanation. The limits on processes and file sizes are
     twice the keeper's, so that the keeper ends the command first and names the limit.

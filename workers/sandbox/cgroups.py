@@ -26,7 +26,7 @@ REMOVAL_SECONDS = 2.0
 
 
 def find_parents() -> list[str]:
-    """Return the groups in which this process can create groups: one for version 2, one per controller for version 1.
+    """Returns the groups in which this process can create groups: one for version 2, one per controller for version 1.
 
     Returns an empty list if the worker is neither root nor in a group that was delegated to it.
     """
@@ -46,7 +46,7 @@ def find_parents() -> list[str]:
 
 
 def read_available_memory() -> int:
-    """Return the bytes of memory that this machine, or the container around it, has available."""
+    """Returns the bytes of memory that this machine, or the container around it, has available."""
     numbers = dict(re.findall(r"^(\w+): +(\d+)", MEMORY_INFO.read_text(), re.M)) if MEMORY_INFO.exists() else {}
     found = [int(numbers["MemAvailable"]) * 1_024] if "MemAvailable" in numbers else []
     with contextlib.suppress(OSError, ValueError):  # a container has its own limit
@@ -57,7 +57,7 @@ def read_available_memory() -> int:
 
 
 def _prepare(group: Path) -> bool:
-    """Enable bounds for the groups inside this group. Returns False if this is not possible.
+    """Enables bounds for the groups inside this group. Returns False if this is not possible.
 
     Some kernels allow this only in a group without processes. This group's processes then move into a group inside it.
     """
@@ -78,7 +78,7 @@ def _prepare(group: Path) -> bool:
 
 
 def enter_keepers_group(parents: Sequence[str]) -> None:
-    """Move this process, a keeper, into a group that bounds its CPU. Raises OSError when that is not possible.
+    """Moves this process, a keeper, into a group that bounds its CPU. Raises OSError when that is not possible.
 
     The next keeper removes the group, because a process cannot remove its own group.
     """
@@ -89,7 +89,7 @@ def enter_keepers_group(parents: Sequence[str]) -> None:
 
 
 def _is_unified() -> bool:
-    """Return whether the machine has control groups of version 2, which have one tree for all controllers."""
+    """Returns whether the machine has control groups of version 2, which have one tree for all controllers."""
     return (MOUNT / "cgroup.controllers").exists()
 
 
@@ -137,13 +137,13 @@ class Cgroup:
         return [int(pid) for pid in (self._pids / "cgroup.procs").read_text().split()]
 
     def find_exceeded(self) -> str:
-        """Return the bound at which the kernel killed a process or refused to start one; '' if there is none."""
+        """Returns the bound at which the kernel killed a process or refused to start one; '' if there is none."""
         if _read_counter(self._oom_file, "oom_kill"):
             return "memory"
         return "processes" if _read_counter(self._pids / "pids.events", "max") else ""
 
     def remove(self) -> None:
-        """Remove the group after its processes have ended. The kernel may take a moment to notice their end."""
+        """Removes the group after its processes have ended. The kernel may take a moment to notice their end."""
         ends = time.monotonic() + REMOVAL_SECONDS
         for folder in self._folders:
             while folder.exists():

@@ -38,7 +38,7 @@ class _Comparison(ctypes.Structure):
 
 
 def compile_filter(architecture: str) -> bytes:
-    """Compile the filter into a program for the kernel. Raises OSError without libseccomp."""
+    """Compiles the filter into a program for the kernel. Raises OSError without libseccomp."""
     seccomp = ctypes.CDLL("libseccomp.so.2")
     seccomp.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint32(ALLOW)))

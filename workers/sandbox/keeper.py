@@ -47,7 +47,7 @@ HIDDEN_CHECKS = 8  # consecutive checks that must find files in sockets: program
 def enter_sandbox(
     spec: dict[str, Any], keeper: socket.socket, listener: socket.socket | None, info: int, output: int
 ) -> NoReturn:
-    """Become bubblewrap, in a new network namespace."""
+    """Becomes bubblewrap, in a new network namespace."""
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
         os.dup2(output, 1)
@@ -70,7 +70,7 @@ def enter_sandbox(
 
 
 def change_user(uid: int | None) -> None:
-    """Change to the command's user, if it has one."""
+    """Changes to the command's user, if it has one."""
     if uid is None:
         return
     os.fchown(1, uid, uid)  # otherwise the command can't open /dev/stdout
@@ -81,13 +81,13 @@ def change_user(uid: int | None) -> None:
 
 
 def restore_signals() -> None:
-    """Restore the default actions of signals that Python ignores. The command would inherit that."""
+    """Restores the default actions of signals that Python ignores. The command would inherit that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
 
 
 def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
-    """Become the command itself, without a sandbox: for a developer's own code."""
+    """Becomes the command itself, without a sandbox: for a developer's own code."""
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
         os.setsid()
@@ -127,7 +127,7 @@ class Keeper:
         )
 
     def start(self) -> list[socket.socket]:
-        """Start the command. Returns the listeners for its outgoing connections."""
+        """Starts the command. Returns the listeners for its outgoing connections."""
         ours, theirs = socket.socketpair()
         ours.settimeout(20)
         self._info, info_to = os.pipe()
@@ -160,7 +160,7 @@ class Keeper:
         return [socket.socket(fileno=fd) for fd in fds]
 
     async def watch(self, listeners: list[socket.socket]) -> str:
-        """Wait until the command ends. Returns the reason to kill it, or an empty string if it ended by itself."""
+        """Waits until the command ends. Returns the reason to kill it, or an empty string if it ended by itself."""
         loop, child_ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
@@ -202,7 +202,7 @@ class Keeper:
         return self.status is not None
 
     def _is_over(self) -> bool:
-        """Return whether the app's link is gone and no connection to the app is left."""
+        """Returns whether the app's link is gone and no connection to the app is left."""
         if not self.spec["link"] or os.path.lexists(self.spec["link"]):
             self._drain_ends = float("inf")
             return False
@@ -211,7 +211,7 @@ class Keeper:
         return now >= self._drain_ends or not _is_connected(self.spec["socket"])
 
     def _find_first(self) -> int:
-        """Return the first process of the command's namespace. Raises ProcessLookupError until it has started."""
+        """Returns the first process of the command's namespace. Raises ProcessLookupError until it has started."""
         if not self._first:
             with contextlib.suppress(OSError):
                 found = re.search(rb'"child-pid": *(\d+)', os.read(self._info, 4_096))
@@ -221,7 +221,7 @@ class Keeper:
         return self._first
 
     def kill_processes(self) -> None:
-        """Kill the processes that are left, and wait for their end."""
+        """Kills the processes that are left, and waits for their end."""
         if self.spec["trusted"]:
             self._kill_descendants()
         with contextlib.suppress(OSError):
@@ -238,7 +238,7 @@ class Keeper:
             self.cgroup.remove()
 
     def _kill_descendants(self) -> None:
-        """Kill the descendants of a command that has no process namespace."""
+        """Kills the descendants of a command that has no process namespace."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         while descendants := [pid for pid in _list_descendants(os.getpid()) if pid != os.getpid()]:
@@ -258,7 +258,7 @@ class Keeper:
             loop.call_later(PAUSE_SECONDS, loop.add_reader, self._pipe, self._take_output)
 
     def _read_output(self) -> bytes:
-        """Copy the command's output, line by line. Returns the bytes read. Raises BlockingIOError."""
+        """Copies the command's output, line by line. Returns the bytes read. Raises BlockingIOError."""
         data = os.read(self._pipe, CHUNK_BYTES)
         if self._output.full:
             self._output.drop(data.count(b"\n"))
@@ -269,7 +269,7 @@ class Keeper:
         return data
 
     def read_rest(self) -> None:
-        """Copy the rest of the output: at most as much as a pipe holds, because a process may still write to it."""
+        """Copies the rest of the output: at most as much as a pipe holds, because a process may still write to it."""
         with contextlib.suppress(OSError):
             for _ in range(PIPE_READS):
                 if not self._read_output():
@@ -279,7 +279,7 @@ class Keeper:
     # -- limits ----------------------------------------------------------------------------------------------
 
     def _find_excess(self) -> str:
-        """Return the limit that the command exceeds, or an empty string."""
+        """Returns the limit that the command exceeds, or an empty string."""
         living = self.cgroup.list_processes() if self.cgroup is not None else _list_descendants(self.pid)
         if self.cgroup is not None:
             if exceeded := self.cgroup.find_exceeded():
@@ -314,7 +314,7 @@ class Keeper:
         return ""
 
     def _measure_unnamed(self, living: list[int], *, on_disk: bool) -> int:
-        """Return the bytes of unnamed files, which open descriptors and mappings keep on the disk or in memory."""
+        """Returns the bytes of unnamed files, which open descriptors and mappings keep on the disk or in memory."""
         found: dict[tuple[int, int], int] = {}  # by device and inode
         for _, _, status in _open_files(living):
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
@@ -336,7 +336,7 @@ class Keeper:
 
 
 def _list_descendants(pid: int) -> list[int]:
-    """Return the process and its descendants."""
+    """Returns the process and its descendants."""
     found, pending = [], [pid]
     while pending:
         found.append(pid := pending.pop())
@@ -347,7 +347,7 @@ def _list_descendants(pid: int) -> list[int]:
 
 
 def _list_tasks(living: list[int]) -> Iterator[str]:
-    """Yield the folders of all threads. Each thread may have its own descriptors, even after the first has ended."""
+    """Yields the folders of all threads. Each thread may have its own descriptors, even after the first has ended."""
     for pid in living:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
@@ -355,7 +355,7 @@ def _list_tasks(living: list[int]) -> Iterator[str]:
 
 
 def _read_first(pid: int, name: str) -> tuple[int, str]:
-    """Read a file of the first thread for which it is not empty. It is empty for a thread that has ended."""
+    """Reads a file of the first thread for which it is not empty. It is empty for a thread that has ended."""
     for task in _list_tasks([pid]):
         with contextlib.suppress(OSError):
             if text := Path(task, name).read_text(errors="replace"):
@@ -364,7 +364,7 @@ def _read_first(pid: int, name: str) -> tuple[int, str]:
 
 
 def _open_files(living: list[int]) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Yield each open descriptor: its thread's folder, its number, and the status of its file."""
+    """Yields each open descriptor: its thread's folder, its number, and the status of its file."""
     for task in _list_tasks(living):
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"{task}/fd"):
@@ -373,7 +373,7 @@ def _open_files(living: list[int]) -> Iterator[tuple[str, str, os.stat_result]]:
 
 
 def _files_in_sockets(living: list[int]) -> bool:
-    """Return whether files wait in a Unix socket to be received. Their sizes are not visible there."""
+    """Returns whether files wait in a Unix socket to be received. Their sizes are not visible there."""
     for task, fd, status in _open_files(living):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(status.st_mode):
@@ -384,13 +384,13 @@ def _files_in_sockets(living: list[int]) -> bool:
 
 
 def _read_memory(pid: int) -> int:
-    """Return the memory of a process in bytes. Each process that shares a page counts its share of it."""
+    """Returns the memory of a process in bytes. Each process that shares a page counts its share of it."""
     found = re.search(r"^Pss: +(\d+)", _read_first(pid, "smaps_rollup")[1], re.M)
     return int(found[1]) * 1_024 if found else 0
 
 
 def _read_mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
-    """Return a mapped file and its size: for root, the size of the file; otherwise, the size of the mapping."""
+    """Returns a mapped file and its size: for root, the size of the file; otherwise, the size of the mapping."""
     major, minor = (int(part, 16) for part in fields[3].split(":"))
     start, end = (int(part, 16) for part in fields[0].split("-"))
     size = end - start
@@ -400,7 +400,7 @@ def _read_mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
 
 
 def _measure(folders: list[str], limit: int) -> tuple[int, int]:
-    """Return the bytes and the number of entries in the folders. Stops when the bytes exceed the limit."""
+    """Returns the bytes and the number of entries in the folders. Stops when the bytes exceed the limit."""
     total, count, pending = 0, 0, list(folders)
     while pending and total <= limit:
         try:
@@ -418,7 +418,7 @@ def _measure(folders: list[str], limit: int) -> tuple[int, int]:
 
 
 def _is_connected(path: str) -> bool:
-    """Return whether there is a connection to the socket at this path."""
+    """Returns whether there is a connection to the socket at this path."""
     try:
         with open("/proc/net/unix") as sockets:
             return any(fields[5] == CONNECTED and fields[7:] == [path] for fields in map(str.split, sockets))
@@ -427,7 +427,7 @@ def _is_connected(path: str) -> bool:
 
 
 def _listen(path: str) -> socket.socket:
-    """Create a Unix socket to which only the worker's user can connect."""
+    """Creates a Unix socket to which only the worker's user can connect."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener, mask = socket.socket(socket.AF_UNIX), os.umask(0o177)

@@ -30,14 +30,14 @@ class Unsafe(Exception):
 
 
 def can_change_users(users: range) -> bool:
-    """Return whether this process may become each of the users, and act on their files and processes."""
+    """Returns whether this process may become each of the users, and act on their files and processes."""
     if os.geteuid() != 0:
         return False
     return _read_capabilities() & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES and not _find_incomplete_map(users)
 
 
 def check_own_user(users: range) -> None:
-    """Check a process that can't change users. Raises Unsafe if customers' code must not run as this process's user."""
+    """Checks a process that cannot change users. Raises Unsafe if this user must not run customers' code."""
     if os.geteuid() != 0:
         return
     capabilities = _read_capabilities()
@@ -53,7 +53,7 @@ def check_own_user(users: range) -> None:
 
 
 def find_namespace_remedy() -> str:
-    """Return the command or advice that enables user namespaces, after the kernel has refused them."""
+    """Returns the command or advice that enables user namespaces, after the kernel has refused them."""
     for name, refusal, permission in NAMESPACE_SETTINGS:
         with contextlib.suppress(OSError):
             if Path("/proc/sys", *name.split(".")).read_text().strip() == refusal:
@@ -62,14 +62,14 @@ def find_namespace_remedy() -> str:
 
 
 def _is_root_outside() -> bool:
-    """Return whether root here is also root of the machine. In a rootless container, it is another user."""
+    """Returns whether root here is also root of the machine. In a rootless container, it is another user."""
     if sys.platform != "linux":
         return True
     return any(inside == outside == 0 for inside, outside, _ in _read_id_map("/proc/self/uid_map"))
 
 
 def _find_incomplete_map(users: range) -> str:
-    """Return the file whose id map lacks some of the users, or an empty string."""
+    """Returns the file whose id map lacks some of the users, or an empty string."""
     for file in ("/proc/self/uid_map", "/proc/self/gid_map"):
         mapped = [range(inside, inside + count) for inside, _, count in _read_id_map(file)]
         if not any(users[0] in ids and users[-1] in ids for ids in mapped):
@@ -78,7 +78,7 @@ def _find_incomplete_map(users: range) -> str:
 
 
 def _read_id_map(file: str) -> list[tuple[int, int, int]]:
-    """Read the ranges of ids: the first id in this user namespace, the first id outside, and their number."""
+    """Reads the ranges of ids: the first id in this user namespace, the first id outside, and their number."""
     with open(file) as lines:
         return [(int(inside), int(outside), int(count)) for inside, outside, count in map(str.split, lines)]
 

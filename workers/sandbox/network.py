@@ -45,7 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2). Does nothing on systems other than Linux. Raises OSError."""
+    """Calls prctl(2). Does nothing on systems other than Linux. Raises OSError."""
     if (
         sys.platform == "linux"
         and _libc.prctl(ctypes.c_int(option), *[ctypes.c_ulong(number) for number in (value, 0, 0, 0)]) != 0
@@ -54,7 +54,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.socket]:
-    """Move this process into a new user namespace and a new network namespace.
+    """Moves this process into a new user namespace and a new network namespace.
 
     `hosts`: addresses that may be reached although they are not public. Returns the listeners for outgoing connections.
     Raises OSError.
@@ -75,7 +75,7 @@ def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.s
 
 
 def _route(hosts: Sequence[str]) -> None:
-    """Make all public IPv4 addresses local, and prohibit the others. Raises OSError."""
+    """Makes all public IPv4 addresses local, and prohibit the others. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sH14x", b"lo", UP))
     closed = [block for block in NOT_PUBLIC if block.version == 4 and not block.is_loopback]
@@ -98,7 +98,7 @@ Tasks = set[asyncio.Task[Any]]
 
 
 def keep_task(running: Tasks) -> None:
-    """Keep a reference to the current task until it ends. A server keeps none to the tasks of its connections."""
+    """Keeps a reference to the current task until it ends. A server keeps none to the tasks of its connections."""
     task = asyncio.current_task()
     assert task
     running.add(task)
@@ -135,7 +135,7 @@ class Egress:
 
 
 async def relay(listener: socket.socket, port: int) -> None:
-    """Connect the Unix socket to a port of this namespace. Runs until killed."""
+    """Connects the Unix socket to a port of this namespace. Runs until killed."""
     connections: Tasks = set()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,7 +153,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def splice(one: Connection, other: Connection) -> None:
-    """Copy bytes in both directions until both have ended. If one side aborts its connection, abort the other."""
+    """Copies bytes in both directions until both have ended. If one side aborts its connection, abort the other."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(CHUNK_BYTES):
@@ -210,7 +210,7 @@ class Resolver(asyncio.DatagramProtocol):
 
 
 def read_question(query: bytes) -> tuple[str, int]:
-    """Return the name, and the offset of the question's end. Raises IndexError or UnicodeError."""
+    """Returns the name, and the offset of the question's end. Raises IndexError or UnicodeError."""
     labels, at = list[str](), 12
     while length := query[at]:
         labels.append(query[at + 1 : at + 1 + length].decode("ascii"))
@@ -219,7 +219,7 @@ def read_question(query: bytes) -> tuple[str, int]:
 
 
 async def _look_up(name: str) -> tuple[int, list[str]]:
-    """Return the response code and the addresses of the name."""
+    """Returns the response code and the addresses of the name."""
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(
             f"{name}.", None, family=socket.AF_INET, type=socket.SOCK_STREAM

@@ -39,7 +39,7 @@ class LineSplitter:
         self._decoder, self._rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
 
     def split(self, data: bytes) -> list[str]:
-        """Return the lines that the data completes. Empty data means the end and returns the rest."""
+        """Returns the lines that the data completes. Empties data means the end and returns the rest."""
         *lines, rest = (self._rest + self._decoder.decode(data, final=not data)).split("\n")
         found = [piece for line in lines for piece in _cut(line.removesuffix("\r"))]
         whole = len(rest) - len(rest) % LINE_CHARACTERS if data else len(rest)
@@ -140,7 +140,7 @@ class BuildOutput:
         pass  # the last line reports it
 
     def flush(self, seconds: float = 0) -> None:
-        """Write the waiting output. Waits at most `seconds` for the worker to read it."""
+        """Writes the waiting output. Waits at most `seconds` for the worker to read it."""
         ends, writable = time.monotonic() + seconds, select.poll()
         writable.register(self._fd, select.POLLOUT)
         while self._waiting:
@@ -159,7 +159,7 @@ def _former(path: Path) -> Path:
 
 
 def make_concealer(variables: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that hides the values in a line of output, the longest first.
+    """Returns a function that hides the values in a line of output, the longest first.
 
     One search per secret takes time proportional to the line, whatever their contents. An alternation in one regular
     expression may compare every secret at every position.

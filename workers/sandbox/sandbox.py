@@ -79,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.code == 0 and not self.why
 
     def describe(self, subject: str, limits: SandboxLimits) -> str:
-        """Describe the outcome to account holders."""
+        """Describes the outcome to account holders."""
         match self.why:
             case "time":
                 return f"{subject} took longer than {limits.seconds:.0f} seconds"
@@ -139,7 +139,7 @@ class Sandbox:
         self._python = _find_python(any_user=self._root)
 
     def check(self, folder: Path) -> None:
-        """Raise Unsafe if customers' code can't be isolated from the data folder and the rest of the machine."""
+        """Raises Unsafe if customers' code can't be isolated from the data folder and the rest of the machine."""
         with self._checking:  # builds start in threads
             if self._checked:
                 return
@@ -186,7 +186,7 @@ class Sandbox:
             logger.warning("sandbox.no_cgroup", action=f"{action}; until then the keeper only measures usage")
 
     def _try_out(self) -> None:
-        """Raise Unsafe if the kernel, or a container around the worker, does not allow namespaces."""
+        """Raises Unsafe if the kernel, or a container around the worker, does not allow namespaces."""
         command = Command(arguments=["true"], folder=Path("/"), environment=self.environment)
         with self.reserve_user() as uid, contextlib.ExitStack() as files:
             report, report_to = _pipe(files, files)
@@ -205,7 +205,7 @@ class Sandbox:
 
     @contextlib.contextmanager
     def reserve_user(self) -> Iterator[int | None]:
-        """Yield a user id for the commands of one build, or None if the worker can't change users.
+        """Yields a user id for the commands of one build, or None if the worker can't change users.
 
         Raises OSError when all users are taken.
         """
@@ -248,7 +248,7 @@ class Sandbox:
         *,
         stdin: IO[bytes] | None = None,
     ) -> Outcome:
-        """Run the command to its end, and pass each line of output to `on_line`.
+        """Runs the command to its end, and pass each line of output to `on_line`.
 
         When canceled, this kills all processes of the command before it returns.
         """
@@ -264,7 +264,7 @@ class Sandbox:
         *,
         stdin: IO[bytes] | None = None,
     ) -> AsyncIterator[asyncio.Task[Outcome]]:
-        """Run the command until it ends or the context is left."""
+        """Runs the command until it ends or the context is left."""
         with contextlib.ExitStack() as ours:
             with contextlib.ExitStack() as theirs:
                 (output, output_to), (report, report_to) = _pipe(ours, theirs), _pipe(ours, theirs)
@@ -286,7 +286,7 @@ class Sandbox:
                 await finish_despite_cancellation(_stop_keeper(keeper, ending, command.limits.grace + KILL_SECONDS))
 
     def detach(self, command: Command, uid: int | None, detached: Detached) -> int:
-        """Start a command that outlives the worker. Returns the process id of its keeper. Raises OSError."""
+        """Starts a command that outlives the worker. Returns the process id of its keeper. Raises OSError."""
         with contextlib.ExitStack() as files:
             detached.report.unlink(missing_ok=True)
             report = files.enter_context(open(os.open(detached.report, os.O_WRONLY | os.O_CREAT, 0o600), "wb"))
@@ -314,7 +314,7 @@ class Sandbox:
         files: contextlib.ExitStack,
         detached: Detached | None = None,
     ) -> tuple[list[str], list[int]]:
-        """Return the keeper's command line, and the descriptors that it inherits.
+        """Returns the keeper's command line, and the descriptors that it inherits.
 
         The specification is in an unnamed file, because it contains secrets and every process can read command lines.
         """
@@ -350,7 +350,7 @@ class Sandbox:
         return [sys.executable, "-IS", "-c", _KEEPER, str(file.fileno())], [file.fileno(), report, *locks]
 
     def _list_tool_folders(self) -> list[str]:
-        """List the folders on the operator's PATH and the folders that tools there need.
+        """Lists the folders on the operator's PATH and the folders that tools there need.
 
         `share` is left out, because it may contain personal data.
         """
@@ -374,7 +374,7 @@ _UNPACK = Path(unpack.__file__).read_text()
 
 
 def _find_python(*, any_user: bool) -> list[str]:
-    """Return the folder that an interpreter needs, and the interpreter. Returns an empty list if there is none.
+    """Returns the folder that an interpreter needs, and the interpreter. Returns an empty list if there is none.
 
     With `any_user`, every user can start the interpreter.
     """
@@ -397,7 +397,7 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[IO[
 
 
 def read_outcome(report: bytes) -> Outcome:
-    """Decode the report of a keeper. The report of a killed keeper is empty."""
+    """Decodes the report of a keeper. The report of a killed keeper is empty."""
     outcome = msgspec.json.decode(report, type=Outcome) if report else Outcome(-9, "stopped")
     if outcome.error:
         logger.error("sandbox.failed", error=outcome.error)

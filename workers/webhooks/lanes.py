@@ -46,7 +46,7 @@ class Lanes:
         self._ready: deque[Lane] = deque()  # lanes that may start a delivery, each once
 
     def add(self, entry: Entry) -> bool:
-        """Add an entry to its account's lane. Returns False, and keeps nothing, if the lane is full."""
+        """Adds an entry to its account's lane. Returns False, and keeps nothing, if the lane is full."""
         account = entry.fields["account"]
         lane = self._lanes.get(account)
         if lane is None:
@@ -58,7 +58,7 @@ class Lanes:
         return True
 
     def take_entry(self) -> tuple[Lane, Entry] | None:
-        """Return the next entry to deliver, with its lane; None if no lane may start a delivery."""
+        """Returns the next entry to deliver, with its lane; None if no lane may start a delivery."""
         while self._ready:
             lane = self._ready.popleft()
             lane.is_queued = False
@@ -84,7 +84,7 @@ class Lanes:
             self._lanes.pop(lane.account, None)
 
     def drop_stalled(self) -> list[Entry]:
-        """Remove and return the newer half of the longest stalled lane, newest first."""
+        """Removes and returns the newer half of the longest stalled lane, newest first."""
         before = self._clock() - STALLED_SECONDS
         stalled = [lane.entries for lane in self._lanes.values() if lane.moved < before]
         if not stalled:

@@ -62,7 +62,7 @@ class Result(NamedTuple):
 
 
 def _read_event(entry: Entry) -> QueuedEvent:
-    """Return the event of an entry, without its data. Raises KeyError or ValueError if the entry is not an event."""
+    """Returns the event of an entry, without its data. Raises KeyError or ValueError if the entry is not an event."""
     fields = entry.fields
     event = QueuedEvent(
         id=fields["id"],
@@ -101,7 +101,7 @@ class Sender:
         )
 
     async def run(self) -> None:
-        """Run until canceled. Deliveries under way then end within their budget, and the other events are released."""
+        """Runs until canceled. Deliveries under way then end within their budget, and the other events are released."""
         try:
             await self._consumer.run()
         finally:
@@ -136,7 +136,7 @@ class Sender:
                     await self._space_freed.wait()
 
     def _accept(self, entry: Entry) -> None:
-        """Accept an entry from the stream. Raises KeyError or ValueError if it is not an event."""
+        """Accepts an entry from the stream. Raises KeyError or ValueError if it is not an event."""
         _read_event(entry)
         if self._lanes.add(entry):
             self._start_deliveries()
@@ -199,7 +199,7 @@ class Sender:
         await self._record_delivery(entry, result, began)
 
     async def _confirm_ownership(self, entry: Entry) -> Ownership:
-        """Claim the delivery. Repeats this if it took so long that another worker may have claimed the entry since."""
+        """Claims the delivery. Repeats this if it took so long that another worker may have claimed the entry since."""
         while True:
             began = time.monotonic()
             ownership = await until_redis_answers(lambda: self._claim_delivery(entry), waiting="delivery.waiting")
@@ -243,7 +243,7 @@ class Sender:
         return Result("failed", answer.status, "status", url, *kept)
 
     def _open_previous(self, sealed: str) -> list[str]:
-        """Return the previous secret. Returns nothing if it cannot be decrypted; then only the current secret signs."""
+        """Returns the previous secret, or nothing if it cannot be decrypted: then only the current secret signs."""
         try:
             return [self._vault.open(sealed)] if sealed else []
         except NoEncryptionKey as error:
@@ -296,7 +296,7 @@ def _describe_event(entry: Entry) -> dict[str, Value]:
 
 
 def _describe_result(trace: Trace, result: Result) -> None:
-    """Add the result to the trace: only the host of the receiver's address, and only the status of its answer."""
+    """Adds the result to the trace: only the host of the receiver's address, and only the status of its answer."""
     trace.root.attributes["capsule.outcome"] = result.outcome
     if result.url:
         attempt = trace.stages[-1].attributes

@@ -62,7 +62,7 @@ def full(answer: httpx.Response) -> bool:
 
 
 def keys_with(gw: Gateway, part: str) -> list[str]:
-    """Return the keys whose name or value contains the text."""
+    """Returns the keys whose name or value contains the text."""
     found = []
     with gw.redis.client() as client:
         for key in client.scan_iter(count=1000):

@@ -26,7 +26,7 @@ from tests.support.tcp_proxy import Proxy
 
 
 async def at_rest(registry: Registry) -> None:
-    """Wait until every change made so far has been announced to this process: messages come in order."""
+    """Waits until every change made so far has been announced to this process: messages come in order."""
     reached = asyncio.Event()
 
     async def reach() -> None:

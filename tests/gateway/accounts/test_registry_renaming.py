@@ -74,7 +74,7 @@ async def test_the_digest_of_cached_keys_includes_the_owner_and_the_address() ->
 
 
 async def put(registry: Registry, path: str, name: str, account: str) -> App | None:
-    """Put an app as the operators' API does. Return None if another app has the name."""
+    """Puts an app as the operators' API does. Returns None if another app has the name."""
     before = await registry.find_app(path)
     taken = await registry.find_app(name)
     if taken is not None and (before is None or taken.id != before.id):

@@ -138,7 +138,7 @@ async def test_another_account_s_delivery(holder: Holder, worker: Worker, receiv
 
 
 def fill(holder: Holder, count: int) -> None:
-    """Write deliveries of two types, two apps and three outcomes; each event has two in a row."""
+    """Writes deliveries of two types, two apps and three outcomes; each event has two in a row."""
     key = deliveries_key(holder.id)
     with holder.account.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000

@@ -28,7 +28,7 @@ LONG_AGO = "2020-01-01"
 
 
 def forget(holder: Holder) -> None:
-    """End the minute in which the account cannot repeat its request."""
+    """Ends the minute in which the account cannot repeat its request."""
     with holder.account.gateway.redis.client() as client:
         client.delete(redelivered_key(holder.id))
 
@@ -43,7 +43,7 @@ async def redeliver(holder: Holder, since: str = LONG_AGO) -> int:
 
 
 def fill(holder: Holder, events: list[tuple[str, str]]) -> None:
-    """Write deliveries into the log, oldest first: event and outcome. The data of each event is stored."""
+    """Writes deliveries into the log, oldest first: event and outcome. The data of each event is stored."""
     log = deliveries_key(holder.id)
     with holder.account.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000
@@ -59,7 +59,7 @@ def fill(holder: Holder, events: list[tuple[str, str]]) -> None:
 
 
 def queued(holder: Holder) -> list[str]:
-    """Return the account's events that wait, oldest first."""
+    """Returns the account's events that wait, oldest first."""
     with holder.account.gateway.redis.client() as client:
         entries = client.xrange(stream_key(partition_tag(holder.id), "events"))
     return [fields[b"id"].decode() for _, fields in entries if fields[b"account"].decode() == holder.id]

@@ -33,7 +33,7 @@ class Holder:
         return await self.post(f"deliveries/{event}/redeliver", at=at)
 
     def log(self, *events: str) -> None:
-        """Write deliveries into the log, as a worker does."""
+        """Writes deliveries into the log, as a worker does."""
         with self.account.gateway.redis.client() as client:
             for event in events:
                 fields = {"id": event, "type": "app.crashed", "app": "shop", "at": 1, "durationMs": 1}
@@ -43,19 +43,19 @@ class Holder:
             client.expire(bodies_key(self.id), 3600)
 
     def queued(self) -> list[dict[str, str]]:
-        """Return the account's events that wait for delivery."""
+        """Returns the account's events that wait for delivery."""
         with self.account.gateway.redis.client() as client:
             entries = client.xrange(stream_key(partition_tag(self.id), "events"))
         found = [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
         return [fields for fields in found if fields["account"] == self.id]
 
     def data(self, event: str) -> str:
-        """Return the stored data of an event."""
+        """Returns the stored data of an event."""
         with self.account.gateway.redis.client() as client:
             return client.hget(bodies_key(self.id), event).decode()
 
     def pass_time(self, seconds: float) -> None:
-        """Move the times of the window into the past."""
+        """Moves the times of the window into the past."""
         with self.account.gateway.redis.client() as client:
             key = events_window_key(self.id)
             for n, moment in enumerate(client.lrange(key, 0, -1)):

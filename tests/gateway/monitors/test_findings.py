@@ -44,7 +44,7 @@ class Ledger:
         self.live, self.now = live, float(NOW)
 
     def scan(self, *reported: ReportedFinding, ignored: int = 0) -> tuple[list[str], tuple[int, int, int]]:
-        """Return the CVEs to notify, and the counts: new, known, ignored."""
+        """Returns the CVEs to notify, and the counts: new, known, ignored."""
         scan = Scan(list(reported), ignored)
         self.open, notify, counts = merge_scan(self.open, scan, self.now, DEADLINES, self.live)
         return [each.cve for each in notify], (counts.new, counts.known, counts.ignored)
@@ -175,7 +175,7 @@ async def go_live(app: App) -> None:
 
 
 async def queued_data(app: App) -> list[dict[str, Any]]:
-    """Return the data of the account's events that wait for delivery."""
+    """Returns the data of the account's events that wait for delivery."""
     async with redis.asyncio.Redis.from_url(app.gateway.redis.url, decode_responses=True) as client:
         entries = await client.xrange(f"{partition_tag(app.account.id)}:events")
         bodies = await client.hgetall(bodies_key(app.account.id))
@@ -185,7 +185,7 @@ async def queued_data(app: App) -> list[dict[str, Any]]:
 
 
 async def shown(app: App) -> dict[str, Any]:
-    """Return the app's row of the account's page."""
+    """Returns the app's row of the account's page."""
     (row,) = (await app.account.get("/account/apps")).json()
     return row
 

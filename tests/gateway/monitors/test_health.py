@@ -27,7 +27,7 @@ class Machine:
         self._ids: Iterator[str] = map("evt_{}".format, count())
 
     def probe(self, *reasons: Reason, every: int = MINUTE) -> list[str]:
-        """Apply the results of probes, and return the types of the events that follow."""
+        """Applies the results of probes, and returns the types of the events that follow."""
         types = []
         for reason in reasons:
             self.now += every
@@ -51,7 +51,7 @@ class Machine:
         return self.probe(*["status"] * times)
 
     def outcome(self, outcome: str | None) -> None:
-        """Set the outcome of the last app.unhealthy."""
+        """Sets the outcome of the last app.unhealthy."""
         self.outcomes[[i for i, event in self.notified if isinstance(event, AppUnhealthy)][-1]] = outcome
 
 
@@ -242,6 +242,6 @@ def test_any_sequence_of_steps(steps: list[tuple[Reason, int, str]]) -> None:
 
 
 def _check_end(app: Machine, outcomes: Mapping[str, str | None], missing: int) -> None:
-    """Check that each delivered app.unhealthy gets its recovery once the app answers and all outcomes are known."""
+    """Checks that each delivered app.unhealthy gets its recovery once the app answers and all outcomes are known."""
     app.outcomes = {event_id: "failed" if known == "waiting" else known for event_id, known in outcomes.items()}
     assert app.probe("") == ["app.recovered"] * missing

@@ -27,7 +27,7 @@ def app(name: str, account: str, **fields: object) -> App:
 
 
 async def all_ids(registry: Registry, what: str, limit: int, search: str = "") -> list[str]:
-    """Return the ids of all pages."""
+    """Returns the ids of all pages."""
     found, cursor = [], None
     while True:
         if what == "accounts":

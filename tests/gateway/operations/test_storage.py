@@ -34,7 +34,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest_asyncio.fixture
 async def store(url: str) -> AsyncIterator[Store]:
-    """Empty."""
+    """Empties."""
     store = Store(url)
     await everywhere(store, "FLUSHALL")
     yield store

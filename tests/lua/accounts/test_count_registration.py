@@ -15,7 +15,7 @@ class Registrations:
         self._register = client.register_script(on_test_clock("accounts/count_registration"))
 
     def register(self, moment: str, per_day: int = 3) -> tuple[int, int]:
-        """Return 1 below the limit, otherwise 0, and the seconds until midnight."""
+        """Returns 1 below the limit, otherwise 0, and the seconds until midnight."""
         set_clock(self.client, at(moment))
         room, left = self._register([COUNTERS], [per_day])
         return room, left

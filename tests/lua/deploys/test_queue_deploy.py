@@ -30,7 +30,7 @@ class Triggers:
         address: str = "",
         **bounds: int,
     ) -> tuple[str, int, str]:
-        """Return the verdict, the microseconds until the hook can be called again, and the day."""
+        """Returns the verdict, the microseconds until the hook can be called again, and the day."""
         script = self.client.register_script(on_test_clock("deploys/queue_deploy", **bounds))
         record = ["id", deploy, "account", "acc", "app", "shop"]
         keys = [WINDOW, USED, SITE, COUNTERS, self.key(deploy), DEPLOYS, BUILDS, f"{TAG}:deploy"]
@@ -53,7 +53,7 @@ class Triggers:
         return [(i.decode(), {k.decode(): v.decode() for k, v in fields.items()}) for i, fields in entries]
 
     def queued(self) -> dict[str, int]:
-        """Return the times at which the account's deploys were queued, ms."""
+        """Returns the times at which the account's deploys were queued, ms."""
         return {deploy.decode(): int(at) for deploy, at in self.client.zrange(DEPLOYS, 0, -1, withscores=True)}
 
     def today(self) -> int:

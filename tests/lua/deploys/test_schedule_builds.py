@@ -12,7 +12,7 @@ LEASE = 15
 
 
 class Queue:
-    """Test deploys. The first letter of an id is the account; the app follows a slash, or is the id itself."""
+    """Tests deploys. The first letter of an id is the account; the app follows a slash, or is the id itself."""
 
     def __init__(self, client: Any) -> None:
         self.client, self.clock = client, 1_000
@@ -25,7 +25,7 @@ class Queue:
         self.waiting.setdefault(builder, []).extend(deploys)
 
     def call(self, builder: str, *, slots: int = 2, spare: int = 1) -> list[str]:
-        """Return the deploys that are granted."""
+        """Returns the deploys that are granted."""
         set_clock(self.client, self.clock * SECOND)
         waiting, running = self.waiting.setdefault(builder, []), self.running.setdefault(builder, {})
         args: list[Any] = [builder, LEASE * 1000, slots, spare, len(waiting)]

@@ -21,7 +21,7 @@ class Due:
         set_clock(self.client, int(seconds * SECOND))
 
     def enter(self, **apps: float) -> None:
-        """Return each app and the second in which it is due."""
+        """Returns each app and the second in which it is due."""
         self.client.zadd(DUE, {app: int(seconds * 1000) for app, seconds in apps.items()})
 
     def take(self, at_most: int = 100) -> list[str]:

@@ -27,7 +27,7 @@ SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
 
 
 def server(text: str) -> dict[str, str]:
-    """Return the files of a server that ends on a request for `/end`."""
+    """Returns the files of a server that ends on a request for `/end`."""
     end = "console.log('about to end'), process.exit(7)"
     answer = f"(request, answer) => request.url === '/end' ? ({end}) : answer.end('{text}')"
     return {"server.js": f"require('http').createServer({answer}).listen(process.env.PORT)\n"}

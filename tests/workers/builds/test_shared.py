@@ -121,7 +121,7 @@ async def s3_host() -> AsyncIterator[Host]:
 
 
 async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
-    """Start hosts that serve, and one that builds."""
+    """Starts hosts that serve, and one that builds."""
     builder = Machine(host, "builder").start("deploys", **settings)
     return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
 
@@ -208,7 +208,7 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 
 @contextlib.asynccontextmanager
 async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
-    """Simulate a host that answers only these steps, and has no good probe in a canary."""
+    """Simulates a host that answers only these steps, and has no good probe in a canary."""
     store = Store(host.gateway.environment["GATEWAY_REDIS_URL"])
     records = Records(store)
 

@@ -162,7 +162,7 @@ async def test_a_clone_that_exceeds_a_limit_names_the_limit(room: Room, reposito
 
 @contextlib.contextmanager
 def serving(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[tuple[int, list[str]]]:
-    """Serve over HTTP. Yields the port, and the received `Authorization` headers."""
+    """Serves over HTTP. Yields the port, and the received `Authorization` headers."""
     seen: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -185,7 +185,7 @@ def serving(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Ite
 
 
 def git_over_http(folder: Path) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
-    """Answer with git's own CGI program."""
+    """Answers with git's own CGI program."""
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         path, _, query = request.path.partition("?")

@@ -210,7 +210,7 @@ def test_folders_without_permissions_are_removed(tmp_path: Path) -> None:
 
 
 def nest(folder: Path, depth: int, name: str = "d") -> None:
-    """Nest folders deeper than any path can name."""
+    """Nests folders deeper than any path can name."""
     folder.mkdir(parents=True)
     inner = os.open(folder, os.O_RDONLY)
     for _ in range(depth):

@@ -65,7 +65,7 @@ async def pair(hosting: Hosting, redis_url: str, request: pytest.FixtureRequest)
 
 
 async def app_birth(hosting: Hosting, path: str = "/") -> int:
-    """Wait until the app answers. Returns its start time."""
+    """Waits until the app answers. Returns its start time."""
     require_control_groups()
 
     async def answered() -> int:

@@ -104,7 +104,7 @@ class Watch:
         return read_state(self.hosting.folder, deploy_id)
 
     async def ask(self, deploy_id: str, path: str = "/") -> str:
-        """Request a path once the app listens."""
+        """Requests a path once the app listens."""
         async with asyncio.timeout(20):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):

@@ -43,7 +43,7 @@ NOW = 1_782_979_200_000
 
 
 def made(folder: Path, days: float, domain: str = DOMAIN) -> tuple[ssl.SSLContext, int]:
-    """Make a self-signed certificate that expires in so many days. Returns it, and the time of its end in ms."""
+    """Makes a self-signed certificate that expires in so many days. Returns it, and the time of its end in ms."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     ends = (now + datetime.timedelta(days=days)).replace(microsecond=0)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, domain)])
@@ -94,7 +94,7 @@ class Edge:
         self._server.close()
 
     def shows(self, domain: str, days: float) -> int:
-        """Present a new certificate for the domain. Returns the time of its end in ms."""
+        """Presents a new certificate for the domain. Returns the time of its end in ms."""
         self.contexts[domain], ends = made(self.folder, days, domain)
         return ends
 

@@ -35,7 +35,7 @@ class Worker:
         return await leases.settle_overdue(self.store)
 
     async def reserve(self, account: str, max_cost: int, lease: int) -> str:
-        """Reserve as a gateway does. `lease` is in ms; a negative lease is already over."""
+        """Reserves as a gateway does. `lease` is in ms; a negative lease is already over."""
         reservation = next(ids)
         decision = await scripts.admit(
             self.store,
@@ -54,7 +54,7 @@ class Worker:
         return reservation
 
     async def spend(self, account: str) -> tuple[int, int]:
-        """Return the amounts settled and reserved today, in nano-euro."""
+        """Returns the amounts settled and reserved today, in nano-euro."""
         seconds, _ = await self.store.client.time()
         day = datetime.fromtimestamp(seconds, UTC).date().isoformat()
         settled, reserved = await self.store.client.hmget(spend_key(account, day), ["settled", "reserved"])

@@ -35,14 +35,14 @@ async def own(tmp_path: Path) -> AsyncIterator[Queue]:
 
 
 async def write_events(own: Queue, accounts: list[Account], each: int) -> None:
-    """Write events straight to the streams, which is faster than one script call per event."""
+    """Writes events straight to the streams, which is faster than one script call per event."""
     for account in accounts:
         keys = stream_key(partition_tag(account.id), "events"), bodies_key(account.id)
         await own.store.client.eval(WRITE_EVENTS, 2, *keys, account.id, int(time.time() * 1000), each)
 
 
 async def delays(account: Account, receiver: FakeReceiver, count: int) -> list[float]:
-    """Return the seconds from each event to its request."""
+    """Returns the seconds from each event to its request."""
     path, found = f"/{account.id}", []
     for number in range(count):
         began = time.monotonic()

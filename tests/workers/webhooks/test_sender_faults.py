@@ -41,7 +41,7 @@ async def proxy(own: Queue) -> AsyncIterator[Proxy]:
 
 
 async def next_worker(own: Queue) -> None:
-    """Start a worker that takes over the name of a killed worker, as after the end of its heartbeat."""
+    """Starts a worker that takes over the name of a killed worker, as after the end of its heartbeat."""
     async for key in own.store.client.scan_iter("worker:*"):
         await own.store.client.delete(key)
     await own.worker()
