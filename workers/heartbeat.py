@@ -20,6 +20,7 @@ from gateway.redis.client import Store
 
 LISTED_SECONDS = 3_600  # that the list of these workers outlives the last renewal
 RENEWAL_SECONDS = HEARTBEAT_SECONDS / 3  # between renewals
+RETRY_SECONDS = 0.5  # until the next attempt after a failed one
 
 
 def worker_name(number: int) -> str:
@@ -30,7 +31,7 @@ async def keep_heartbeat(store: Store, group: str) -> None:
     """Renews the heartbeat of one worker until canceled."""
     token, number = secrets.token_hex(8), 1
     while True:
-        key = worker_key(group, worker_name(number))
+        key, pause = worker_key(group, worker_name(number)), RETRY_SECONDS
         # If Redis is unavailable for too long, the heartbeat expires.
         with contextlib.suppress(BackboneUnavailable):
             owner = await store.client.set(key, token, nx=True, get=True, ex=HEARTBEAT_SECONDS)
@@ -41,5 +42,6 @@ async def keep_heartbeat(store: Store, group: str) -> None:
                 await store.client.expire(key, HEARTBEAT_SECONDS)
             await store.client.sadd(WORKERS_KEY, f"{group}:{worker_name(number)}")
             await store.client.expire(WORKERS_KEY, LISTED_SECONDS)
+            pause = RENEWAL_SECONDS
         end_if_canceled()
-        await asyncio.sleep(RENEWAL_SECONDS)
+        await asyncio.sleep(pause)

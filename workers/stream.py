@@ -211,7 +211,7 @@ class Consumer:
         return False
 
     async def _renew_name(self, *, nx: bool = False) -> bool:
-        """Reserves or renew the name. Returns False, and changes nothing, if another worker has the name."""
+        """Reserves or renews the name. Returns False, and changes nothing, if another worker has the name."""
         began, key = time.monotonic(), self._heartbeat_key()
         owner = await self._store.client.set(key, self._token, nx=nx, get=True, ex=HEARTBEAT_SECONDS)
         if owner in (None, self._token):
