@@ -198,6 +198,9 @@ def test_event_that_came_twice_needs_a_fault_that_met_it() -> None:
     assert books.check_events({}, twice, set(), [replace(PRIMARY, slots=ELSEWHERE)])
     before = [Received("acc", "evt", at, True) for at in (90.0, 104.0)]
     assert books.check_events({}, before, set(), [worker])
+    soon = [Received("acc", "evt", at, True) for at in (101.0, 101.1)]
+    assert books.check_events({}, soon, set(), [PRIMARY])
+    assert not books.check_events({}, soon, set(), [CLOCK])
 
 
 def test_wrong_signature_is_seen() -> None:
