@@ -19,6 +19,8 @@ from typing import Any, ClassVar
 
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
 
 from gateway.redis.partitions import PARTITION_TAGS
@@ -71,7 +73,8 @@ class Node(RedisServer):
         wrapper.write_text(f'#!/bin/sh\nexport CHAOS=1 {faked}\nexec {self.binary} {settings} "$@"\n')
         wrapper.chmod(0o755)
         self.binary = str(wrapper)
-        self.connection = redis.asyncio.Redis(port=self.port, socket_timeout=1, socket_connect_timeout=1)
+        once = Retry(NoBackoff(), 1)  # because a connection may be lost
+        self.connection = redis.asyncio.Redis(port=self.port, socket_timeout=1, socket_connect_timeout=1, retry=once)
 
     @property
     def reachable(self) -> bool:
@@ -174,6 +177,25 @@ class Servers(ABC):
             except (redis.RedisError, OSError) as fault:
                 error = fault
         raise error if isinstance(error, redis.RedisError) else redis.RedisError(str(error))
+
+    async def read_ttls(self, keys: Sequence[str]) -> dict[str, int]:
+        """Returns the milliseconds to live of the existing keys, with one request to each primary."""
+
+        async def read(node: Node) -> list[Any]:
+            pipe = node.connection.pipeline(transaction=False)
+            for key in keys:
+                pipe.pttl(key)
+            with contextlib.suppress(redis.RedisError, OSError):
+                return await pipe.execute(raise_on_error=False)  # the error of a key that another node has
+            return []
+
+        answers = await asyncio.gather(*map(read, await self.find_primaries()))
+        return {
+            key: ttl
+            for ttls in answers
+            for key, ttl in zip(keys, ttls, strict=False)
+            if isinstance(ttl, int) and ttl > 0
+        }
 
     async def _list_candidates(self) -> list[Node]:
         return await self.find_primaries()

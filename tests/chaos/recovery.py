@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
-import redis
 
 from gateway.cancellation import end_if_canceled
 from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
@@ -95,22 +94,17 @@ class Recovery:
 
     async def _watch_heartbeats(self) -> None:
         """Records when each heartbeat was renewed, which follows from its time to live."""
+        keys = {
+            group: [worker_key(group, f"{socket.gethostname()}-{n}") for n in range(1, WORKER_NUMBERS + 1)]
+            for group in GROUPS
+        }
         while True:
             end_if_canceled()
-            for group in GROUPS:
-                names = [f"{socket.gethostname()}-{number}" for number in range(1, WORKER_NUMBERS + 1)]
-                renewed = []
-                for name in names:
-                    left = await self._read_ttl(worker_key(group, name))
-                    if left > 0:
-                        renewed.append(time.monotonic() - HEARTBEAT_SECONDS + left / 1000)
-                self._renewals[group].append(sorted(renewed))
+            oldest = time.monotonic() - HEARTBEAT_SECONDS  # the renewal of a heartbeat that expires now
+            left = await self._servers.read_ttls([key for each in keys.values() for key in each])
+            for group, each in keys.items():
+                self._renewals[group].append(sorted(oldest + left[key] / 1000 for key in each if key in left))
             await asyncio.sleep(2 * CHECK_INTERVAL_SECONDS)
-
-    async def _read_ttl(self, key: str) -> int:
-        with contextlib.suppress(redis.RedisError):
-            return int(await self._servers.execute("PTTL", key))
-        return -2
 
     # -- measurements ----------------------------------------------------------------------------------------
 
