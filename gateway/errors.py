@@ -20,15 +20,19 @@ class ServiceError(Exception):
     )
     # A retry cannot succeed: `x-should-retry: false` keeps the OpenAI SDKs from retrying.
     permanent: ClassVar[bool] = False
+    # The values of errors that are raised without any:
+    retry_after: int | None = None
+    own_headers: ClassVar[Headers] = []
 
     def __init__(
         self, message: str | None = None, *, retry_after: float | None = None, headers: Headers | None = None
     ) -> None:
         super().__init__(message or self.message)
         self.message = message or self.message
-        # Rounded up to whole seconds, so that a caller who waits this long is not refused again.
-        self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
-        self.headers: Headers = headers or []
+        if retry_after is not None:
+            # Rounded up to whole seconds, so that a caller who waits this long is not refused again.
+            self.retry_after = max(1, math.ceil(retry_after))
+        self.headers = self.own_headers if headers is None else headers
 
     def event(self) -> dict[str, str]:
         """Returns the error as the data of a stream's event."""
@@ -63,9 +67,7 @@ class OriginNotAllowed(ServiceError):
 class TokenMissing(ServiceError):
     status, code = 401, "TOKEN_MISSING"
     message = "Sign in first: send the app user's token as 'Authorization: Bearer <token>'."
-
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message, headers=[(b"www-authenticate", b"Bearer")])
+    own_headers: ClassVar = [(b"www-authenticate", b"Bearer")]
 
 
 class TokenInvalid(TokenMissing):
@@ -169,9 +171,7 @@ class ProviderRefused(ServiceError):
 class BackboneUnavailable(ServiceError):
     status, code = 503, "BACKBONE_UNAVAILABLE"
     message = "The service cannot reach its database; nothing was sent or charged. Try again shortly."
-
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message, retry_after=1)
+    retry_after = 1
 
 
 class BackboneRefused(BackboneUnavailable):
@@ -187,17 +187,13 @@ class NotReplicated(BackboneUnavailable):
 class StorageUnavailable(ServiceError):
     status, code = 503, "STORAGE_UNAVAILABLE"
     message = "The service cannot reach its storage for sources and releases; nothing was deployed. Try again shortly."
-
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message, retry_after=5)
+    retry_after = 5
 
 
 class Unauthorized(ServiceError):
     status, code = 401, "UNAUTHORIZED"
     message = "Send a valid API key or operator token as 'Authorization: Bearer <key>'."
-
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message, headers=[(b"www-authenticate", b"Bearer")])
+    own_headers: ClassVar = [(b"www-authenticate", b"Bearer")]
 
 
 class CsrfRefused(ServiceError):

@@ -6,6 +6,11 @@ import random
 import re
 import secrets
 import time
+from typing import Annotated
+
+from msgspec import Meta
+
+Time = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]  # as `now_iso` formats it
 
 
 def new_id(kind: str) -> str:

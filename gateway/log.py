@@ -42,7 +42,6 @@ class LineWriter:
         self._is_file = False
         self._lines: deque[bytes] = deque()
         self._bytes = 0  # of the lines that are queued or being written
-        self._taken = self._written = 0  # lines, since the start
         self._dropped = 0  # lines since the last report
         self._full = False
         self._write_through = False
@@ -75,7 +74,9 @@ class LineWriter:
         with self._lock:
             # Once full, half of the queue must be written before it accepts lines again, so that gaps are few.
             if self._bytes + len(line) > (QUEUE_BYTES // 2 if self._full else QUEUE_BYTES):
-                self._drop(1)
+                self._full = True
+                self._dropped += 1
+                self.on_drop(1)
                 return
             if self._full:
                 self._full = False
@@ -91,9 +92,9 @@ class LineWriter:
         """Does nothing. Loggers call it after each line."""
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Waits until all lines so far are written. Returns False if that takes longer than `seconds`."""
-        until, target = time.monotonic() + seconds, self._taken
-        while self._written < target:
+        """Waits until all lines are written. Returns False if that takes longer than `seconds`."""
+        until = time.monotonic() + seconds
+        while self._bytes:
             if time.monotonic() > until:
                 return False
             time.sleep(0.002)
@@ -106,16 +107,10 @@ class LineWriter:
     def _append(self, line: bytes) -> None:
         self._lines.append(line)
         self._bytes += len(line)
-        self._taken += 1
 
     def _append_report(self) -> None:
         self._append(_report_dropped(self._dropped))
         self._dropped = 0
-
-    def _drop(self, lines: int) -> None:
-        self._full = True
-        self._dropped += lines
-        self.on_drop(lines)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -146,7 +141,6 @@ class LineWriter:
         error = self._write_all(data)
         with self._lock:
             self._bytes -= len(data)
-            self._written += len(batch)
             if error:
                 self.on_drop(len(batch))  # the log itself cannot report it
 

@@ -182,8 +182,7 @@ class FolderStorage:
         path = self._make_folders(key)
         partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.part")
         try:
-            if not isinstance(content, Path) or not _link(content, partial):
-                _write(content, partial)
+            _fill(partial, content)
             with partial.open("rb") as file:
                 os.fchmod(file.fileno(), 0o600)
                 os.fsync(file.fileno())
@@ -273,22 +272,17 @@ class FolderStorage:
                 return await asyncio.to_thread(check_and_work)
 
 
-def _link(source: Path, target: Path) -> bool:
-    """Makes a hard link. Returns False if that fails, as between file systems."""
-    try:
-        os.link(source, target)
-    except OSError:
-        return False
-    return True
-
-
-def _write(content: bytes | Path, target: Path) -> None:
-    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        if isinstance(content, Path):
-            with content.open("rb") as source:
-                shutil.copyfileobj(source, file, CHUNK_BYTES)
-        else:
-            file.write(content)
+def _fill(target: Path, content: bytes | Path) -> None:
+    """Makes the file. If the content is another file on the same file system, the new one is a hard link to it."""
+    if isinstance(content, Path):
+        with suppress(OSError):
+            os.link(content, target)
+            return
+    target.touch(mode=0o600, exist_ok=False)
+    if isinstance(content, Path):
+        shutil.copyfile(content, target)
+    else:
+        target.write_bytes(content)
 
 
 class S3Storage:

@@ -44,7 +44,7 @@ logger = structlog.get_logger()
 BLOCK_MS = 2_000  # together with COMMAND_SECONDS, this bounds the wait for a server that has vanished
 BATCH_ENTRIES = 100  # per read
 RENEWAL_SECONDS = 5.0  # between heartbeats
-FIRST_PAUSE_SECONDS = 0.1  # before the first retry
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 0.5  # before a retry
 CLAIM_PAUSE_SECONDS = 1.0  # between searches for entries of dead workers
 PENDING_ENTRIES = 100_000  # at most, that a worker gives back when it stops
 PROCESSING_ATTEMPTS = 3  # before an entry whose processing fails becomes a dead letter
@@ -103,12 +103,12 @@ class Consumer:
             await self._retry_until_done(self._make_groups)
             await self._retry_until_done(self._reserve_name)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._repeat_every(RENEWAL_SECONDS, self._send_heartbeat))
+                group.create_task(self._retry_until_done(self._send_heartbeat, every=RENEWAL_SECONDS))
                 # One task per partition: the cluster node of one partition may be unavailable while the others work.
                 for tag in PARTITION_TAGS:
                     group.create_task(self._retry_until_done(self._read_entries, tag))
                     group.create_task(self._retry_until_done(self._claim_idle_entries, tag))
-                    group.create_task(self._repeat_every(self._idle / 3000, self._renew_entries, tag))
+                    group.create_task(self._retry_until_done(self._renew_entries, tag, every=self._idle / 3000))
         finally:
             await self._blocking.aclose()
 
@@ -143,8 +143,10 @@ class Consumer:
                 return Entry(tag, found, fields)
         return None
 
-    async def _retry_until_done(self, work: Callable[..., Coroutine[Any, Any, bool]], *args: str) -> None:
-        """Repeats the work until it returns True. After a failure of Redis, retry after a growing pause."""
+    async def _retry_until_done(
+        self, work: Callable[..., Coroutine[Any, Any, bool]], *args: str, every: float = 0
+    ) -> None:
+        """Repeats the work until it returns True, with `every` seconds in between, or growing pauses if Redis fails."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             end_if_canceled()
@@ -152,12 +154,14 @@ class Consumer:
                 if await work(*args):
                     return
                 pause = FIRST_PAUSE_SECONDS
+                end_if_canceled()
+                await asyncio.sleep(every)
             except BackboneUnavailable as error:
                 fault = error.__cause__
                 if not await self._make_lost_groups(fault):
                     self._log_fault(fault)
                     await asyncio.sleep(pause)
-                    pause = min(pause * 2, 2.0)
+                    pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _log_fault(self, fault: BaseException | None) -> None:
         """Logs one line per outage, not one per partition."""
@@ -165,17 +169,6 @@ class Consumer:
         if now - self._last_fault > OUTAGE_SECONDS:
             logger.warning("stream.waiting", stream=self._stream, error=f"{type(fault).__name__}: {fault}")
         self._last_fault = now
-
-    async def _repeat_every(self, seconds: float, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
-        while True:
-            end_if_canceled()
-            try:
-                await work(*args)
-                end_if_canceled()
-                await asyncio.sleep(seconds)
-            except BackboneUnavailable as error:
-                await self._make_lost_groups(error.__cause__)
-                await asyncio.sleep(min(seconds, 0.5))
 
     async def _make_lost_groups(self, fault: BaseException | None) -> bool:
         """Creates the consumer groups again if the fault says that Redis has lost them."""
@@ -222,7 +215,7 @@ class Consumer:
             await self._store.client.set(key, owner, ex=HEARTBEAT_SECONDS)
         return False
 
-    async def _send_heartbeat(self) -> None:
+    async def _send_heartbeat(self) -> bool:
         if not await self._renew_name():
             # Redis was unreachable for so long that another worker has taken the name and its pending entries.
             logger.warning("stream.name_lost", stream=self._stream, name=self.name)
@@ -230,6 +223,7 @@ class Consumer:
             await self._retry_until_done(self._reserve_name)
         # Redis before 7.2 lists a consumer only after its first entry. This command lists it at once, for operators.
         await self._store.client.xgroup_createconsumer(self.key(PARTITION_TAGS[0]), self.group, self.name)
+        return False
 
     async def confirm_name(self) -> None:
         """Waits while another worker may have this name and its pending entries, because both would process them."""
@@ -289,9 +283,10 @@ class Consumer:
             self._store, entry.tag, self._stream, entry.fields, event, group=self.group, entry=entry.id, reason=reason
         )
 
-    async def _renew_entries(self, tag: str) -> None:
+    async def _renew_entries(self, tag: str) -> bool:
         """Resets the idle time of the entries in memory, so that no other worker claims them."""
         await self._set_idle(tag, list(self._held[tag]), 0)
+        return False
 
     async def _set_idle(self, tag: str, ids: list[str], idle: int) -> None:
         for first in range(0, len(ids), BATCH_ENTRIES):

@@ -22,7 +22,7 @@ from gateway.accounts import scripts
 from gateway.accounts.credentials import digest, new_key
 from gateway.accounts.keys import api_key_key, api_keys_key, api_keys_used_key
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
-from gateway.ids import new_id, now_iso
+from gateway.ids import Time, new_id, now_iso
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 from gateway.redis.scripts import compare_and_set
@@ -64,6 +64,22 @@ class ApiKey(msgspec.Struct, frozen=True):
     createdAt: str
 
 
+class KeyView(msgspec.Struct):
+    """An API key as its account sees it."""
+
+    id: str
+    name: str
+    createdAt: Time
+
+
+class CreatedKey(KeyView):
+    key: str  # shown only here
+
+
+class ListedKey(KeyView):
+    lastUsedAt: Time | None
+
+
 class ApiKeys:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -72,11 +88,8 @@ class ApiKeys:
 
     # -- the account's list ----------------------------------------------------------------------------------
 
-    async def create(self, account_id: str, name: str, *, limit: int = MAX_KEYS) -> tuple[ApiKey, str]:
-        """Returns the record and the key itself, which cannot be read again later.
-
-        Raises RequestMalformed if the account has `limit` keys.
-        """
+    async def create(self, account_id: str, name: str, *, limit: int = MAX_KEYS) -> CreatedKey:
+        """Creates a key, which cannot be read again later. Raises RequestMalformed if the account has `limit` keys."""
         if not 0 < len(name := name.strip()) <= NAME_LENGTH:
             raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
         secret = new_key("csk")
@@ -86,15 +99,16 @@ class ApiKeys:
         if not await scripts.add_key(self._store, account_id, key.id, msgspec.json.encode(key).decode(), limit):
             await compare_and_set(self._store, finder, "")
             raise RequestMalformed(f"An account has at most {limit} API keys; revoke one first.")
-        return key, secret
+        return CreatedKey(key.id, key.name, key.createdAt, secret)
 
-    async def list(self, account_id: str) -> list[tuple[ApiKey, str | None]]:
+    async def list(self, account_id: str) -> list[ListedKey]:
         """Returns the keys, newest first, each with the time of its last use."""
         records = await self._store.client.hgetall(api_keys_key(account_id))
         used = await self._store.client.hgetall(api_keys_used_key(account_id))
         found = [msgspec.json.decode(record, type=ApiKey) for record in records.values()]
         found.sort(key=lambda key: key.id, reverse=True)
-        return [(key, now_iso(int(used[key.id]) / 1000) if key.id in used else None) for key in found]
+        times = {key_id: now_iso(int(at) / 1000) for key_id, at in used.items()}
+        return [ListedKey(key.id, key.name, key.createdAt, times.get(key.id)) for key in found]
 
     async def revoke(self, account_id: str, key_id: str) -> None:
         """Revokes the key and its sessions. Raises NotFound, and LastKey for the account's only key."""

@@ -58,7 +58,8 @@ class AppChanges:
                 raise AppLimitReached(
                     f"Your plan allows {limit} app{'s' if limit > 1 else ''}; delete one, or choose a larger plan."
                 )
-            if await self._registry.find_app(app.name) is not None or await self._is_withheld(app):
+            withheld_for = await self._store.get(former_name_key(app.name))
+            if withheld_for not in (None, app.account) or await self._registry.find_app(app.name) is not None:
                 raise NameTaken
             try:
                 # The alias first: an app must be found by its id as soon as it is found by its name.
@@ -78,9 +79,6 @@ class AppChanges:
         if tried > CHANGES_PER_MINUTE:
             message = f"An account can create, change and delete {CHANGES_PER_MINUTE} apps per minute; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
-
-    async def _is_withheld(self, app: App) -> bool:
-        return await self._store.get(former_name_key(app.name)) not in (None, app.account)
 
     async def withhold_name(self, app: App) -> None:
         """Withholds the name of a live app from other accounts after its deletion."""
@@ -116,7 +114,8 @@ class AppChanges:
             raise _busy() from None
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._acquire(key, token)
+                while not await self._store.client.set(key, token, nx=True, ex=LOCK_SECONDS):  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_SECONDS)
             async with asyncio.timeout(CHANGE_SECONDS):
                 yield
         except TimeoutError:
@@ -126,12 +125,6 @@ class AppChanges:
                 await finish_despite_cancellation(self._release(key, token))
             finally:
                 queue.release()
-
-    async def _acquire(self, key: str, token: str) -> None:
-        while True:
-            if await self._store.client.set(key, token, nx=True, ex=LOCK_SECONDS):
-                return
-            await asyncio.sleep(POLL_SECONDS)
 
     async def _release(self, key: str, token: str) -> None:
         """Removes the lock, unless another request holds it. A lock that cannot be removed expires."""

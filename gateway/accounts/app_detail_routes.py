@@ -8,14 +8,14 @@ import msgspec
 from litestar import get
 from litestar.params import FromPath, QueryParameter
 
-from gateway.accounts.operator_routes import RepositoryView
+from gateway.accounts.operator_routes import RepositoryView, view_repository
 from gateway.accounts.records import Account, App, Build
 from gateway.accounts.routes import AccountApp, view_apps
 from gateway.deploys.routes import require_own_app
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events.catalog import Finding, Time
+from gateway.events.catalog import Finding
 from gateway.http.authentication import Caller
-from gateway.ids import now_iso
+from gateway.ids import Time, now_iso
 from gateway.monitors import history
 from gateway.monitors.crashes import Crash
 from gateway.monitors.findings import MAX_OPEN
@@ -46,12 +46,11 @@ class AppDetails(AccountApp, kw_only=True):
 
 async def view_app_details(account: Account, app: App, gateway: Gateway) -> AppDetails:
     [listed] = await view_apps(account, [app], gateway)
-    repository = app.repository
     return AppDetails(
         **msgspec.structs.asdict(listed),
         createdAt=app.createdAt,
         liveDeploy=await gateway.deploys.find_live_id(app),
-        repository=None if repository is None else RepositoryView(repository.url, repository.branch),
+        repository=view_repository(app),
         build=app.build,
         certificate=await _read_certificate(app, gateway),
         healthDays=await history.read_history(gateway.store, account.id, app.id),
@@ -64,13 +63,13 @@ async def _read_certificate(app: App, gateway: Gateway) -> CertificateView | Non
     return CertificateView(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
 
 
-@get("/account/apps/{app:str}", errors=[NotFound])
+@get("/apps/{app:str}", errors=[NotFound])
 async def show_app(account: Caller, app: FromPath[str], gateway: Injected) -> AppDetails:
     """Show an app, with its certificate and the history of its health."""
     return await view_app_details(account, await require_own_app(app, account, gateway), gateway)
 
 
-@get("/account/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
+@get("/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
 async def list_findings(
     account: Caller,
     app: FromPath[str],
@@ -84,7 +83,7 @@ async def list_findings(
     return (await gateway.findings.find_open(await require_own_app(app, account, gateway)))[:limit]
 
 
-@get("/account/apps/{app:str}/crashes", errors=[NotFound])
+@get("/apps/{app:str}/crashes", errors=[NotFound])
 async def list_crashes(account: Caller, app: FromPath[str], gateway: Injected) -> list[Crash]:
     """List an app's last 20 crashes of 30 days, newest first."""
     return await gateway.crashes.list(await require_own_app(app, account, gateway))

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar import Router, delete, get, patch, post
+from litestar import delete, get, patch, post
 from litestar.params import FromPath, JSONBody
-from litestar.types import ControllerRouterHandler
 
 from gateway.accounts import app_detail_routes
 from gateway.accounts.operator_routes import (
@@ -25,7 +24,7 @@ from gateway.accounts.records import App, Build, JwksAuth, Repository
 from gateway.accounts.routes import AccountApp, list_apps, view_apps
 from gateway.deploys.routes import require_own_app
 from gateway.errors import AppLimitReached, NameTaken, NotFound, RateLimited, RequestMalformed
-from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.http.authentication import Caller, account_router
 from gateway.ids import new_id, now_iso
 from gateway.process import Gateway, Injected
 
@@ -63,7 +62,7 @@ def view_settings(app: App) -> AppSettings:
     return AppSettings(auth=view_auth(app.auth), repository=view, build=app.build)
 
 
-@post("/account/apps", errors=[RequestMalformed, NameTaken, AppLimitReached, RateLimited])
+@post("/apps", errors=[RequestMalformed, NameTaken, AppLimitReached, RateLimited])
 async def create_app(account: Caller, data: JSONBody[NewApp], gateway: Injected) -> AccountApp:
     """Create an app.
 
@@ -87,12 +86,12 @@ def check_service_host(name: str, gateway: Gateway) -> None:
         raise RequestMalformed("name: this is the service's own address; choose another name.")
 
 
-@get("/account/apps/{app:str}/settings", summary="Show the settings of an app", errors=[NotFound])
+@get("/apps/{app:str}/settings", summary="Show the settings of an app", errors=[NotFound])
 async def show_settings(account: Caller, app: FromPath[str], gateway: Injected) -> AppSettings:
     return view_settings(await require_own_app(app, account, gateway))
 
 
-@patch("/account/apps/{app:str}", errors=[RequestMalformed, NotFound, RateLimited])
+@patch("/apps/{app:str}", errors=[RequestMalformed, NotFound, RateLimited])
 async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChange], gateway: Injected) -> AppSettings:
     """Change an app's token verification, repository and build.
 
@@ -123,7 +122,7 @@ def keep_credentials(repository: Repository | None, before: Repository | None) -
     return msgspec.structs.replace(repository, credentials=before.credentials)
 
 
-@delete("/account/apps/{app:str}", errors=[NotFound, RateLimited])
+@delete("/apps/{app:str}", errors=[NotFound, RateLimited])
 async def delete_app(account: Caller, app: FromPath[str], gateway: Injected) -> None:
     """Delete an app.
 
@@ -134,13 +133,4 @@ async def delete_app(account: Caller, app: FromPath[str], gateway: Injected) -> 
     await forget_app(found, gateway)
 
 
-ROUTES: list[ControllerRouterHandler] = [
-    Router(
-        "/",
-        route_handlers=[list_apps, create_app, show_settings, change_app, delete_app, *app_detail_routes.HANDLERS],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    )
-]
+ROUTES = [account_router(list_apps, create_app, show_settings, change_app, delete_app, *app_detail_routes.HANDLERS)]

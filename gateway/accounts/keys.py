@@ -27,73 +27,31 @@ When a record changes, the name of its key is published on the channel `changes`
 
 from __future__ import annotations
 
-from gateway.redis.partitions import partition_tag
+from gateway.redis.partitions import keys_of_account, keys_of_all, keys_of_partition
 
 REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
 REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `count_registration.lua` explains why
 SESSIONS_PREFIX = "sessions:"
 REGISTERED_PREFIX = "registered:"
 
+app_key = keys_of_all("app")
+alias_key = keys_of_all("alias")
+domain_key = keys_of_all("domain")
+former_name_key = keys_of_all("former-name")
+api_key_key = keys_of_all("key")
+session_key = keys_of_all("session")
+logins_key = keys_of_all("logins")
 
-def app_key(name: str) -> str:
-    return f"app:{name}"
+account_key = keys_of_account("account")
+app_lock_key = keys_of_account("app-lock")
+app_changes_key = keys_of_account("app-changes")
+deleted_apps_key = keys_of_account("deleted-apps")
+api_keys_key = keys_of_account("keys")
+api_keys_used_key = keys_of_account("keys-used")
 
-
-def alias_key(app_id: str) -> str:
-    return f"alias:{app_id}"
-
-
-def domain_key(domain: str) -> str:
-    return f"domain:{domain}"
-
-
-def former_name_key(name: str) -> str:
-    return f"former-name:{name}"
-
-
-def app_lock_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:app-lock:{account_id}"
-
-
-def app_changes_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:app-changes:{account_id}"
-
-
-def deleted_apps_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:deleted-apps:{account_id}"
-
-
-def api_key_key(digest: str) -> str:
-    return f"key:{digest}"
-
-
-def api_keys_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:keys:{account_id}"
-
-
-def api_keys_used_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:keys-used:{account_id}"
-
-
-def session_key(digest: str) -> str:
-    return f"session:{digest}"
-
-
-def logins_key(client: str) -> str:
-    return f"logins:{client}"
-
-
-def account_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:account:{account_id}"
+accounts_key = keys_of_partition("accounts")
+apps_key = keys_of_partition("apps")
 
 
 def account_apps_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:account:{account_id}:apps"
-
-
-def accounts_key(tag: str) -> str:
-    return f"{tag}:accounts"
-
-
-def apps_key(tag: str) -> str:
-    return f"{tag}:apps"
+    return f"{account_key(account_id)}:apps"

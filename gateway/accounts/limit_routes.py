@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 import msgspec
-from litestar import Router, get, put
+from litestar import get, put
 from litestar.params import FromPath, JSONBody
-from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.records import Account, App, AppLimits, to_nano_euro
+from gateway.accounts.routes import Spend
 from gateway.bounds import Euro, Rate
 from gateway.deploys.routes import require_own_app
 from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
-from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.http.authentication import Caller, account_router
 from gateway.inference.keys import app_spend_fields, spend_key
 from gateway.inference.spend.limits import allowed_limits, limits_of
 from gateway.process import Gateway, Injected
@@ -49,22 +49,19 @@ class WidestLimits(msgspec.Struct):
     userRequestsPerMinute: int
 
 
-class AppSpend(msgspec.Struct):
+class AppSpend(Spend):
     """Nano-euro of a UTC day."""
 
-    day: str
-    settled: int
-    reserved: int
-    cap: int  # the narrower of the app's and the plan's
+    # `cap` is the narrower of the app's and the plan's.
     widest: WidestLimits
 
 
-@get("/account/apps/{app:str}/limits", summary="Show the limits of an app and its users", errors=[NotFound])
+@get("/apps/{app:str}/limits", summary="Show the limits of an app and its users", errors=[NotFound])
 async def show_limits(account: Caller, app: FromPath[str], gateway: Injected) -> LimitsView:
     return _view((await require_own_app(app, account, gateway)).limits or AppLimits())
 
 
-@put("/account/apps/{app:str}/limits", errors=[RequestMalformed, NotFound, BackboneUnavailable])
+@put("/apps/{app:str}/limits", errors=[RequestMalformed, NotFound, BackboneUnavailable])
 async def change_limits(
     account: Caller, app: FromPath[str], data: JSONBody[LimitsChange], gateway: Injected
 ) -> LimitsView:
@@ -78,7 +75,7 @@ async def change_limits(
     return _view(await gateway.registry.change_limits(found, lambda limits: msgspec.structs.replace(limits, **changes)))
 
 
-@get("/account/apps/{app:str}/spend", summary="Show an app's spend of today", errors=[NotFound])
+@get("/apps/{app:str}/spend", summary="Show an app's spend of today", errors=[NotFound])
 async def show_spend(account: Caller, app: FromPath[str], gateway: Injected) -> AppSpend:
     found = await require_own_app(app, account, gateway)
     day, fields = await gateway.store.today(), app_spend_fields(found.id)
@@ -118,13 +115,4 @@ def format_euro(nano: int) -> str:
     return f"{whole}.{f'{fraction:09d}'.rstrip('0').ljust(2, '0')}"
 
 
-ROUTES: list[ControllerRouterHandler] = [
-    Router(
-        "/",
-        route_handlers=[show_limits, change_limits, show_spend],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    )
-]
+ROUTES = [account_router(show_limits, change_limits, show_spend)]

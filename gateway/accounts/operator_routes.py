@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
-from litestar import Router, delete, get, put
+from litestar import delete, get, put
 from litestar.params import FromPath, JSONBody
 
 from gateway.accounts.records import (
@@ -27,18 +27,15 @@ from gateway.accounts.vault import NoEncryptionKey
 from gateway.bounds import Host, Id, SigningSecret
 from gateway.deploys.addresses import live_url
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events.catalog import Time
-from gateway.http.authentication import OPERATOR_SECURITY, operators_only
-from gateway.ids import now_iso
+from gateway.http.authentication import operator_router
+from gateway.ids import Time, now_iso
 from gateway.outbound import addresses
 from gateway.process import Gateway, Injected
 
 SECRET_BYTES = 32
 
 
-class NewSecretAuth(
-    SecretAuth, frozen=True, tag_field="kind", tag="secret", forbid_unknown_fields=True, omit_defaults=True
-):
+class NewSecretAuth(SecretAuth, frozen=True, tag="secret"):
     """The auth of a request, with the plain secret. The record holds it encrypted."""
 
     secret: SigningSecret
@@ -82,7 +79,6 @@ class AppView(msgspec.Struct):
 
 
 def view_app(app: App, gateway: Gateway) -> AppView:
-    repository = app.repository
     return AppView(
         id=app.id,
         name=app.name,
@@ -90,12 +86,16 @@ def view_app(app: App, gateway: Gateway) -> AppView:
         auth=view_auth(app.auth),
         customDomain=app.customDomain,
         customDomainVerified=app.customDomainVerified,
-        repository=None if repository is None else RepositoryView(repository.url, repository.branch),
+        repository=view_repository(app),
         build=app.build,
         limits=app.allowedRates,
         createdAt=app.createdAt,
         url=live_url(app.name, gateway.settings),
     )
+
+
+def view_repository(app: App) -> RepositoryView | None:
+    return None if app.repository is None else RepositoryView(app.repository.url, app.repository.branch)
 
 
 def view_auth(auth: Auth) -> dict[str, Any]:
@@ -253,12 +253,4 @@ async def forget_app(app: App, gateway: Gateway) -> None:
     await gateway.app_changes.delete_app(app)
 
 
-ROUTES = [
-    Router(
-        path="/platform",
-        route_handlers=[put_app, get_app, delete_app],
-        guards=[operators_only],
-        tags=["Platform"],
-        security=OPERATOR_SECURITY,
-    )
-]
+ROUTES = [operator_router(put_app, get_app, delete_app)]

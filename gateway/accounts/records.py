@@ -27,37 +27,25 @@ BRANCH = re.compile(
 )
 
 
-class JwksAuth(
-    msgspec.Struct, frozen=True, tag_field="kind", tag="jwks", forbid_unknown_fields=True, omit_defaults=True
-):
+class _Auth(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True):
+    """How an app's users are verified: the base of the kinds."""
+
+
+class JwksAuth(_Auth, frozen=True, tag="jwks"):
     url: Url = ""  # empty: https://<app>.{apps_domain}/.well-known/jwks.json
     issuer: Issuer | None = None
     audience: Audience | Audiences | None = None
     userClaim: Claim | None = None
 
 
-class SecretAuth(
-    msgspec.Struct,
-    frozen=True,
-    tag_field="kind",
-    tag="secret",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
+class SecretAuth(_Auth, frozen=True, tag="secret"):
     secret: Sealed
     issuer: Issuer | None = None
     audience: Audience | Audiences | None = None
     userClaim: Claim | None = None
 
 
-class BackendAuth(
-    msgspec.Struct,
-    frozen=True,
-    tag_field="kind",
-    tag="backend",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
+class BackendAuth(_Auth, frozen=True, tag="backend"):
     url: Url
     method: Literal["GET", "POST"] = "GET"
     userField: Claim | None = None

@@ -89,8 +89,7 @@ class Registry:
         # The list first: whatever is interrupted, no account is missing in it.
         await self.store.client.zadd(accounts_key(partition_tag(account.id)), {account.id: 0})
         await self._write(account_key(account.id), account)
-        _, api_key = await self.api_keys.create(account.id, FIRST_NAME)
-        return account, api_key
+        return account, (await self.api_keys.create(account.id, FIRST_NAME)).key
 
     async def register_account(self, name: str, per_day: int) -> tuple[Account, str]:
         """Creates a free account. Raises RegistrationsClosed when today's registrations are used up."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request, Router, get, post
+from litestar import Request, get, post
 from litestar.datastructures import State
 from litestar.params import JSONBody
 from litestar.types import ControllerRouterHandler
@@ -14,17 +14,10 @@ from litestar.types import ControllerRouterHandler
 from gateway.accounts.records import Account, App
 from gateway.deploys.addresses import live_url
 from gateway.errors import BackboneUnavailable, CsrfRefused, RegistrationsClosed, RequestMalformed
-from gateway.events.catalog import SAMPLES, Time
-from gateway.events.deliveries import SHARE_BYTES
-from gateway.http.authentication import (
-    ACCOUNT_DEPENDENCY,
-    ACCOUNT_SECURITY,
-    Caller,
-    account_only,
-    is_operator_token,
-    read_bearer,
-    require_account,
-)
+from gateway.events.catalog import SAMPLES
+from gateway.events.deliveries import SHARE_BYTES, count_stored_bytes
+from gateway.http.authentication import Caller, account_router, is_operator_token, read_bearer, require_account
+from gateway.ids import Time
 from gateway.inference.availability import InferenceStatus
 from gateway.inference.keys import spend_key
 from gateway.inference.request import BODY_BYTES
@@ -119,7 +112,7 @@ class AccountView(msgspec.Struct):
     storage: StorageUse
 
 
-@get("/account", summary="Show the account, its limits, and its spend of today")
+@get("/", summary="Show the account, its limits, and its spend of today")
 async def show_account(account: Caller, gateway: Injected) -> AccountView:
     day = await gateway.store.today()
     settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
@@ -130,7 +123,7 @@ async def show_account(account: Caller, gateway: Injected) -> AccountView:
         limits=view_limits(gateway, account.plan),
         spend=Spend(day, int(settled or 0), int(reserved or 0), gateway.settings.daily_caps[account.plan]),
         deploysToday=await gateway.deploys.count_today(account.id, day),
-        storage=StorageUse(await gateway.webhooks.count_stored_bytes(account.id), SHARE_BYTES),
+        storage=StorageUse(await count_stored_bytes(gateway.store, account.id), SHARE_BYTES),
     )
 
 
@@ -149,7 +142,7 @@ class AccountApp(msgspec.Struct):
     openFindings: OpenFindings
 
 
-@get("/account/apps", summary="List the account's apps, with their health")
+@get("/apps", summary="List the account's apps, with their health")
 async def list_apps(account: Caller, gateway: Injected) -> list[AccountApp]:
     return await view_apps(account, await gateway.registry.list_apps(account.id), gateway)
 
@@ -196,12 +189,5 @@ async def register(request: Request[Any, Any, State], data: JSONBody[Registratio
 ROUTES: list[ControllerRouterHandler] = [
     capabilities,
     register,
-    Router(
-        "/",
-        route_handlers=[show_account],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    ),
+    account_router(show_account),
 ]

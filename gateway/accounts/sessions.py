@@ -27,10 +27,8 @@ from gateway.redis.client import Store
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 SESSION_SECONDS = 12 * 3600
 MAX_SESSIONS = 20  # of one API key or operator
-REGISTRATIONS_DIVISOR, MIN_REGISTRATIONS = (
-    10,
-    3,
-)  # one address can make a tenth of a day's registrations, at least three
+# One address can make a tenth of a day's registrations, at least three.
+REGISTRATIONS_DIVISOR, MIN_REGISTRATIONS = 10, 3
 FAILED_PER_MINUTE = 10  # log-ins per client address
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 

@@ -23,9 +23,12 @@ from gateway.cli.show import (
     print_note,
     show_fields,
     show_json,
+    show_line,
+    show_secret,
     show_table,
     strip_controls,
     text_of,
+    wants_json,
 )
 from gateway.events import catalog
 from gateway.ids import now_iso
@@ -37,19 +40,18 @@ limit = click.option(
 
 @click.command()
 @as_json
-def account(as_json: bool) -> None:
+def account() -> None:
     """Show the account, its plan and today's usage."""
     record = open_service().request_object("GET", "/account")
-    if as_json:
-        return show_json(record)
     spend, limits, storage = (nested_row(record, name) for name in ("spend", "limits", "storage"))
     spent = f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"
     if spend.get("reserved"):
         spent += f", and {format_euro(spend['reserved'])} EUR reserved"
     show_fields(
+        record,
         {
             "account": f"{record.get('name')} ({record.get('id')})",
-            "plan": text_of("plan")(record),
+            "plan": text_of("plan"),
             "inference today": spent,
             "deploys today": f"{record.get('deploysToday')} of {limits.get('deploysPerDay')}",
             "storage": f"{format_size(storage.get('bytes'))} of {format_size(storage.get('limit'))}"
@@ -59,7 +61,7 @@ def account(as_json: bool) -> None:
             f"{limits.get('requestsPerMinutePerUser')} per user",
             "per request": f"up to {format_size(limits.get('maxRequestBytes'))} in, "
             f"{limits.get('maxOutputTokens')} tokens out",
-        }
+        },
     )
 
 
@@ -75,24 +77,18 @@ def hook() -> None:
 @app_argument
 @click.option("--name", required=True, help="Label that says what the hook is for.")
 @as_json
-def hook_create(app: str, name: str, as_json: bool) -> None:
+def hook_create(app: str, name: str) -> None:
     """Create a hook for APP. Its URL is shown only once."""
     record = open_service().request_object("POST", path("account", "apps", app, "hooks"), {"name": name}, having="url")
-    if as_json:
-        return show_json(record)
-    print_note(
-        f"Created hook {record.get('id')} for {app}. Keep this URL secret: it deploys the app. It is shown only once:"
-    )
-    click.echo(record["url"])
+    created = f"Created hook {record.get('id')} for {app}."
+    show_secret(record, "url", f"{created} Keep this URL secret: it deploys the app. It is shown only once:")
 
 
 @hook.command("list")
 @as_json
-def hook_list(as_json: bool) -> None:
+def hook_list() -> None:
     """List the hooks of all apps, newest first."""
     rows = open_service().list_rows("/account/hooks")
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
@@ -110,12 +106,10 @@ def hook_list(as_json: bool) -> None:
 @hook.command("revoke")
 @hook_argument
 @as_json
-def hook_revoke(hook_id: str, as_json: bool) -> None:
+def hook_revoke(hook_id: str) -> None:
     """Revoke a hook. Its URL stops working at once."""
     open_service().send("DELETE", path("account", "hooks", hook_id))
-    if as_json:
-        return show_json({"revoked": hook_id})
-    click.echo(f"Revoked {hook_id}. Its URL now answers 404.")
+    show_line({"revoked": hook_id}, f"Revoked {hook_id}. Its URL now answers 404.")
 
 
 # -- the webhook ---------------------------------------------------------------------------------------------
@@ -128,17 +122,16 @@ def webhook() -> None:
 
 @webhook.command("show")
 @as_json
-def webhook_show(as_json: bool) -> None:
+def webhook_show() -> None:
     """Show the URL that receives events."""
     record = _require_webhook(open_service())
-    if as_json:
-        return show_json(record)
     show_fields(
+        record,
         {
-            "url": text_of("url")(record),
-            "set": age_of("createdAt")(record),
-            "previous secret until": text_of("previousSecretUntil")(record),
-        }
+            "url": text_of("url"),
+            "set": age_of("createdAt"),
+            "previous secret until": text_of("previousSecretUntil"),
+        },
     )
 
 
@@ -154,41 +147,36 @@ def _require_webhook(service: Service) -> Row:
 @webhook.command("set")
 @click.argument("url")
 @as_json
-def webhook_set(url: str, as_json: bool) -> None:
+def webhook_set(url: str) -> None:
     """Send all events to URL. A new URL gets a new signing secret, which is shown only once."""
     record = open_service().request_object("PUT", "/account/webhook", {"url": url}, having="url")
-    if as_json:
-        return show_json(record)
     if "secret" not in record:
-        return click.echo("Events already go to this URL. The signing secret is unchanged.")
-    print_note(f"Events go to {record.get('url')}. They are signed with this secret, which is shown only once:")
-    click.echo(record["secret"])
+        return show_line(record, "Events already go to this URL. The signing secret is unchanged.")
+    note = f"Events go to {record.get('url')}. They are signed with this secret, which is shown only once:"
+    show_secret(record, "secret", note)
 
 
 @webhook.command("rotate")
 @as_json
-def webhook_rotate(as_json: bool) -> None:
+def webhook_rotate() -> None:
     """Create a new signing secret, which is shown only once. For 24 hours, the old secret signs too."""
     service = open_service()
     _require_webhook(service)
     record = service.request_object("POST", "/account/webhook/rotate", having="secret")
-    if as_json:
-        return show_json(record)
-    print_note(
+    show_secret(
+        record,
+        "secret",
         "For 24 hours, events are signed with both this new secret and the old one. Configure your receiver before you "
-        "rotate again. The new secret is shown only once:"
+        "rotate again. The new secret is shown only once:",
     )
-    click.echo(record["secret"])
 
 
 @webhook.command("clear")
 @as_json
-def webhook_clear(as_json: bool) -> None:
+def webhook_clear() -> None:
     """Stop sending events, and delete the signing secret."""
     open_service().send("DELETE", "/account/webhook")
-    if as_json:
-        return show_json({"cleared": True})
-    click.echo("Cleared. Events are dropped until you set a webhook.")
+    show_line({"cleared": True}, "Cleared. Events are dropped until you set a webhook.")
 
 
 @webhook.command(
@@ -196,13 +184,12 @@ def webhook_clear(as_json: bool) -> None:
 )
 @click.argument("event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)))
 @as_json
-def webhook_test(event: str, as_json: bool) -> None:
+def webhook_test(event: str) -> None:
     service = open_service()
     _require_webhook(service)
     record = service.request_object("POST", "/account/webhook/test", {"type": event})
-    if as_json:
-        return show_json(record)
-    click.echo(f"Queued a sample of {event} as {record.get('id')}. See the outcome with: capsule deliveries list")
+    note = f"Queued a sample of {event} as {record.get('id')}."
+    show_line(record, f"{note} See the outcome with: capsule deliveries list")
 
 
 # -- deliveries ----------------------------------------------------------------------------------------------
@@ -220,15 +207,11 @@ def deliveries() -> None:
 @click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="List only this outcome.")
 @click.option("--before", metavar="ID", help="List deliveries older than this one (the next page).")
 @as_json
-def deliveries_list(
-    limit: int, event: str | None, app: str | None, outcome: str | None, before: str | None, as_json: bool
-) -> None:
+def deliveries_list(limit: int, event: str | None, app: str | None, outcome: str | None, before: str | None) -> None:
     """List deliveries, newest first."""
     rows = open_service().list_rows(
         "/account/deliveries", limit=limit, type=event, app=app, outcome=outcome, before=before
     )
-    if as_json:
-        return show_json(rows)
     filtered = any((event, app, outcome, before))
     show_table(
         rows,
@@ -245,32 +228,33 @@ def deliveries_list(
         if filtered
         else "No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded",
     )
-    if len(rows) == limit:
+    if len(rows) == limit and not wants_json():
         print_note(f"More: capsule deliveries list --before {strip_controls(text_of('attempt')(rows[-1]))}")
 
 
 @deliveries.command("show")
 @click.argument("delivery_id", metavar="ID")
 @as_json
-def deliveries_show(delivery_id: str, as_json: bool) -> None:
+def deliveries_show(delivery_id: str) -> None:
     """Show a delivery: its request and the receiver's response.
 
     ID is an event's id, which selects its newest delivery, or an attempt from 'capsule deliveries list --json'.
     """
     row = open_service().request_object("GET", path("account", "deliveries", delivery_id), having="outcome")
-    if as_json:
+    if wants_json():
         return show_json(row)
     request, response = nested_row(row, "request"), nested_row(row, "response")
     show_fields(
+        row,
         {
             "event": f"{text_of('type')(row)} ({text_of('id')(row)})",
-            "app": text_of("app")(row),
-            "at": text_of("at")(row),
-            "took": duration_of("durationMs")(row),
-            "outcome": _format_outcome(row),
-            "url": text_of("url")(row),
-            "notes": _format_notes(row),
-        }
+            "app": text_of("app"),
+            "at": text_of("at"),
+            "took": duration_of("durationMs"),
+            "outcome": _format_outcome,
+            "url": text_of("url"),
+            "notes": _format_notes,
+        },
     )
     _print_message("Request", request)
     if response:
@@ -307,7 +291,7 @@ def _format_notes(row: Row) -> str:
     "--since", metavar="TIME", help="With --failed: events since then, such as 30m, 1h, 2d or an ISO 8601 time."
 )
 @as_json
-def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | None, as_json: bool) -> None:
+def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | None) -> None:
     """Send an event again, with the same id and a new signature.
 
     \b
@@ -323,9 +307,7 @@ def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | Non
         note = f"Queued {record['count']} failed event{'' if record['count'] == 1 else 's'} again."
     else:
         raise WrongUsage("give either the ID of an event, or --failed and --since")
-    if as_json:
-        return show_json(record)
-    click.echo(f"{strip_controls(note)} See the outcome with: capsule deliveries list")
+    show_line(record, f"{strip_controls(note)} See the outcome with: capsule deliveries list")
 
 
 def _parse_since(text: str) -> str:

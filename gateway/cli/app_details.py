@@ -19,18 +19,19 @@ from gateway.cli.show import (
     show_table,
     strip_controls,
     text_of,
+    wants_json,
 )
 
 SHOWN_FINDINGS = 20
 
 
-def show_own_app(service: Service, name: str, as_json: bool) -> None:
+def show_own_app(service: Service, name: str) -> None:
     at = path("account", "apps", name)
     app = service.request_object("GET", at)
     findings, crashes = service.list_rows(f"{at}/findings", limit=SHOWN_FINDINGS), service.list_rows(f"{at}/crashes")
-    if as_json:
+    if wants_json():
         return show_json({**app, "findings": findings, "crashes": crashes})
-    show_fields(_describe(app))
+    show_fields(app, _describe(app))
     if findings:
         _show_findings(findings, app)
     if crashes:
@@ -41,14 +42,13 @@ def show_own_app(service: Service, name: str, as_json: bool) -> None:
 def _describe(app: Row) -> dict[str, Cell | None]:
     certificate, repository = nested_row(app, "certificate"), nested_row(app, "repository")
     issuer = text_of("issuer")(certificate)
-    domain = text_of("customDomain")(app)
     return {
         "app": text_of("name")(app),
         "address": text_of("url")(app),
-        "custom domain": domain if not domain or app.get("customDomainVerified") else f"{domain} (not verified)",
+        "custom domain": format_domain(app),
         "status": color_state(app.get("status")),
         "live deploy": text_of("liveDeploy")(app),
-        "health": "" if app.get("health") == "unknown" else color_state(app.get("health")),
+        "health": format_health(app),
         "since": age_of("healthSince")(app),
         "90 days": _format_uptime(app.get("healthDays")),
         "certificate": f"until {text_of('expiresAt')(certificate)}{f', issued by {issuer}' if issuer else ''}"
@@ -57,6 +57,15 @@ def _describe(app: Row) -> dict[str, Cell | None]:
         "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else None,
         "created": age_of("createdAt")(app),
     }
+
+
+def format_health(row: Row) -> Cell:
+    return "" if row.get("health") == "unknown" else color_state(row.get("health"))
+
+
+def format_domain(row: Row) -> Cell:
+    domain = text_of("customDomain")(row)
+    return domain if not domain or row.get("customDomainVerified") else f"{domain} (not verified)"
 
 
 def _format_uptime(days: Any) -> str:

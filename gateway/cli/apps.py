@@ -9,7 +9,7 @@ import click
 
 from gateway.cli.operators import apps as apps
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from gateway.cli.show import Row, as_json, print_note, show_fields, show_json, strip_controls
+from gateway.cli.show import Row, as_json, print_note, show_fields, show_line, strip_controls, wants_json
 
 CLEAR = "none"
 KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
@@ -22,16 +22,15 @@ AUTH_OPTIONS = KINDS | CLAIMS.keys() | BACKEND.keys()
 @apps.command("create")
 @click.argument("name")
 @as_json
-def apps_create(name: str, as_json: bool) -> None:
+def apps_create(name: str) -> None:
     """Create an app called NAME, and print its address.
 
     The account's plan limits the number of apps.
     """
     app = open_service().request_object("POST", "/account/apps", {"name": name}, having="url")
-    if as_json:
-        return show_json(app)
-    print_note(f"Created {name}. Publish a folder with: capsule deploys publish {name} DIR")
-    click.echo(strip_controls(str(app["url"])))
+    if not wants_json():
+        print_note(f"Created {name}. Publish a folder with: capsule deploys publish {name} DIR")
+    show_line(app, strip_controls(str(app["url"])))
 
 
 @apps.command("set")
@@ -54,7 +53,7 @@ def apps_create(name: str, as_json: bool) -> None:
 @click.option("--output", metavar="DIR", help="Folder to serve, inside the source.")
 @click.option("--start", metavar="COMMAND", help="Command that runs the app. Without it, files are served.")
 @as_json
-def apps_set(app: str, as_json: bool, **options: Any) -> None:
+def apps_set(app: str, **options: Any) -> None:
     """Change how APP verifies tokens and how it is built. The value 'none' clears an option.
 
     Omitted options keep their value. Without options, the command shows the settings. It reads secrets from a prompt
@@ -65,14 +64,13 @@ def apps_set(app: str, as_json: bool, **options: Any) -> None:
     given = {name: value for name, value in options.items() if value not in (None, False)}
     if given:
         settings = service.request_object("PATCH", address, _collect_changes(given, settings), having="auth")
-    if as_json:
-        return show_json(settings)
     show_fields(
+        settings,
         {
             "user tokens": _format_field(settings, "auth"),
             "repository": _format_field(settings, "repository") or "none",
             "build": _format_field(settings, "build") or "none: the source is served as it is",
-        }
+        },
     )
 
 
@@ -157,7 +155,7 @@ def _format_field(settings: Row, name: str) -> str:
 @click.argument("app")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @as_json
-def apps_delete(app: str, yes: bool, as_json: bool) -> None:
+def apps_delete(app: str, yes: bool) -> None:
     """Delete APP with its hooks, variables and sources. Operators can delete any account's app.
 
     The command asks you to type the app's name, unless you give --yes.
@@ -166,9 +164,7 @@ def apps_delete(app: str, yes: bool, as_json: bool) -> None:
     if not yes:
         _confirm_deletion(app)
     _delete_app(service, app)
-    if as_json:
-        return show_json({"deleted": app})
-    click.echo(f"Deleted {strip_controls(app)}. Its address, hooks, variables and sources are gone.")
+    show_line({"deleted": app}, f"Deleted {strip_controls(app)}. Its address, hooks, variables and sources are gone.")
 
 
 def _confirm_deletion(app: str) -> None:

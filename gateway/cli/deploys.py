@@ -20,17 +20,18 @@ from gateway.cli.show import (
     Row,
     age_of,
     as_json,
-    color_state,
     console,
     duration_of,
     format_size,
     print_note,
     show_fields,
     show_json,
+    show_line,
     show_table,
     state_of,
     strip_controls,
     text_of,
+    wants_json,
 )
 
 POLL_SECONDS = 1.0  # between two requests while following
@@ -59,14 +60,12 @@ def deploys() -> None:
 @limit
 @click.option("--before", metavar="ID", help="List deploys older than this one (the next page).")
 @as_json
-def deploys_list(app: str | None, limit: int, before: str | None, as_json: bool) -> None:
+def deploys_list(app: str | None, limit: int, before: str | None) -> None:
     """List deploys, newest first."""
     service = open_service()
     rows = service.list_rows("/account/deploys", app=app, limit=limit, before=before)
     if app and not rows:
         _require_app(service, app)
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
@@ -76,7 +75,7 @@ def deploys_list(app: str | None, limit: int, before: str | None, as_json: bool)
             "now": lambda row: "current" if row.get("current") else "",
             "kind": text_of("kind"),
             "by": text_of("trigger"),
-            "commit": _short_commit,
+            "commit": lambda row: text_of("commit")(row)[:7],
             "queued": age_of("createdAt"),
             "took": duration_of("durationMs"),
             "result": lambda row: text_of("error")(row) or text_of("url")(row) or _describe_wait(row),
@@ -86,7 +85,7 @@ def deploys_list(app: str | None, limit: int, before: str | None, as_json: bool)
         if before
         else "No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
     )
-    if len(rows) == limit:
+    if len(rows) == limit and not wants_json():
         only = f" --app {app}" if app else ""
         print_note(strip_controls(f"More: capsule deploys list{only} --before {text_of('id')(rows[-1])}"))
 
@@ -105,40 +104,37 @@ def _describe_wait(row: Row) -> str:
     return f"{prefix}waits for {reason}" if reason else ""
 
 
-def _short_commit(row: Row) -> str:
-    return text_of("commit")(row)[:7]
-
-
 @deploys.command("show")
 @deploy_argument
 @follow_option
 @timeout_option
 @as_json
-def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+def deploys_show(deploy_id: str, follow: bool, timeout: int) -> None:
     """Show a deploy and its log. With --follow, exit with 1 if it fails."""
     if follow:
-        return _follow_deploy(open_service(), deploy_id, timeout, as_json)
+        return _follow_deploy(open_service(), deploy_id, timeout)
     deploy = open_service().request_object("GET", path("account", "deploys", deploy_id), having="state")
-    if as_json:
+    if wants_json():
         return show_json(deploy)
     show_fields(
+        deploy,
         {
-            "deploy": text_of("id")(deploy),
-            "app": text_of("app")(deploy),
-            "state": color_state(deploy.get("state")),
+            "deploy": text_of("id"),
+            "app": text_of("app"),
+            "state": state_of("state"),
             "current": "yes, the app serves it" if deploy.get("current") else "",
-            "kind": text_of("kind")(deploy),
-            "by": text_of("trigger")(deploy),
-            "commit": text_of("commit")(deploy),
-            "release": text_of("release")(deploy),
-            "queued": age_of("createdAt")(deploy),
-            "position": text_of("position")(deploy),
-            "waits for": text_of("waitsFor")(deploy),
-            "took": duration_of("durationMs")(deploy),
-            "phases": _format_phases(deploy),
-            "address": text_of("url")(deploy),
-            "error": text_of("error")(deploy),
-        }
+            "kind": text_of("kind"),
+            "by": text_of("trigger"),
+            "commit": text_of("commit"),
+            "release": text_of("release"),
+            "queued": age_of("createdAt"),
+            "position": text_of("position"),
+            "waits for": text_of("waitsFor"),
+            "took": duration_of("durationMs"),
+            "phases": _format_phases,
+            "address": text_of("url"),
+            "error": text_of("error"),
+        },
     )
     lines = _log_lines(deploy)
     click.echo("\n" + "\n".join(lines) if lines else "\nNo log yet.")
@@ -157,7 +153,7 @@ def _format_phases(deploy: Row) -> str:
 @follow_option
 @timeout_option
 @as_json
-def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json: bool) -> None:
+def deploys_publish(app: str, folder: Path, follow: bool, timeout: int) -> None:
     """Deploy the source in DIR as APP's live version.
 
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
@@ -170,7 +166,7 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json:
         screen.set_status(f"uploading {format_size(source.size)}")
         queued = service.upload_source(path("account", "apps", app, "source"), source.read_chunks(), source.size)
     count = f"{source.files} file{'s' if source.files > 1 else ''}"
-    _show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout, as_json)
+    _show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
 
 
 @deploys.command("rollback")
@@ -179,14 +175,14 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json:
 @follow_option
 @timeout_option
 @as_json
-def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int) -> None:
     """Serve an earlier release of APP again, without a new build.
 
     The release is that of deploy ID or, by default, the one before the live release.
     """
     service, body = open_service(), {"deployId": deploy_id} if deploy_id else {}
     queued = service.request_object("POST", path("account", "apps", app, "rollback"), body, having="deployId")
-    _show_queued(service, queued, "Queued", follow, timeout, as_json)
+    _show_queued(service, queued, "Queued", follow, timeout)
 
 
 @deploys.command("promote")
@@ -194,11 +190,11 @@ def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_js
 @follow_option
 @timeout_option
 @as_json
-def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+def deploys_promote(deploy_id: str, follow: bool, timeout: int) -> None:
     """Make the release of preview ID live, without a new build."""
     service = open_service()
     queued = service.request_object("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
-    _show_queued(service, queued, "Queued", follow, timeout, as_json)
+    _show_queued(service, queued, "Queued", follow, timeout)
 
 
 @deploys.command("redeploy")
@@ -206,34 +202,32 @@ def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -
 @follow_option
 @timeout_option
 @as_json
-def deploys_redeploy(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+def deploys_redeploy(deploy_id: str, follow: bool, timeout: int) -> None:
     """Build the source of deploy ID again; of a repository, the latest commit of the branch."""
     service = open_service()
     queued = service.request_object("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
-    _show_queued(service, queued, "Queued", follow, timeout, as_json)
+    _show_queued(service, queued, "Queued", follow, timeout)
 
 
-def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int, as_json: bool) -> None:
+def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int) -> None:
     """Prints `done` with the deploy's id, and follows the deploy or prints how to follow it."""
-    if as_json and not follow:
+    if wants_json() and not follow:
         return show_json(queued)
     deploy_id = strip_controls(str(queued["deployId"]))
-    if not as_json:
+    if not wants_json():
         click.echo(f"{done} as {deploy_id}.")
     if follow:
-        return _follow_deploy(service, deploy_id, timeout, as_json)
+        return _follow_deploy(service, deploy_id, timeout)
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
 @deploys.command("cancel")
 @deploy_argument
 @as_json
-def deploys_cancel(deploy_id: str, as_json: bool) -> None:
+def deploys_cancel(deploy_id: str) -> None:
     """Cancel deploy ID, if it is queued or building."""
     deploy = open_service().request_object("POST", path("account", "deploys", deploy_id, "cancel"), having="state")
-    if as_json:
-        return show_json(deploy)
-    click.echo(f"{text_of('id')(deploy)} is {text_of('state')(deploy)}.")
+    show_line(deploy, f"{text_of('id')(deploy)} is {text_of('state')(deploy)}.")
 
 
 # -- following a deploy --------------------------------------------------------------------------------------
@@ -266,20 +260,20 @@ def _open_screen(status: str) -> Iterator[Screen]:
         yield Screen(spinner)
 
 
-def _follow_deploy(service: Service, deploy_id: str, timeout: int, as_json: bool) -> None:
+def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
     """Raises Refused if the deploy fails or has not ended after `timeout` seconds."""
     try:
         with _open_screen("queued") as screen:
-            deploy = _wait_for_end(service, deploy_id, timeout, None if as_json else screen)
+            deploy = _wait_for_end(service, deploy_id, timeout, None if wants_json() else screen)
     except KeyboardInterrupt:
         print_note(f"The deploy continues. Follow it again with: capsule deploys show {deploy_id} --follow")
         raise
-    if as_json:
+    if wants_json():
         show_json(deploy)
     if deploy["state"] != "live":
         state = "was canceled" if deploy["state"] == "canceled" else "failed"
         raise Refused(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
-    if not as_json:
+    if not wants_json():
         click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 
 

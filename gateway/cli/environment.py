@@ -15,7 +15,7 @@ import click
 
 from gateway.cli.completion import app_argument
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from gateway.cli.show import age_of, as_json, show_json, show_table, strip_controls, text_of
+from gateway.cli.show import age_of, as_json, show_table, strip_controls, text_of
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
@@ -33,11 +33,9 @@ def env() -> None:
 @env.command("list")
 @app_argument
 @as_json
-def env_list(app: str, as_json: bool) -> None:
+def env_list(app: str) -> None:
     """List the names of APP's variables. Values are never shown."""
     rows = open_service().list_rows(path("account", "apps", app, "env"))
-    if as_json:
-        return show_json(rows)
     columns = {"name": text_of("name"), "set": age_of("updatedAt")}
     show_table(rows, columns, empty=f"No variables yet. Set one with: capsule env set {app} NAME")
 
@@ -78,7 +76,7 @@ def env_unset(app: str, names: tuple[str, ...]) -> None:
 
 
 def _put_variables(app: str, values: dict[str, str | None]) -> None:
-    open_service().put(path("account", "apps", app, "env"), values)
+    open_service().send("PUT", path("account", "apps", app, "env"), values)
 
 
 def _read_value(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from gateway.cli.service import open_service, path
-from gateway.cli.show import Row, age_of, as_json, print_note, show_json, show_table, text_of
+from gateway.cli.show import Row, age_of, as_json, show_line, show_secret, show_table, text_of
 
 
 @click.group()
@@ -15,11 +15,9 @@ def keys() -> None:
 
 @keys.command("list")
 @as_json
-def keys_list(as_json: bool) -> None:
+def keys_list() -> None:
     """List the keys, newest first. The keys themselves are not shown."""
     rows = open_service().list_rows("/account/keys")
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
@@ -36,26 +34,24 @@ def keys_list(as_json: bool) -> None:
 @keys.command("create")
 @click.argument("name")
 @as_json
-def keys_create(name: str, as_json: bool) -> None:
+def keys_create(name: str) -> None:
     """Create a key called NAME. It is shown only once."""
-    show_created_key(open_service().request_object("POST", "/account/keys", {"name": name}, having="key"), "", as_json)
+    show_created_key(open_service().request_object("POST", "/account/keys", {"name": name}, having="key"), "")
 
 
-def show_created_key(record: Row, account: str, as_json: bool) -> None:
+def show_created_key(record: Row, account: str) -> None:
     """Prints only the key to stdout. `account` names the account, unless it is the caller's own."""
-    if as_json:
-        return show_json(record)
     of_account = f" for {account}" if account else ""
-    print_note(f"Created API key {record.get('id')}{of_account}. Keep it secret. It is shown only once:")
-    click.echo(record["key"])
+    note = f"Created API key {record.get('id')}{of_account}. Keep it secret. It is shown only once:"
+    show_secret(record, "key", note)
 
 
 @keys.command("revoke")
 @click.argument("key_id", metavar="ID")
 @as_json
-def keys_revoke(key_id: str, as_json: bool) -> None:
+def keys_revoke(key_id: str) -> None:
     """Revoke a key. It stops working at once, and its dashboard sessions end."""
     open_service().send("DELETE", path("account", "keys", key_id))
-    if as_json:
-        return show_json({"revoked": key_id})
-    click.echo(f"Revoked {key_id}. Requests with it now get 401, and its dashboard sessions have ended.")
+    show_line(
+        {"revoked": key_id}, f"Revoked {key_id}. Requests with it now get 401, and its dashboard sessions have ended."
+    )

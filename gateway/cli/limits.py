@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gateway.cli.service import Service, WrongUsage, open_service, path
-from gateway.cli.show import Row, as_json, format_euro, show_fields, show_json, text_of
+from gateway.cli.service import WrongUsage, open_service, path
+from gateway.cli.show import Row, as_json, format_euro, show_fields, show_json, text_of, wants_json
 
 LIMITS = {
     "per day": ("dailyEuro", "EUR"),
@@ -26,13 +26,9 @@ def limits() -> None:
 @limits.command("show")
 @click.argument("app")
 @as_json
-def limits_show(app: str, as_json: bool) -> None:
+def limits_show(app: str) -> None:
     """Show the limits of APP and its spending today."""
-    service = open_service()
-    record = service.request_object("GET", path("account", "apps", app, "limits"), having="")
-    if as_json:
-        return show_json(record)
-    _show_limits(service, app, record)
+    _show_limits(app, "GET")
 
 
 @limits.command("set")
@@ -42,16 +38,12 @@ def limits_show(app: str, as_json: bool) -> None:
 @click.option("--rpm", "requestsPerMinute", metavar="N", help="Requests of the app in any minute.")
 @click.option("--user-rpm", "userRequestsPerMinute", metavar="N", help="Requests of each user in any minute.")
 @as_json
-def limits_set(app: str, as_json: bool, **options: str | None) -> None:
+def limits_set(app: str, **options: str | None) -> None:
     """Set limits of APP. The value 'none' clears a limit, and 0 blocks all requests. Omitted limits do not change."""
     changes = {name: _read_limit(name, value) for name, value in options.items() if value is not None}
     if not changes:
         raise WrongUsage("name at least one limit: --daily-euro, --user-daily-euro, --rpm or --user-rpm")
-    service = open_service()
-    record = service.request_object("PUT", path("account", "apps", app, "limits"), changes, having="")
-    if as_json:
-        return show_json(record)
-    _show_limits(service, app, record)
+    _show_limits(app, "PUT", changes)
 
 
 def _read_limit(name: str, value: str) -> str | int | None:
@@ -65,7 +57,11 @@ def _read_limit(name: str, value: str) -> str | int | None:
     return int(value)
 
 
-def _show_limits(service: Service, app: str, record: Row) -> None:
+def _show_limits(app: str, method: str, changes: Row | None = None) -> None:
+    service = open_service()
+    record = service.request_object(method, path("account", "apps", app, "limits"), changes, having="")
+    if wants_json():
+        return show_json(record)
     spend = service.request_object("GET", path("account", "apps", app, "spend"), having="day")
     widest = spend.get("widest")
     fields = {"app": app, "spent today": f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"}
@@ -73,4 +69,4 @@ def _show_limits(service: Service, app: str, record: Row) -> None:
         allowed = text_of(name)(widest) if isinstance(widest, dict) else "?"
         own = text_of(name)(record)
         fields[label] = f"{own} {unit} (the plan allows {allowed})" if own else f"{allowed} {unit} (the plan's limit)"
-    show_fields(fields)
+    show_fields(record, fields)

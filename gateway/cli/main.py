@@ -79,26 +79,9 @@ def main() -> None:
     """
 
 
-for command in (
-    account,
-    accounts,
-    apps,
-    audit,
-    deliveries,
-    deploys,
-    dev,
-    env,
-    hook,
-    inference,
-    keys,
-    limits,
-    logs,
-    requests,
-    serve,
-    usage,
-    webhook,
-    worker,
-):
+ACCOUNT_COMMANDS = (account, apps, deliveries, deploys, env, hook, keys, limits, logs, requests, usage, webhook)
+SERVICE_COMMANDS = (accounts, audit, dev, inference, serve, worker)
+for command in (*ACCOUNT_COMMANDS, *SERVICE_COMMANDS):
     main.add_command(command)
 
 

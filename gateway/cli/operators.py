@@ -10,7 +10,7 @@ from typing import TextIO
 
 import click
 
-from gateway.cli.app_details import show_own_app
+from gateway.cli.app_details import format_domain, format_health, show_own_app
 from gateway.cli.completion import app_argument
 from gateway.cli.keys import show_created_key
 from gateway.cli.service import WrongUsage, open_service, path
@@ -19,11 +19,11 @@ from gateway.cli.show import (
     Row,
     age_of,
     as_json,
-    color_state,
     format_euro,
     print_note,
     show_fields,
-    show_json,
+    show_line,
+    show_secret,
     show_table,
     state_of,
     text_of,
@@ -45,31 +45,27 @@ def apps() -> None:
 @click.option("--all", "everybody", is_flag=True, help="Operators: list the apps of all accounts.")
 @search
 @as_json
-def apps_list(everybody: bool, search: str | None, as_json: bool) -> None:
+def apps_list(everybody: bool, search: str | None) -> None:
     """List the account's apps."""
     if everybody or search is not None:
-        return _list_all_apps(search, as_json)
+        return _list_all_apps(search)
     rows = open_service().list_rows("/account/apps")
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
             "app": text_of("name"),
             "status": state_of("status"),
-            "health": _format_health,
+            "health": format_health,
             "findings": _format_findings,
             "address": text_of("url"),
-            "custom domain": _format_domain,
+            "custom domain": format_domain,
         },
         empty="No apps yet. Create one with: capsule apps create NAME",
     )
 
 
-def _list_all_apps(search: str | None, as_json: bool) -> None:
+def _list_all_apps(search: str | None) -> None:
     rows = _fetch_all_pages("/platform/apps", "apps", "after", search)
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
@@ -77,7 +73,7 @@ def _list_all_apps(search: str | None, as_json: bool) -> None:
             "account": text_of("account"),
             "account name": text_of("accountName"),
             "status": state_of("status"),
-            "health": _format_health,
+            "health": format_health,
             "findings": _format_findings,
             "address": text_of("url"),
         },
@@ -98,26 +94,17 @@ def _fetch_all_pages(path: str, name: str, cursor: str, search: str | None) -> l
     return rows
 
 
-def _format_health(row: Row) -> Cell:
-    return "" if row.get("health") == "unknown" else color_state(row.get("health"))
-
-
 def _format_findings(row: Row) -> Cell:
     open_findings = row.get("openFindings")
     counts = open_findings.items() if isinstance(open_findings, dict) else ()
     return ", ".join(f"{count} {tier}" for tier, count in counts if count)
 
 
-def _format_domain(row: Row) -> Cell:
-    domain = text_of("customDomain")(row)
-    return domain if not domain or row.get("customDomainVerified") else f"{domain} (not verified)"
-
-
 @apps.command("put")
 @click.argument("app")
 @click.argument("record", metavar="FILE", type=click.File("r"))
 @as_json
-def apps_put(app: str, record: TextIO, as_json: bool) -> None:
+def apps_put(app: str, record: TextIO) -> None:
     """Operators: create or replace APP from a JSON file.
 
     FILE may be - for standard input. Fields that FILE omits are unset.
@@ -126,36 +113,35 @@ def apps_put(app: str, record: TextIO, as_json: bool) -> None:
         body = json.load(record)
     except ValueError as error:
         raise WrongUsage(f"{record.name} is not JSON: {error}") from None
-    _show_app(open_service().request_object("PUT", path("platform", "apps", app), body), as_json)
+    _show_app(open_service().request_object("PUT", path("platform", "apps", app), body))
 
 
 @apps.command("show")
 @app_argument
 @as_json
-def apps_show(app: str, as_json: bool) -> None:
+def apps_show(app: str) -> None:
     """Show APP: health, certificate, findings and crashes. Operators see its record, without the secret."""
     service = open_service()
     if service.is_account:
-        return show_own_app(service, app, as_json)
-    _show_app(service.request_object("GET", path("platform", "apps", app)), as_json)
+        return show_own_app(service, app)
+    _show_app(service.request_object("GET", path("platform", "apps", app)))
 
 
-def _show_app(app: Row, as_json: bool) -> None:
-    if as_json:
-        return show_json(app)
+def _show_app(app: Row) -> None:
     show_fields(
+        app,
         {
-            "app": text_of("name")(app),
-            "id": text_of("id")(app),
-            "account": text_of("account")(app),
-            "address": text_of("url")(app),
-            "custom domain": _format_domain(app),
+            "app": text_of("name"),
+            "id": text_of("id"),
+            "account": text_of("account"),
+            "address": text_of("url"),
+            "custom domain": format_domain,
             "user tokens": _format_fields(app, "auth"),
             "repository": _format_fields(app, "repository"),
             "build": _format_fields(app, "build"),
             "limits": _format_fields(app, "limits"),
-            "created": age_of("createdAt")(app),
-        }
+            "created": age_of("createdAt"),
+        },
     )
 
 
@@ -174,11 +160,9 @@ def accounts() -> None:
 @accounts.command("list")
 @search
 @as_json
-def accounts_list(search: str | None, as_json: bool) -> None:
+def accounts_list(search: str | None) -> None:
     """List all accounts, newest first."""
     rows = _fetch_all_pages("/platform/accounts", "accounts", "before", search)
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
@@ -197,23 +181,22 @@ def accounts_list(search: str | None, as_json: bool) -> None:
 @accounts.command("show")
 @click.argument("account_id", metavar="ID")
 @as_json
-def accounts_show(account_id: str, as_json: bool) -> None:
+def accounts_show(account_id: str) -> None:
     """Show an account: its plan, spend, apps and API keys."""
     record = open_service().request_object("GET", path("platform", "accounts", account_id))
-    if as_json:
-        return show_json(record)
     spent = f"{format_euro(record.get('settled'))} of {format_euro(record.get('cap'))} EUR today"
     show_fields(
+        record,
         {
-            "account": text_of("id")(record),
-            "name": text_of("name")(record),
-            "plan": text_of("plan")(record),
+            "account": text_of("id"),
+            "name": text_of("name"),
+            "plan": text_of("plan"),
             "spent": f"{spent}, {format_euro(record.get('reserved'))} reserved",
             "deploys": f"{record.get('deploysToday')} of {record.get('deploysPerDay')} today",
             "apps": ", ".join(text_of("name")(app) for app in record.get("appList", [])) or "none",
             "keys": ", ".join(f"{text_of('name')(key)} ({text_of('id')(key)})" for key in record.get("keys", [])),
-            "created": age_of("createdAt")(record),
-        }
+            "created": age_of("createdAt"),
+        },
     )
 
 
@@ -221,49 +204,43 @@ def accounts_show(account_id: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--plan", default="free", show_default=True, type=plans, help="Plan of the account.")
 @as_json
-def accounts_create(name: str, plan: str, as_json: bool) -> None:
+def accounts_create(name: str, plan: str) -> None:
     """Create an account. Its API key is shown only once."""
     record = open_service().request_object("POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey")
-    if as_json:
-        return show_json(record)
-    print_note(f"Created account {record.get('id')} on the {plan} plan. This is its API key, which is shown only once:")
-    click.echo(record["apiKey"])
+    note = f"Created account {record.get('id')} on the {plan} plan. This is its API key, which is shown only once:"
+    show_secret(record, "apiKey", note)
 
 
 @accounts.command("key")
 @click.argument("account_id", metavar="ID")
 @click.argument("name")
 @as_json
-def accounts_key(account_id: str, name: str, as_json: bool) -> None:
+def accounts_key(account_id: str, name: str) -> None:
     """Create a key called NAME for an account holder who lost their key. It is shown only once."""
     created = open_service().request_object(
         "POST", path("platform", "accounts", account_id, "keys"), {"name": name}, having="key"
     )
-    show_created_key(created, account_id, as_json)
+    show_created_key(created, account_id)
 
 
 @accounts.command("plan")
 @click.argument("account_id", metavar="ID")
 @click.argument("plan", metavar="PLAN", type=plans)
 @as_json
-def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
+def accounts_plan(account_id: str, plan: str) -> None:
     """Change the plan of an account."""
     record = open_service().request_object("PATCH", path("platform", "accounts", account_id), {"plan": plan})
-    if as_json:
-        return show_json(record)
-    click.echo(f"{account_id} is now on the {plan} plan.")
+    show_line(record, f"{account_id} is now on the {plan} plan.")
 
 
 @click.command()
 @click.option("--reports", is_flag=True, help="List reports of watchdogs, scanners and deploy engines instead.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
 @as_json
-def audit(reports: bool, limit: int, as_json: bool) -> None:
+def audit(reports: bool, limit: int) -> None:
     """Operators: list changes made with an operator token, newest first."""
     trail = "reports" if reports else "changes"
     rows = open_service().list_rows("/platform/audit", trail=trail, limit=limit)
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
@@ -289,7 +266,7 @@ def _format_result(row: Row) -> Cell:
 @click.command()
 @click.argument("action", type=click.Choice(["status", "on", "off", "approve", "unapprove"]))
 @as_json
-def inference(action: str, as_json: bool) -> None:
+def inference(action: str) -> None:
     """Operators: manage the inference switch and approval.
 
     \b
@@ -307,16 +284,15 @@ def inference(action: str, as_json: bool) -> None:
     record = open_service().request_object(
         method, "/platform/inference", changes.get(action), having="managedInferenceStatus"
     )
-    if as_json:
-        return show_json(record)
     show_fields(
+        record,
         {
             "managed inference": _choose(record, "managedInference", "available", "unavailable"),
-            "status": color_state(record.get("managedInferenceStatus")),
+            "status": state_of("managedInferenceStatus"),
             "switch": _choose(record, "enabled", "on", "off"),
             "approval": _choose(record, "approved", "given", "missing"),
             "emergency file": _choose(record, "emergencyOff", "present: inference is off", "none"),
-        }
+        },
     )
 
 

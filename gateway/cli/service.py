@@ -151,13 +151,9 @@ class Service:
             raise self._unexpected_answer()
         return answer
 
-    def put(self, path: str, body: Any) -> None:
+    def send(self, method: str, path: str, body: Any = None) -> None:
         """Ignores the answer. Raises Refused."""
-        self._call("PUT", path, json=body)
-
-    def send(self, method: str, path: str) -> None:
-        """Ignores the answer. Raises Refused."""
-        self._call(method, path)
+        self._call(method, path, json=body)
 
     def read_text(self, path: str, **query: Any) -> str:
         """Raises Refused."""

@@ -43,7 +43,21 @@ Cell = str | Text
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], Cell]]
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the service's answer as JSON.")
+JSON = "json"  # in the context's meta
+
+
+def _note_json(context: click.Context, _: click.Parameter, given: bool) -> None:
+    context.meta[JSON] = given
+
+
+as_json = click.option(
+    "--json", is_flag=True, expose_value=False, callback=_note_json, help="Print the service's answer as JSON."
+)
+
+
+def wants_json() -> bool:
+    """Whether the running command has the option --json."""
+    return bool(click.get_current_context().meta.get(JSON))
 
 
 def console() -> Console:
@@ -62,21 +76,45 @@ def show_json(value: Any) -> None:
 
 
 def show_table(rows: Sequence[Row], columns: Columns, *, prose: str = "", empty: str) -> None:
-    """Prints the rows, without empty columns. `prose` names the column that may be folded between words."""
+    """Prints the rows, without empty columns, or with --json as JSON.
+
+    `prose` names the column that may be folded between words.
+    """
+    if wants_json():
+        return show_json(rows)
     if not rows:
-        click.echo(empty)
-        return
+        return click.echo(empty)
     cells = {name: [_text(cell(row)) for row in rows] for name, cell in columns.items()}
     first = next(iter(columns))
     filled = {name: column for name, column in cells.items() if name == first or any(cell.plain for cell in column)}
     _print_grid([list(row) for row in zip(*filled.values(), strict=True)], list(filled), prose)
 
 
-def show_fields(fields: Mapping[str, Cell | None]) -> None:
-    """Prints names and values in two columns, without empty values."""
+def show_fields(answer: Row, fields: Mapping[str, Callable[[Row], Cell] | Cell | None]) -> None:
+    """Prints names and values in two columns, without empty values, or with --json the answer.
+
+    A value may be a function of the answer, as for the columns of a table.
+    """
+    if wants_json():
+        return show_json(answer)
+    values = {name: value(answer) if callable(value) else value for name, value in fields.items()}
     _print_grid(
-        [[Text(name, "dim"), _text(value)] for name, value in fields.items() if value not in (None, "")], [], ""
+        [[Text(name, "dim"), _text(value)] for name, value in values.items() if value not in (None, "")], [], ""
     )
+
+
+def show_line(answer: Any, line: str) -> None:
+    """Prints the line, or with --json the answer."""
+    if wants_json():
+        return show_json(answer)
+    click.echo(line)
+
+
+def show_secret(answer: Row, name: str, note: str) -> None:
+    """Prints the note, and only this field of the answer to stdout, or with --json the answer."""
+    if not wants_json():
+        print_note(note)
+    show_line(answer, answer[name])
 
 
 def _print_grid(rows: list[list[Text]], headings: list[str], prose: str) -> None:

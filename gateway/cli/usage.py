@@ -19,6 +19,7 @@ from gateway.cli.show import (
     show_json,
     show_table,
     text_of,
+    wants_json,
 )
 
 UNKNOWN = "(unknown)"  # the request was refused before its app or model was known
@@ -33,7 +34,7 @@ UNKNOWN = "(unknown)"  # the request was refused before its app or model was kno
 )
 @click.option("--by", "group", type=click.Choice(["app", "model"]), help="Show one row per app or model.")
 @as_json
-def usage(days: int | None, group: str | None, as_json: bool) -> None:
+def usage(days: int | None, group: str | None) -> None:
     """Show requests, tokens and money by hour or day.
 
     An interrupted answer ended early and is charged at its maximum cost. Times are in UTC.
@@ -42,7 +43,7 @@ def usage(days: int | None, group: str | None, as_json: bool) -> None:
     if days is not None:
         query["from"] = (datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=days - 1)).isoformat()
     record = open_service().request_object("GET", "/account/usage", having="rows", query=query)
-    if as_json:
+    if wants_json():
         return show_json(record)
     columns: dict[str, Callable[[Row], Cell]] = {
         "day" if days else "hour": lambda row: text_of("start")(row)[: 10 if days else 16].replace("T", " "),
@@ -73,11 +74,9 @@ def _euro_of(name: str) -> Callable[[Row], str]:
 )
 @limit
 @as_json
-def requests(app: str | None, model: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
+def requests(app: str | None, model: str | None, outcome: str | None, limit: int) -> None:
     """List the latest requests to the account's apps, newest first."""
     rows = open_service().list_rows("/account/requests", app=app, model=model, outcome=outcome, limit=limit)
-    if as_json:
-        return show_json(rows)
     show_table(
         rows,
         {
@@ -85,7 +84,7 @@ def requests(app: str | None, model: str | None, outcome: str | None, limit: int
             "arrived": age_of("at"),
             "app": text_of("app"),
             "model": text_of("model"),
-            "status": _format_status,
+            "status": lambda row: f"{row.get('status') or ''} {text_of('code')(row)}".strip(),
             "in": text_of("inputTokens"),
             "out": text_of("outputTokens"),
             "eur": _euro_of("nanoEuro"),
@@ -94,7 +93,3 @@ def requests(app: str | None, model: str | None, outcome: str | None, limit: int
         },
         empty="No such requests." if any((app, model, outcome)) else "No requests yet.",
     )
-
-
-def _format_status(row: Row) -> str:
-    return f"{row.get('status') or ''} {text_of('code')(row)}".strip()

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Request, Router, post
+from litestar import Request, post
 from litestar.datastructures import State
 from litestar.params import FromPath
-from litestar.types import ControllerRouterHandler
 
 from gateway.bounds import Id
 from gateway.deploys.routes import DeployView, QueuedDeployId, require_deploy, require_own_app
 from gateway.errors import DeployQuotaReached, NoDeployYet, NotFound, RequestMalformed, TarballGone
-from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.http.authentication import Caller, account_router
 from gateway.http.bodies import decode_body
 from gateway.process import Injected
 
@@ -31,7 +30,7 @@ ROLLBACK = {
 }
 
 
-@post("/account/apps/{app:str}/rollback", status_code=202, body=ROLLBACK, body_required=False, errors=REUSE_ERRORS)
+@post("/apps/{app:str}/rollback", status_code=202, body=ROLLBACK, body_required=False, errors=REUSE_ERRORS)
 async def roll_back(
     account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected
 ) -> QueuedDeployId:
@@ -46,7 +45,7 @@ async def roll_back(
     return QueuedDeployId(await gateway.deploy_actions.roll_back(found, rollback.deployId))
 
 
-@post("/account/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
+@post("/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
 async def promote(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> QueuedDeployId:
     """Make a preview live.
 
@@ -57,7 +56,7 @@ async def promote(account: Caller, deploy_id: FromPath[str], gateway: Injected) 
     return QueuedDeployId(await gateway.deploy_actions.promote(deploy, app))
 
 
-@post("/account/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
+@post("/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
 async def redeploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> QueuedDeployId:
     """Build again.
 
@@ -68,7 +67,7 @@ async def redeploy(account: Caller, deploy_id: FromPath[str], gateway: Injected)
     return QueuedDeployId(await gateway.deploy_actions.redeploy(deploy, app))
 
 
-@post("/account/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
+@post("/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
 async def cancel(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> DeployView:
     """Cancel a deploy that is queued or building.
 
@@ -78,13 +77,4 @@ async def cancel(account: Caller, deploy_id: FromPath[str], gateway: Injected) -
     return DeployView.of(await gateway.deploy_actions.cancel(deploy))
 
 
-ROUTES: list[ControllerRouterHandler] = [
-    Router(
-        "/",
-        route_handlers=[roll_back, promote, redeploy, cancel],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    ),
-]
+ROUTES = [account_router(roll_back, promote, redeploy, cancel)]

@@ -12,9 +12,8 @@ import structlog
 from litestar import get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.response import Stream
-from litestar.router import Router
 
-from gateway.accounts.operator_routes import RepositoryView
+from gateway.accounts.operator_routes import RepositoryView, view_repository
 from gateway.accounts.records import App, Build
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.bounds import Text
@@ -23,7 +22,7 @@ from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
 from gateway.events.catalog import Phase
 from gateway.http.audit import REPORTS
-from gateway.http.authentication import OPERATOR_SECURITY, operators_only
+from gateway.http.authentication import operator_router
 from gateway.process import Gateway, Injected
 
 logger = structlog.get_logger()
@@ -58,13 +57,10 @@ def _queued_deploy(deploy: Deploy, app: App | None, gateway: Gateway) -> QueuedD
     source = f"{gateway.settings.base_url}/platform/deploys/{deploy.id}/source" if deploy.source else None
     queued = QueuedDeploy.of(deploy, appId=deploy.appId, branch=deploy.branch, source=source)
     if app is not None and app.account == deploy.account:
-        repository = app.repository
-        queued.build = app.build
-        queued.repository = None
-        if repository is not None:
-            queued.repository = RepositoryView(repository.url, repository.branch)
+        queued.build, queued.repository = app.build, view_repository(app)
+        if app.repository is not None and queued.repository is not None:
             try:
-                queued.repository.url = repository.clone_url(gateway.vault)
+                queued.repository.url = app.repository.clone_url(gateway.vault)
             except NoEncryptionKey as error:  # of one app: the deploys of others continue
                 logger.error("engine.sealed", app=app.id, error=str(error))
                 queued.problem = "the repository's password cannot be decrypted; connect the repository again"
@@ -111,12 +107,4 @@ async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], ga
     return DeployView.of(after)
 
 
-ROUTES = [
-    Router(
-        path="/platform",
-        route_handlers=[list_queued, fetch_source, report_phase],
-        guards=[operators_only],
-        tags=["Platform"],
-        security=OPERATOR_SECURITY,
-    )
-]
+ROUTES = [operator_router(list_queued, fetch_source, report_phase)]

@@ -15,8 +15,7 @@ from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.keys import environment_key
 from gateway.errors import RequestMalformed
-from gateway.events.catalog import Time
-from gateway.ids import now_iso
+from gateway.ids import Time, now_iso
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 

@@ -7,17 +7,16 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
-from litestar import Request, Response, Router, get, put
+from litestar import Request, Response, get, put
 from litestar.datastructures import State
 from litestar.params import FromPath, QueryParameter
 from litestar.response import Stream
-from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.records import App
 from gateway.deploys.environment import VariableView
 from gateway.deploys.routes import require_own_app
 from gateway.errors import NotFound, RequestMalformed, RequestTooLarge, ViewersLimited
-from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.http.authentication import Caller, account_router
 from gateway.http.bodies import decode_body
 from gateway.process import Gateway, Injected
 
@@ -36,13 +35,13 @@ VARIABLES = {
 }
 
 
-@get("/account/apps/{app:str}/env", summary="List the names of an app's environment variables", errors=[NotFound])
+@get("/apps/{app:str}/env", summary="List the names of an app's environment variables", errors=[NotFound])
 async def list_variables(account: Caller, app: FromPath[str], gateway: Injected) -> list[VariableView]:
     return await gateway.environments.list_variables(await require_own_app(app, account, gateway))
 
 
 @put(
-    "/account/apps/{app:str}/env",
+    "/apps/{app:str}/env",
     request_max_body_size=BODY_BYTES,
     body=VARIABLES,
     errors=[RequestMalformed, NotFound, RequestTooLarge],
@@ -60,7 +59,7 @@ async def change_variables(
     return await gateway.environments.list_variables(found)
 
 
-@get("/account/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
+@get("/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
 async def read_logs(
     account: Caller,
     request: Request[Any, Any, State],
@@ -113,13 +112,4 @@ async def _events(app: App, gateway: Gateway, tail: int) -> AsyncGenerator[bytes
             del followers[app.account]
 
 
-ROUTES: list[ControllerRouterHandler] = [
-    Router(
-        "/",
-        route_handlers=[list_variables, change_variables, read_logs],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    )
-]
+ROUTES = [account_router(list_variables, change_variables, read_logs)]

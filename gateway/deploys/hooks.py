@@ -12,8 +12,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.deploys.keys import hook_key, hooks_key, hooks_used_key
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events.catalog import Time
-from gateway.ids import new_id, now_iso
+from gateway.ids import Time, new_id, now_iso
 from gateway.settings import Settings
 
 TRIGGERS_PER_MINUTE = 6  # of one hook

@@ -15,7 +15,7 @@
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
 | `{pNN}:builds:failed` | zset | `<account> <deploy>` of failed deploys by time, ms; the last 100 of a day | 1 day |
 | `{pNN}:builds:ended` | hash | final state → number of deploys | never: three fields |
-| `{builds}:waiting` | hash | with shared storage: deploys that wait for a builder, JSON | 150 s |
+| `{builds}:waiting` | hash | deploys that wait for a builder, JSON | 150 s |
 | `{builds}:running` | hash | deploys in progress and their builders, JSON | 150 s |
 | `{builds}:order` | zset | accounts by the number of their last build | 150 s |
 | `{pNN}:serving:<app id>` | hash | with shared storage: address → the release to serve, JSON | with the app |
@@ -28,44 +28,41 @@
 
 from __future__ import annotations
 
-from gateway.redis.partitions import partition_tag, stream_key
+from gateway.redis.partitions import (
+    keys_in_account,
+    keys_in_partition,
+    keys_of_account,
+    keys_of_all,
+    keys_of_partition,
+    partition_tag,
+)
 
 BUILDER_KEY = "builder"
 BUILD_POSITIONS_KEY = "build-positions"
 HOSTS_KEY = "{sites}:hosts"
 
+hook_key = keys_of_all("hook")
 
-def hook_window_key(tag: str, hook_id: str) -> str:
-    return f"{tag}:window:hook:{hook_id}"
+hooks_key = keys_of_account("hooks")
+hooks_used_key = keys_of_account("hooks-used")
+deploys_key = keys_of_account("deploys")
+deploys_on_prefix = keys_of_account("deploys-on")  # a script appends the day, in the same slot
 
+site_key = keys_in_account("site")
+deploy_key = keys_in_account("deploy")
+deploy_log_key = keys_in_account("deploy-log")
+serving_key = keys_in_account("serving")
+answers_key = keys_in_account("answers")
 
-def failed_deploys_key(tag: str) -> str:
-    return f"{stream_key(tag, 'builds')}:failed"
+site_prefix = keys_of_partition("site")
+deploy_prefix = keys_of_partition("deploy")
+served_apps_key = keys_of_partition("serving")
+failed_deploys_key = keys_of_partition("builds:failed")
+ended_deploys_key = keys_of_partition("builds:ended")  # `queue_deploy.lua` appends it to the key of the builds
 
-
-def ended_deploys_key(tag: str) -> str:
-    """`queue_deploy.lua` appends it to the key of the builds."""
-    return f"{stream_key(tag, 'builds')}:ended"
-
-
-def hook_key(digest: str) -> str:
-    return f"hook:{digest}"
-
-
-def hooks_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:hooks:{account_id}"
-
-
-def hooks_used_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:hooks-used:{account_id}"
-
-
-def site_prefix(tag: str) -> str:
-    return f"{tag}:site"
-
-
-def site_key(account_id: str, app_id: str) -> str:
-    return f"{site_prefix(partition_tag(account_id))}:{app_id}"
+tagged_deploy_key = keys_in_partition("deploy")
+tagged_serving_key = keys_in_partition("serving")
+hook_window_key = keys_in_partition("window:hook")
 
 
 def environment_key(account_id: str, app_id: str) -> str:
@@ -73,51 +70,10 @@ def environment_key(account_id: str, app_id: str) -> str:
     return f"{partition_tag(account_id)}:environment:{account_id}:{app_id}"
 
 
-def deploy_key(account_id: str, deploy_id: str) -> str:
-    return tagged_deploy_key(partition_tag(account_id), deploy_id)
-
-
-def tagged_deploy_key(tag: str, deploy_id: str) -> str:
-    return f"{deploy_prefix(tag)}:{deploy_id}"
-
-
-def deploy_prefix(tag: str) -> str:
-    return f"{tag}:deploy"
-
-
-def serving_key(account_id: str, app_id: str) -> str:
-    return f"{partition_tag(account_id)}:serving:{app_id}"
-
-
-def tagged_serving_key(tag: str, app_id: str) -> str:
-    return f"{tag}:serving:{app_id}"
-
-
-def served_apps_key(tag: str) -> str:
-    return f"{tag}:serving"
-
-
-def answers_key(account_id: str, deploy_id: str) -> str:
-    return f"{partition_tag(account_id)}:answers:{deploy_id}"
+def deploys_on_key(account_id: str, day: str) -> str:
+    return f"{deploys_on_prefix(account_id)}:{day}"
 
 
 def build_queue_keys() -> list[str]:
     """Returns the keys of the deploys that wait, those that run, and the order of accounts."""
     return ["{builds}:waiting", "{builds}:running", "{builds}:order"]
-
-
-def deploy_log_key(account_id: str, deploy_id: str) -> str:
-    return f"{partition_tag(account_id)}:deploy-log:{deploy_id}"
-
-
-def deploys_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:deploys:{account_id}"
-
-
-def deploys_on_key(account_id: str, day: str) -> str:
-    return f"{deploys_on_prefix(account_id)}:{day}"
-
-
-def deploys_on_prefix(account_id: str) -> str:
-    """Returns the prefix of the counters, to which a script appends the day, in the same slot."""
-    return f"{partition_tag(account_id)}:deploys-on:{account_id}"

@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 
 from gateway.deploys.states import FINAL, Deploy
-from gateway.events.catalog import Phase, Time
+from gateway.events.catalog import Phase
+from gateway.ids import Time
 
 PhaseState = Literal["waiting", "running", "done", "failed", "canceled"]
 STATES: dict[str, Phase] = {"building": "build", "checking": "health", "canary": "canary"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import msgspec
-from litestar import Request, Router, delete, get, post, put
+from litestar import Request, delete, get, post, put
 from litestar.datastructures import State
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
@@ -32,9 +32,10 @@ from gateway.errors import (
     StorageUnavailable,
     TarballGone,
 )
-from gateway.events.catalog import Kind, Time
-from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.events.catalog import Kind
+from gateway.http.authentication import Caller, account_router
 from gateway.http.bodies import TARBALL, declared_size
+from gateway.ids import Time
 from gateway.process import Gateway, Injected
 
 
@@ -123,7 +124,7 @@ async def _read_more(deploys: Sequence[Deploy], gateway: Gateway) -> list[dict[s
     return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in deploys]
 
 
-@post("/account/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
+@post("/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
 async def create_hook(account: Caller, app: FromPath[str], data: JSONBody[NewHook], gateway: Injected) -> CreatedHook:
     """Create a deploy hook.
 
@@ -132,12 +133,12 @@ async def create_hook(account: Caller, app: FromPath[str], data: JSONBody[NewHoo
     return await gateway.hooks.create(account.id, app, data.name)
 
 
-@get("/account/hooks", summary="List the account's deploy hooks")
+@get("/hooks", summary="List the account's deploy hooks")
 async def list_hooks(account: Caller, gateway: Injected) -> list[ListedHook]:
     return await gateway.hooks.list(account.id)
 
 
-@delete("/account/hooks/{hook_id:str}", errors=[NotFound])
+@delete("/hooks/{hook_id:str}", errors=[NotFound])
 async def revoke_hook(account: Caller, hook_id: FromPath[str], gateway: Injected) -> None:
     """Revoke a deploy hook.
 
@@ -146,7 +147,7 @@ async def revoke_hook(account: Caller, hook_id: FromPath[str], gateway: Injected
     await gateway.hooks.revoke(account.id, hook_id)
 
 
-@get("/account/deploys", errors=[RequestMalformed])
+@get("/deploys", errors=[RequestMalformed])
 async def list_deploys(
     account: Caller,
     gateway: Injected,
@@ -161,13 +162,13 @@ async def list_deploys(
     return await view_deploys(await gateway.deploys.list(account.id, app, limit, before), gateway)
 
 
-@get("/account/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
+@get("/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
 async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> DeployWithLog:
     return await view_with_log(await require_deploy(deploy_id, account, gateway), gateway)
 
 
 @put(
-    "/account/apps/{app:str}/source",
+    "/apps/{app:str}/source",
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
@@ -205,12 +206,5 @@ async def trigger_hook(token: FromPath[str], gateway: Injected) -> TriggeredDepl
 
 ROUTES: list[ControllerRouterHandler] = [
     trigger_hook,
-    Router(
-        "/",
-        route_handlers=[create_hook, list_hooks, revoke_hook, list_deploys, show_deploy, publish],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    ),
+    account_router(create_hook, list_hooks, revoke_hook, list_deploys, show_deploy, publish),
 ]

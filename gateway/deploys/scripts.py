@@ -139,14 +139,13 @@ async def set_serving(
 
 
 async def schedule_builds(
-    store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, bool], lease: int, slots: int
+    store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, str], lease: int, slots: int
 ) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Returns the granted deploys with tag and entry, and those of `waiting` (deploy → JSON) that run elsewhere.
+    """Returns the granted deploys with tag and entry, and those that wait here but run at another builder.
 
-    `running` maps a deploy to whether it builds. `lease` is in ms. An account without a running build can use one slot
+    `waiting` and `running` map deploys to JSON. `lease` is in ms. An account without a running build can use one slot
     more than `slots`.
     """
-    flags = {deploy: "1" if builds else "" for deploy, builds in running.items()}
-    args = (builder, lease, slots, 1, len(waiting), *flatten(waiting), *flatten(flags))
+    args = (builder, lease, slots, 1, len(waiting), *flatten(waiting), *flatten(running))
     granted, elsewhere = await store.run_script(_SCHEDULE_BUILDS, build_queue_keys(), *args)
     return list(zip(granted[::3], granted[1::3], granted[2::3], strict=True)), list(elsewhere)

@@ -281,10 +281,8 @@ class Deploys:
 
     async def find_live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
         """Returns the ids of the deploys that these apps serve."""
-        async with self._store.client.pipeline(transaction=False) as pipeline:
-            for app_id in app_ids:
-                pipeline.hget(site_key(account_id, app_id), "live")
-            return {live for live in await pipeline.execute() if live} if app_ids else set()
+        found = await self._store.read_each(app_ids, lambda pipe, app: pipe.hget(site_key(account_id, app), "live"))
+        return {live for live in found if live}
 
     async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
         """Returns deploys, newest first. `before` is the last deploy of the previous page. Raises RequestMalformed."""
@@ -333,10 +331,8 @@ class Deploys:
         """Returns the records that exist, in the same order, with one round trip per hundred."""
         found: list[Deploy] = []
         for first in range(0, len(records), RECORDS_PER_READ):
-            async with self._store.client.pipeline(transaction=False) as pipeline:
-                for key in records[first : first + RECORDS_PER_READ]:
-                    pipeline.hgetall(key)
-                answers = await pipeline.execute()
+            batch = records[first : first + RECORDS_PER_READ]
+            answers = await self._store.read_each(batch, lambda pipe, key: pipe.hgetall(key))
             found += [msgspec.convert(record, Deploy, strict=False) for record in answers if record]
         return found
 

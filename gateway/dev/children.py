@@ -7,17 +7,17 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 
 class StartFailed(Exception):
     """`capsule dev` cannot start or continue. It prints the message and ends."""
 
 
-class Child:
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.name = name
-        self.process = process
-        self.log = log
+class Child(NamedTuple):
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
 
     async def wait_for_end(self) -> StartFailed:
         """Returns the error to report once the process ends."""

@@ -6,8 +6,6 @@ import hashlib
 import os
 from pathlib import Path
 
-import msgspec
-
 from gateway.dev.keys import Keys
 from gateway.storage import closed_folders
 
@@ -15,61 +13,26 @@ SHARED_DATA = Path("/var/lib/capsule-dev")
 DRAIN_SECONDS = 5  # for running answers, after Ctrl-C
 
 
-class Layout(msgspec.Struct, frozen=True):
-    port: int  # of the gateway; the next ports serve all apps' pages, the model, the database and hosted apps
-    folder: Path
-    provider_url: str | None = None  # of a real provider instead of the stand-in; its key is in the environment
-    trust_builds: bool = False  # builds and apps run without a sandbox
+class Layout:
+    def __init__(self, port: int, folder: Path, provider_url: str | None = None, trust_builds: bool = False) -> None:
+        """`port` is that of the gateway.
 
-    @property
-    def demo_port(self) -> int:
-        return self.port + 1
-
-    @property
-    def model_port(self) -> int:
-        return self.port + 2
-
-    @property
-    def valkey_port(self) -> int:
-        return self.port + 3
-
-    @property
-    def apps_port(self) -> int:
-        return self.port + 4
-
-    @property
-    def hello(self) -> str:
-        return f"http://hello.apps.localhost:{self.demo_port}"
-
-    @property
-    def hosted(self) -> str:
-        """The address at which the workers serve the releases of all apps."""
-        return f"http://127.0.0.1:{self.apps_port}"
-
-    @property
-    def gateway(self) -> str:
-        return f"http://localhost:{self.port}"
-
-    @property
-    def ai(self) -> str:
-        return f"{self.gateway}/capsule/demo/ai"
-
-    @property
-    def demo(self) -> str:
-        return f"http://demo.apps.localhost:{self.demo_port}"
-
-    @property
-    def jwks(self) -> str:
+        `provider_url` is a real provider instead of the stand-in; its key is in the environment. With `trust_builds`,
+        builds and apps run without a sandbox.
+        """
+        self.port, self.folder, self.provider_url, self.trust_builds = port, folder, provider_url, trust_builds
+        # Of all apps' pages, the model, the database and hosted apps.
+        self.demo_port, self.model_port, self.valkey_port, self.apps_port = range(port + 1, port + 5)
+        self.gateway = f"http://localhost:{port}"
+        self.ai = f"{self.gateway}/capsule/demo/ai"
+        self.demo = f"http://demo.apps.localhost:{self.demo_port}"
+        self.hello = f"http://hello.apps.localhost:{self.demo_port}"
+        self.hosted = f"http://127.0.0.1:{self.apps_port}"  # at which the workers serve the releases of all apps
         # An IP address, because resolvers, unlike browsers, do not know names under localhost.
-        return f"http://127.0.0.1:{self.demo_port}/.well-known/jwks.json"
-
-    @property
-    def redis(self) -> str:
-        return f"redis://127.0.0.1:{self.valkey_port}/0"
-
-    @property
-    def keys(self) -> Path:
-        return self.folder / "keys.json"
+        self.jwks = f"http://127.0.0.1:{self.demo_port}/.well-known/jwks.json"
+        self.redis = f"redis://127.0.0.1:{self.valkey_port}/0"
+        self.keys = folder / "keys.json"
+        self.logs = folder / "logs"
 
     @property
     def data_dir(self) -> Path:
@@ -77,9 +40,6 @@ class Layout(msgspec.Struct, frozen=True):
         if os.geteuid() == 0 and closed_folders(self.folder.parent):
             return SHARED_DATA / hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
         return self.folder
-
-    def log(self, name: str) -> Path:
-        return self.folder / "logs" / f"{name}.log"
 
     def settings(self, keys: Keys) -> dict[str, str]:
         settings = {

@@ -45,7 +45,7 @@ def lock_folder(layout: Layout) -> Iterator[None]:
 
 async def run_service(layout: Layout) -> None:
     """Runs until canceled. Raises StartFailed if a part cannot start or ends."""
-    for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey"):
+    for folder in (layout.folder, layout.logs, layout.folder / "valkey"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(layout))
@@ -73,7 +73,7 @@ async def start_parts(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     enter = stack.enter_async_context
 
     command = valkey.command(layout.valkey_port, layout.folder / "valkey")
-    database = await enter(run_child("database", *command, log=layout.log("valkey"), grace=10))
+    database = await enter(run_child("database", *command, log=layout.logs / "valkey.log", grace=10))
     await database.wait_until_ready(lambda: valkey.is_ready(layout.redis))
     await valkey.forget_builder(layout.redis)
 
@@ -83,11 +83,11 @@ async def start_parts(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     await enter(serve_front(apps_listener, demo_listener.getsockname()[1], layout.apps_port))
 
     command = [*CAPSULE, "worker"]
-    workers = await enter(run_child("workers", *command, log=layout.log("workers"), grace=10, settings=settings))
+    workers = await enter(run_child("workers", *command, log=layout.logs / "workers.log", grace=10, settings=settings))
 
     command = [*CAPSULE, "serve", "--port", str(layout.port)]
     gateway = await enter(
-        run_child("gateway", *command, log=layout.log("gateway"), grace=DRAIN_SECONDS + 5, settings=settings)
+        run_child("gateway", *command, log=layout.logs / "gateway.log", grace=DRAIN_SECONDS + 5, settings=settings)
     )
     await gateway.wait_until_ready(lambda: is_ready(f"{layout.gateway}/ready"))
 

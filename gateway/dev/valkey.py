@@ -38,19 +38,13 @@ def _find_binary() -> str:
 
 async def forget_builder(url: str) -> None:
     """Deletes the last builder's record, so that the worker may use any data folder."""
-    client = redis.asyncio.Redis.from_url(url)
-    try:
+    async with redis.asyncio.Redis.from_url(url) as client:
         await client.delete(BUILDER_KEY)
-    finally:
-        await client.aclose()
 
 
 async def is_ready(url: str) -> bool:
-    client = redis.asyncio.Redis.from_url(url)
-    try:
-        # While it loads its file, it answers every command with an error.
-        return bool(await client.ping())
-    except redis.exceptions.RedisError:
-        return False
-    finally:
-        await client.aclose()
+    async with redis.asyncio.Redis.from_url(url) as client:
+        try:
+            return bool(await client.ping())
+        except redis.exceptions.RedisError:  # while it loads its file, it answers every command with an error
+            return False

@@ -13,11 +13,10 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from gateway.events.records import QueuedEvent
-from gateway.ids import now_iso
+from gateway.ids import Time, now_iso
 
 Kind = Literal["live", "preview"]
 Phase = Literal["build", "health", "canary"]
-Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]
 HttpsUrl = Annotated[str, msgspec.Meta(pattern="^https://")]
 
 

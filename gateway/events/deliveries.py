@@ -16,10 +16,9 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events import catalog
 from gateway.events.keys import bodies_key, deliveries_key, stored_key
 from gateway.events.records import LoggedEvent
-from gateway.ids import now_iso, time_of
+from gateway.ids import Time, now_iso, time_of
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 
@@ -43,8 +42,8 @@ class Delivery(msgspec.Struct, kw_only=True):
     type: str
     app: str
     url: str | None  # to which it was sent; null if no webhook was set
-    at: catalog.Time  # of the delivery
-    eventAt: catalog.Time  # of the event
+    at: Time  # of the delivery
+    eventAt: Time  # of the event
     durationMs: int
     outcome: Outcome
     sample: bool = False  # a test event
@@ -84,17 +83,25 @@ class Filter(msgspec.Struct, frozen=True):
         )
 
 
+NO_FILTER = Filter()
 Entry = tuple[str, dict[str, str]]  # the attempt, and its logged fields
 
 
-async def list_deliveries(store: Store, account_id: str, limit: int, before: str, chosen: Filter) -> list[Delivery]:
-    """Returns deliveries, newest first. Raises RequestMalformed.
+async def list_deliveries(
+    store: Store, account_id: str, limit: int, *, before: str = "", chosen: Filter = NO_FILTER
+) -> list[Delivery]:
+    """Returns deliveries, newest first. Raises RequestMalformed if `before` is not in the log.
 
     `before` is an attempt or the id of an event, or '' to begin with the newest.
     """
     found: list[Entry] = []
-    after = before if _is_attempt(before) or not before else await _oldest_attempt(store, account_id, before)
-    count = limit if chosen == Filter() else PAGE_ENTRIES
+    after = before
+    if before and not _is_attempt(before):
+        logged = await _find(store, account_id, before)
+        if not logged:
+            raise RequestMalformed("before: there is no delivery of this id.")
+        after = logged[-1][0]
+    count = limit if chosen == NO_FILTER else PAGE_ENTRIES
     while len(found) < limit:
         page = await _read_page(store, account_id, after, count)
         found += [entry for entry in page if chosen.matches(entry[1])]
@@ -166,13 +173,6 @@ def _event_time(fields: Mapping[str, str]) -> int:
 
 def _is_attempt(text: str) -> bool:
     return re.fullmatch(r"[0-9]{1,15}-[0-9]{1,15}", text) is not None
-
-
-async def _oldest_attempt(store: Store, account_id: str, event_id: str) -> str:
-    found = await _find(store, account_id, event_id)
-    if not found:
-        raise RequestMalformed("before: there is no delivery of this id.")
-    return found[-1][0]
 
 
 async def _find(store: Store, account_id: str, delivery_id: str) -> list[Entry]:

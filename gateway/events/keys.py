@@ -18,15 +18,25 @@
 
 from __future__ import annotations
 
-from gateway.redis.partitions import partition_tag, stream_key
+from gateway.redis.partitions import keys_in_account, keys_in_partition, keys_of_account, keys_of_partition, stream_key
+
+webhook_key = keys_of_account("webhook")
+previous_secret_key = keys_of_account("previous-secret")
+redelivered_key = keys_of_account("redelivered")
+events_window_key = keys_of_account("window:events")
+deliveries_key = keys_of_account("deliveries")
+emitted_key = keys_in_account("emitted")
+
+outcomes_key = keys_of_partition("outcomes")
+dead_letters_key = keys_of_partition("dead")
+stored_key = keys_of_partition("events:stored")  # the scripts build it from the events' key
+awaited_prefix = keys_of_partition("awaited")
+awaited_key = keys_in_partition("awaited")
 
 
-def events_window_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:window:events:{account_id}"
-
-
-def outcomes_key(tag: str) -> str:
-    return f"{tag}:outcomes"
+def bodies_key(account_id: str) -> str:
+    """Returns the key of the data of the account's events. The scripts build it from the log's key."""
+    return f"{deliveries_key(account_id)}:bodies"
 
 
 def event_keys(tag: str, account_id: str) -> list[str]:
@@ -36,52 +46,5 @@ def event_keys(tag: str, account_id: str) -> list[str]:
     build the names of the last two themselves. The call declares them because, while a slot migrates, Redis runs a
     script only on the node that has all declared keys.
     """
-    return [
-        stream_key(tag, "events"),
-        deliveries_key(account_id),
-        outcomes_key(tag),
-        bodies_key(account_id),
-        stored_key(tag),
-    ]
-
-
-def webhook_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:webhook:{account_id}"
-
-
-def previous_secret_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:previous-secret:{account_id}"
-
-
-def redelivered_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:redelivered:{account_id}"
-
-
-def deliveries_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:deliveries:{account_id}"
-
-
-def bodies_key(account_id: str) -> str:
-    """Returns the key of the data of the account's events. The scripts build it from the log's key."""
-    return f"{deliveries_key(account_id)}:bodies"
-
-
-def stored_key(tag: str) -> str:
-    """Returns the key of the sizes of the accounts' bodies and logs. The scripts build it from the events' key."""
-    return f"{stream_key(tag, 'events')}:stored"
-
-
-def dead_letters_key(tag: str) -> str:
-    return f"{tag}:dead"
-
-
-def emitted_key(account_id: str, event_id: str) -> str:
-    return f"{partition_tag(account_id)}:emitted:{event_id}"
-
-
-def awaited_prefix(tag: str) -> str:
-    return f"{tag}:awaited"
-
-
-def awaited_key(tag: str, event_id: str) -> str:
-    return f"{awaited_prefix(tag)}:{event_id}"
+    log, bodies = deliveries_key(account_id), bodies_key(account_id)
+    return [stream_key(tag, "events"), log, outcomes_key(tag), bodies, stored_key(tag)]

@@ -6,13 +6,15 @@ import datetime
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import Router, delete, get, post, put
+from litestar import delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.errors import NotFound, RateLimited, RequestMalformed
-from gateway.events.catalog import SAMPLES, Time
+from gateway.events import deliveries
+from gateway.events.catalog import SAMPLES
 from gateway.events.deliveries import MAX_DELIVERIES, Delivery, DeliveryDetail, Filter, Outcome
-from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.http.authentication import Caller, account_router
+from gateway.ids import Time
 from gateway.process import Injected
 
 
@@ -116,7 +118,7 @@ async def list_deliveries(
     if event is not None and event not in SAMPLES:
         raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
     chosen = Filter(event, app, outcome)
-    return await gateway.webhooks.list_deliveries(account.id, limit, before=before, chosen=chosen)
+    return await deliveries.list_deliveries(gateway.store, account.id, limit, before=before, chosen=chosen)
 
 
 @get("/deliveries/{delivery_id:str}", errors=[NotFound])
@@ -125,7 +127,7 @@ async def show_delivery(account: Caller, delivery_id: FromPath[str], gateway: In
 
     The path takes an event's id, for its newest delivery, or an `attempt`. The values of signatures are left out.
     """
-    return await gateway.webhooks.read_delivery(account.id, delivery_id)
+    return await deliveries.read_delivery(gateway.store, account.id, delivery_id)
 
 
 @post("/deliveries/redeliver", status_code=202, errors=[RequestMalformed, RateLimited])
@@ -159,22 +161,15 @@ async def redeliver(account: Caller, delivery_id: FromPath[str], gateway: Inject
 
 
 ROUTES = [
-    Router(
-        "/account",
-        route_handlers=[
-            show_webhook,
-            set_webhook,
-            clear_webhook,
-            rotate_secret,
-            test_webhook,
-            list_deliveries,
-            show_delivery,
-            redeliver_failed,
-            redeliver,
-        ],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
+    account_router(
+        show_webhook,
+        set_webhook,
+        clear_webhook,
+        rotate_secret,
+        test_webhook,
+        list_deliveries,
+        show_delivery,
+        redeliver_failed,
+        redeliver,
     )
 ]

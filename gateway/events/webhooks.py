@@ -1,4 +1,4 @@
-"""Event webhooks: an account's receiver, the signed bodies sent to it, the queue of events, and the delivery log.
+"""Event webhooks: an account's receiver, the signed bodies sent to it, and the queue of events.
 
 An event waits in its partition's stream until a worker knows its outcome. It gets its id when it is queued, and its
 timestamp and signatures when it is sent, to the receiver that is set at that moment.
@@ -21,17 +21,7 @@ from gateway.accounts.records import Account, App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable, NotFound, RateLimited, RequestMalformed, ServiceError
 from gateway.events import catalog, scripts
-from gateway.events.deliveries import (
-    Delivery,
-    DeliveryDetail,
-    Filter,
-    build_headers,
-    count_stored_bytes,
-    encode_body,
-    find_failed,
-    list_deliveries,
-    read_delivery,
-)
+from gateway.events.deliveries import build_headers, encode_body, find_failed
 from gateway.events.keys import previous_secret_key, redelivered_key, webhook_key
 from gateway.events.records import QueuedEvent
 from gateway.ids import new_id, now_iso
@@ -215,18 +205,3 @@ class Webhooks:
             raise RateLimited(retry_after=requested.retry_in / 1_000_000)
         if requested.verdict == "unknown":
             raise NotFound("There is no delivery with this id, or its content is no longer stored.")
-
-    # -- the log ---------------------------------------------------------------------------------------------
-
-    async def list_deliveries(
-        self, account_id: str, limit: int, *, before: str = "", chosen: Filter | None = None
-    ) -> list[Delivery]:
-        """Returns deliveries, newest first. Raises RequestMalformed if `before` is not in the log."""
-        return await list_deliveries(self._store, account_id, limit, before, chosen or Filter())
-
-    async def read_delivery(self, account_id: str, delivery_id: str) -> DeliveryDetail:
-        """Raises NotFound."""
-        return await read_delivery(self._store, account_id, delivery_id)
-
-    async def count_stored_bytes(self, account_id: str) -> int:
-        return await count_stored_bytes(self._store, account_id)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response
+from litestar import Request, Response, Router
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
+from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.api_keys import KeyReference
 from gateway.accounts.pacing import UNPACED
@@ -78,7 +79,19 @@ def provide_account(request: Request[Any, Any, State]) -> Account:
 
 
 ACCOUNT_DEPENDENCY = {"account": Provide(provide_account, sync_to_thread=False)}
-Caller = NamedDependency[Account]  # the account of the request, in routes with `account_only` and ACCOUNT_DEPENDENCY
+Caller = NamedDependency[Account]  # the account of the request, in the routes of an `account_router`
+
+
+def account_router(*handlers: ControllerRouterHandler) -> Router:
+    """Returns a router below `/account`, for account holders."""
+    return Router(
+        "/account",
+        route_handlers=handlers,
+        guards=[account_only],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    )
 
 
 def request_of(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Request[Any, Any, State], Gateway]:
@@ -109,6 +122,13 @@ async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler
         raise Unauthorized
     if request.method not in SAFE_METHODS:
         await begin_audit(request, gateway, operator, handler)
+
+
+def operator_router(*handlers: ControllerRouterHandler) -> Router:
+    """Returns a router below `/platform`, for operators."""
+    return Router(
+        "/platform", route_handlers=handlers, guards=[operators_only], tags=["Platform"], security=OPERATOR_SECURITY
+    )
 
 
 # -- sessions ------------------------------------------------------------------------------------------------

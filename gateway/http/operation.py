@@ -11,7 +11,6 @@ from gateway import errors
 from gateway.inference.spend.prices import MODEL_CHOICE
 
 Schema = dict[str, Any]
-Security = Sequence[dict[str, list[str]]]
 Errors = Sequence[type[errors.ServiceError]]
 JSON = "application/json"
 

@@ -100,7 +100,7 @@ class InferenceState(msgspec.Struct):
 
 
 def derive_status(*, enabled: bool, approved: bool, configured: bool, health: ProviderHealth) -> InferenceStatus:
-    """Derives the status. `configured` means that there is a credential, and a usable address for it."""
+    """Derives the status. `configured` means that there is a credential."""
     if not enabled or not approved:
         return InferenceStatus.DISABLED
     if not configured or health.refused:
@@ -115,7 +115,7 @@ def derive_status(*, enabled: bool, approved: bool, configured: bool, health: Pr
 class Availability:
     """The status of inference in this process.
 
-    `is_configured` returns whether there is a credential and an address; `probe` sends the provider a GET /models.
+    `is_configured` returns whether there is a credential; `probe` sends the provider a GET /models.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class Inference:
         self._metrics, self._counters = metrics, counters
         self._backlogs = Backlogs()
         tracer = tracing.tracer()
-        self._traces = None if tracer is None else RequestTraces(tracer, settings, METHODS)
+        self._traces = None if tracer is None else RequestTraces(tracer, METHODS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = InferenceRequest(scope, receive, send)
@@ -234,7 +234,7 @@ class Inference:
             permit = self._permits.take_now(account.id, tokens)
             if permit is None:
                 permit = await self._wait_for_permit(request, account, completion, tokens, format)
-            request.trace.enter(EXCHANGE, Kind.CLIENT)
+            request.trace.enter(EXCHANGE, Kind.CLIENT, self._provider.span_attributes)
             stream = request.stream = await self._post(completion)
             self._permits.mark_sent(permit)
             request.watch(stream.fail, stream.nudge)

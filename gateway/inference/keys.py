@@ -35,6 +35,8 @@ from gateway.redis.partitions import CACHE_SIZE, partition_tag
 INFERENCE_KEY = "inference"
 PROVIDER_KEY = "provider"
 PROBE_KEY = "probe"
+PERMITS_KEY = "{provider}:permits"
+WAITING_KEY = "{provider}:waiting"
 LEASE_NAMES = ("state", "permits", "waiting", "order", "past", "leases", "waiters")
 QUOTA_NAMES = ("quota", "spent")
 PERMITS_CHANNEL = "permits"  # for all processes; each process also has its own, `permits:<process>`
@@ -94,14 +96,6 @@ def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
 
 def permits_channel(process: str) -> str:
     return f"{PERMITS_CHANNEL}:{process}"
-
-
-def permits_key() -> str:
-    return "{provider}:permits"
-
-
-def waiting_key() -> str:
-    return "{provider}:waiting"
 
 
 def lease_keys(*, rated: bool = False) -> list[str]:

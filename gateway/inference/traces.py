@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
-from urllib.parse import urlsplit
 
 from gateway.errors import Headers
 from gateway.inference.formats.completion import finish_reason
@@ -16,17 +15,15 @@ from gateway.inference.formats.tools import TOOL_CALLS
 from gateway.inference.provider.connection import Stream
 from gateway.inference.request import InferenceRequest
 from gateway.inference.spend.prices import PRICES
-from gateway.settings import Settings
-from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
+from gateway.telemetry.spans import Kind, Span, Trace, Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})
 EXCHANGE, SETTLE = "chat", "settle"
 
 
 class RequestTraces:
-    def __init__(self, tracer: Tracer, settings: Settings, routes: Collection[str]) -> None:
+    def __init__(self, tracer: Tracer, routes: Collection[str]) -> None:
         self._tracer, self._routes = tracer, routes
-        self._provider = _describe_provider(settings.provider_url)
 
     def begin(self, request: InferenceRequest, headers: Headers) -> Trace:
         parents = [value for name, value in headers if name == b"traceparent"]
@@ -65,12 +62,11 @@ class RequestTraces:
 
     def _describe_exchange(self, request: InferenceRequest, span: Span) -> None:
         span.name = f"{EXCHANGE} {request.model}"
-        span.attributes |= {
+        span.attributes = span.attributes | {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": request.model,
             "gen_ai.request.max_tokens": request.max_tokens,
             "gen_ai.request.stream": True,  # also if the caller wants the whole answer at once
-            **self._provider,
         }
         if request.stream is not None:
             _describe_answer(span, request.stream, request.first_token)
@@ -78,16 +74,6 @@ class RequestTraces:
 
 def _method(request: InferenceRequest) -> str:
     return request.method if request.method in METHODS else "_OTHER"
-
-
-def _describe_provider(url: str) -> dict[str, Value]:
-    """Returns the provider's attributes. Its name is its host, because OpenAI's format does not identify it."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return {}
-    return {"gen_ai.provider.name": host, "server.address": host, "server.port": port}
 
 
 def _failed_stage(trace: Trace) -> list[Span]:

@@ -36,12 +36,11 @@ AppName = Annotated[str, ANYTHING, text("For show: the app's name.")]
 async def perform(gateway: Gateway, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
     if action == "list":
         apps = await gateway.registry.list_apps(account.id)
-        return {"apps": [msgspec.to_builtins(view) for view in await view_apps(account, apps, gateway)]}
+        return {"apps": await view_apps(account, apps, gateway)}
     app = await require_own_app(arguments[0], account, gateway)
-    view = msgspec.to_builtins(await view_app_details(account, app, gateway))
+    view = msgspec.structs.asdict(await view_app_details(account, app, gateway))
     findings, crashes = await gateway.findings.find_open(app), await gateway.crashes.list(app)
-    details = {"findings": msgspec.to_builtins(findings[:MAX_FINDINGS]), "crashes": msgspec.to_builtins(crashes)}
-    return {"app": {**view, **details}}
+    return {"app": {**view, "findings": findings[:MAX_FINDINGS], "crashes": crashes}}
 
 
 def app_tool(gateway: Gateway) -> Tool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, cast, get_args
 
-import msgspec
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.records import Account
-from gateway.events.deliveries import Filter, Outcome
+from gateway.events.deliveries import Filter, Outcome, list_deliveries, read_delivery
 from gateway.events.routes import parse_time
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, text
 from gateway.process import Gateway
@@ -50,22 +49,21 @@ Since = Annotated[str, ANYTHING, text("For redeliver_failed: a time in ISO 8601,
 
 
 async def perform(gateway: Gateway, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
-    webhooks = gateway.webhooks
     match action:
         case "list":
             app, outcome = arguments
             if outcome not in ("", *OUTCOMES):
                 raise ToolError(f"outcome must be one of {', '.join(OUTCOMES)}.")
             chosen = Filter(None, app or None, cast(Outcome, outcome) if outcome else None)
-            rows = await webhooks.list_deliveries(account.id, LISTED_DELIVERIES, chosen=chosen)
-            return {"deliveries": [msgspec.to_builtins(row) for row in rows]}
+            rows = await list_deliveries(gateway.store, account.id, LISTED_DELIVERIES, chosen=chosen)
+            return {"deliveries": rows}
         case "show":
-            return {"delivery": msgspec.to_builtins(await webhooks.read_delivery(account.id, *arguments))}
+            return {"delivery": await read_delivery(gateway.store, account.id, *arguments)}
         case "redeliver":
-            await webhooks.redeliver(account.id, *arguments)
+            await gateway.webhooks.redeliver(account.id, *arguments)
             return {"id": arguments[0], "note": "The event is queued; 'show' it to see the outcome."}
         case _:
-            return {"count": await webhooks.redeliver_failed(account.id, parse_time(*arguments))}
+            return {"count": await gateway.webhooks.redeliver_failed(account.id, parse_time(*arguments))}
 
 
 def delivery_tool(gateway: Gateway) -> Tool:

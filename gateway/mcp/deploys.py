@@ -45,7 +45,7 @@ async def perform(gateway: Gateway, account: Account, action: str, arguments: li
     match action:
         case "list":
             deploys = await gateway.deploys.list(account.id, arguments[0] or None, LISTED_DEPLOYS)
-            return {"deploys": [msgspec.to_builtins(view) for view in await view_deploys(deploys, gateway)]}
+            return {"deploys": await view_deploys(deploys, gateway)}
         case "show":
             found = await require_deploy(arguments[0], account, gateway)
             view = msgspec.to_builtins(await view_with_log(found, gateway))
@@ -57,7 +57,7 @@ async def perform(gateway: Gateway, account: Account, action: str, arguments: li
             return {"deployId": await gateway.deploy_actions.roll_back(app, arguments[1] or None), "note": note}
         case _:
             deploy = await gateway.deploy_actions.cancel(await require_deploy(arguments[0], account, gateway))
-            return {"deploy": msgspec.to_builtins(DeployView.of(deploy))}
+            return {"deploy": DeployView.of(deploy)}
 
 
 def deploy_tool(gateway: Gateway) -> Tool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 
@@ -39,9 +38,9 @@ async def perform(gateway: Gateway, account: Account, action: str, arguments: li
         case "create":
             created = await gateway.hooks.create(account.id, *arguments)
             note = "The URL is shown only once. A POST to it, without a body, deploys the app."
-            return {"hook": msgspec.to_builtins(created), "note": note}
+            return {"hook": created, "note": note}
         case "list":
-            return {"hooks": [msgspec.to_builtins(hook) for hook in await gateway.hooks.list(account.id)]}
+            return {"hooks": await gateway.hooks.list(account.id)}
         case _:
             await gateway.hooks.revoke(account.id, *arguments)
             return {"revoked": arguments[0], "note": "Its URL now answers 404."}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
@@ -60,11 +61,12 @@ def parse_arguments(
 
 
 async def answer(performed: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the result of the action. Raises ToolError for the service's errors."""
+    """Returns the result of the action, as JSON's types. Raises ToolError for the service's errors."""
     try:
-        return await performed
+        result: dict[str, Any] = msgspec.to_builtins(await performed)
     except ServiceError as error:
         raise ToolError(f"{error.message} ({error.code})") from None
+    return result
 
 
 def make_tool(function: Callable[..., Any], title: str, *, read_only: bool = False) -> Tool:

@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.records import App
-from gateway.events.catalog import AppCrashed, Time
+from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
+from gateway.ids import Time
 from gateway.monitors.keys import crashes_key
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag

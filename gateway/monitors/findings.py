@@ -60,7 +60,8 @@ def merge_scan(
             reported[key] = each
     after, notify = [], []
     for key, each in reported.items():
-        old, tier = known.get(key), _tier(each)
+        old = known.get(key)
+        tier: Tier = "red" if each.red else "yellow"
         deadline = each.deadlineAt or (old.deadlineAt if old and old.tier == tier else None)
         notified = old is not None and old.notified
         due = live and tier == "red" and not notified
@@ -79,10 +80,6 @@ def merge_scan(
     again = len(reported.keys() & known.keys())
     ignored = scan.ignored + len(scan.reported) - len(reported)
     return after, notify, ScanCounts(len(reported) - again, again, ignored)
-
-
-def _tier(reported: ReportedFinding) -> Tier:
-    return "red" if reported.red else "yellow"
 
 
 def _weight(reported: ReportedFinding) -> tuple[bool, int, bool]:

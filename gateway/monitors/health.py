@@ -23,8 +23,8 @@ import msgspec
 
 from gateway.accounts.records import Account, App
 from gateway.deploys.keys import site_key
-from gateway.events.catalog import AppRecovered, AppUnhealthy, Event, Time
-from gateway.ids import now_iso
+from gateway.events.catalog import AppRecovered, AppUnhealthy, Event
+from gateway.ids import Time, now_iso
 from gateway.monitors.keys import certificate_key, findings_key, health_key
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
@@ -107,7 +107,8 @@ def step(
     for each in health.pending:
         outcome = outcomes.get(each.event)
         if each.delivered or outcome == "delivered":
-            events.append((new_id(), _recovered(each, url)))
+            since = now_iso(each.down_since / 1000)
+            events.append((new_id(), AppRecovered(url=url, downSince=since, downMs=each.up_at - each.down_since)))
         elif outcome == "waiting" and now - each.up_at < PENDING_MS:
             pending.append(each)
     return msgspec.structs.replace(health, pending=tuple(pending[-MAX_PENDING:])), events
@@ -138,11 +139,6 @@ def _record_answer(health: AppHealth, now: int) -> AppHealth:
         pending = (*pending, PendingRecovery(health.notified, health.failing_since, now, health.delivered))
     since = health.since if health.status == "healthy" else now
     return AppHealth(status="healthy", since=since, notified_at=health.notified_at, pending=pending)
-
-
-def _recovered(recovery: PendingRecovery, url: str) -> AppRecovered:
-    down = recovery.up_at - recovery.down_since
-    return AppRecovered(url=url, downSince=now_iso(recovery.down_since / 1000), downMs=down)
 
 
 def is_probed(plan: str, live: bool) -> bool:

@@ -15,41 +15,18 @@
 
 from __future__ import annotations
 
+from gateway.redis.partitions import keys_in_partition, keys_of_partition
 
-def probes_key(tag: str) -> str:
-    return f"{tag}:probes"
+probes_key = keys_of_partition("probes")
+certificates_key = keys_of_partition("certificates")
+certificate_ends_key = keys_of_partition("certificates:ends")
+unhealthy_key = keys_of_partition("unhealthy")
 
-
-def certificates_key(tag: str) -> str:
-    return f"{tag}:certificates"
-
-
-def health_key(tag: str, app_id: str) -> str:
-    return f"{tag}:health:{app_id}"
-
-
-def certificate_key(tag: str, app_id: str) -> str:
-    return f"{tag}:certificate:{app_id}"
-
-
-def findings_key(tag: str, app_id: str) -> str:
-    return f"{tag}:findings:{app_id}"
-
-
-def health_days_key(tag: str, app_id: str) -> str:
-    return f"{tag}:health-days:{app_id}"
-
-
-def crashes_key(tag: str, app_id: str) -> str:
-    return f"{tag}:crashes:{app_id}"
-
-
-def certificate_ends_key(tag: str) -> str:
-    return f"{tag}:certificates:ends"
-
-
-def unhealthy_key(tag: str) -> str:
-    return f"{tag}:unhealthy"
+health_key = keys_in_partition("health")
+certificate_key = keys_in_partition("certificate")
+findings_key = keys_in_partition("findings")
+health_days_key = keys_in_partition("health-days")
+crashes_key = keys_in_partition("crashes")
 
 
 def monitored_keys(tag: str, app_id: str) -> list[str]:

@@ -25,8 +25,7 @@ import structlog
 
 from gateway.accounts.operators import Operator
 from gateway.errors import BackboneUnavailable
-from gateway.events.catalog import Time
-from gateway.ids import now_iso
+from gateway.ids import Time, now_iso
 from gateway.operations.keys import audit_key
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of

@@ -102,10 +102,7 @@ def _value(answer: Any) -> Any:
 
 
 async def _read_workers(store: Store, pending: dict[tuple[str, str], int]) -> list[Worker]:
-    async with store.client.pipeline(transaction=False) as pipe:
-        for group, name in pending:
-            pipe.pttl(worker_key(group, name))
-        left = await pipe.execute()
+    left = await store.read_each(pending, lambda pipe, worker: pipe.pttl(worker_key(*worker)))
     workers = [
         Worker(group, name, HEARTBEAT_SECONDS * 1000 - life if life > 0 else None, pending[group, name])
         for (group, name), life in zip(pending, left, strict=True)

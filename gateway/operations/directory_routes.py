@@ -9,13 +9,13 @@ import msgspec
 from litestar import get
 from litestar.params import FromPath, QueryParameter
 
-from gateway.accounts.key_routes import ListedKey
+from gateway.accounts.api_keys import ListedKey
 from gateway.accounts.keys import account_apps_key
 from gateway.accounts.records import Account
 from gateway.deploys.addresses import live_url
 from gateway.deploys.routes import DeployView
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events.catalog import Time
+from gateway.ids import Time
 from gateway.inference.keys import spend_key
 from gateway.monitors import health
 from gateway.monitors.health import HealthStatus, OpenFindings
@@ -101,10 +101,7 @@ async def show_account(account_id: FromPath[str], gateway: Injected) -> AccountD
         deploysToday=await gateway.deploys.count_today(account_id, day),
         deploysPerDay=gateway.settings.deploy_quotas[account.plan],
         appList=await _list_apps(apps, gateway),
-        keys=[
-            ListedKey(key.id, key.name, key.createdAt, last_used)
-            for key, last_used in await gateway.registry.api_keys.list(account_id)
-        ],
+        keys=await gateway.registry.api_keys.list(account_id),
     )
 
 

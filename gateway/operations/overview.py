@@ -149,10 +149,9 @@ class Overview:
 
     async def _read_spends(self, accounts: Sequence[str], day: str) -> list[AccountSpend]:
         """Returns the spend of the day in the same order, without accounts that no longer exist."""
-        async with self._store.client.pipeline(transaction=False) as pipe:
-            for account in accounts:
-                pipe.hmget(spend_key(account, day), ["settled", "reserved"])
-            spends = await pipe.execute()
+        spends = await self._store.read_each(
+            accounts, lambda pipe, account: pipe.hmget(spend_key(account, day), ["settled", "reserved"])
+        )
         found = []
         for account, (settled, reserved) in zip(accounts, spends, strict=True):
             if (record := await self._registry.account(account)) is not None:
@@ -200,10 +199,8 @@ class Overview:
         """Returns the counts of the last hour, oldest first; the last is the current minute."""
         moments = (time.gmtime(now // 1000 - 60 * ago) for ago in reversed(range(MINUTES)))
         names = [time.strftime("%Y-%m-%dT%H:%M", moment) for moment in moments]
-        async with self._store.client.pipeline(transaction=False) as pipe:
-            for name in names:
-                pipe.hgetall(minute_key(name))
-            return list(zip(names, await pipe.execute(), strict=True))
+        counts = await self._store.read_each(names, lambda pipe, name: pipe.hgetall(minute_key(name)))
+        return list(zip(names, counts, strict=True))
 
     async def _read_top_spends(self, day: str) -> DaySpend:
         top = await self._store.client.zrevrange(spenders_key(day), 0, TOP_ACCOUNTS, withscores=True)

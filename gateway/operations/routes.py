@@ -8,7 +8,6 @@ import msgspec
 from litestar import Request, delete, get, patch, post, put
 from litestar.datastructures import State
 from litestar.params import FromPath, JSONBody
-from litestar.router import Router
 
 from gateway.accounts.operator_routes import require_app
 from gateway.accounts.records import Account
@@ -28,7 +27,7 @@ from gateway.errors import (
 from gateway.events.catalog import AppCrashed, Kind
 from gateway.events.routes import EventId
 from gateway.http.audit import REPORTS, list_audit, note_before
-from gateway.http.authentication import OPERATOR_SECURITY, operators_only
+from gateway.http.authentication import operator_router
 from gateway.http.bodies import TARBALL, declared_size
 from gateway.ids import now_iso
 from gateway.inference.availability import InferenceState
@@ -190,23 +189,17 @@ async def show_inference(gateway: Injected, request: Request[Any, Any, State]) -
 
 
 ROUTES = [
-    Router(
-        path="/platform",
-        route_handlers=[
-            create_account,
-            change_account,
-            report_crash,
-            report_scan,
-            publish_source,
-            clean_up_source,
-            deploy_app,
-            switch_inference,
-            show_inference,
-            list_audit,
-            *directory_routes.HANDLERS,
-        ],
-        guards=[operators_only],
-        tags=["Platform"],
-        security=OPERATOR_SECURITY,
+    operator_router(
+        create_account,
+        change_account,
+        report_crash,
+        report_scan,
+        publish_source,
+        clean_up_source,
+        deploy_app,
+        switch_inference,
+        show_inference,
+        list_audit,
+        *directory_routes.HANDLERS,
     )
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.events.catalog import Time
+from gateway.ids import Time
 from gateway.inference.availability import InferenceState
 from gateway.operations.backlog import Queue, Worker
 from gateway.operations.storage import DeadLetters, StorageByAccount
@@ -120,8 +120,9 @@ def render_counts(minute: str, counts: Mapping[str, str]) -> Minute:
     return Minute(f"{minute}:00.000Z", int(counts.get("requests", 0)), int(counts.get("streams", 0)), codes)
 
 
-def first_token(minutes: Sequence[Mapping[str, str]]) -> FirstToken:
-    counts = histogram(minutes)
+def first_token(minutes: Sequence[Mapping[str, str]], prefix: str = "") -> FirstToken:
+    """Returns the figures of all streams, or of those of the model to whose fields `prefix` belongs."""
+    counts = histogram(minutes, prefix)
     return FirstToken(quantile(counts, 0.5), quantile(counts, 0.99))
 
 
@@ -135,8 +136,7 @@ def model_figures(minutes: Sequence[Mapping[str, str]]) -> list[ModelFigures]:
 def _figures_of(model: str, minutes: Sequence[Mapping[str, str]]) -> ModelFigures:
     prefix = f"{MODEL_PREFIX}{model}:"
     requests, errors = (sum(int(counts.get(prefix + name, 0)) for counts in minutes) for name in ("requests", "errors"))
-    counts = histogram(minutes, prefix)
-    return ModelFigures(model, requests, errors, FirstToken(quantile(counts, 0.5), quantile(counts, 0.99)))
+    return ModelFigures(model, requests, errors, first_token(minutes, prefix))
 
 
 def histogram(minutes: Iterable[Mapping[str, str]], prefix: str = "") -> list[int]:

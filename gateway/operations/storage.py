@@ -6,10 +6,9 @@ import msgspec
 
 from gateway.accounts.registry import Registry
 from gateway.events import scripts
-from gateway.events.catalog import Time
 from gateway.events.deliveries import SHARE_BYTES
 from gateway.events.keys import dead_letters_key, stored_key
-from gateway.ids import now_iso
+from gateway.ids import Time, now_iso
 from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS
 
@@ -45,18 +44,15 @@ class StorageByAccount(msgspec.Struct):
 
 async def count_dead_letters(store: Store) -> int:
     """Raises BackboneUnavailable."""
-    async with store.client.pipeline(transaction=False) as pipe:
-        for tag in PARTITION_TAGS:
-            pipe.xlen(dead_letters_key(tag))
-        return sum(await pipe.execute())
+    return sum(await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.xlen(dead_letters_key(tag))))
 
 
 async def read_dead_letters(store: Store) -> DeadLetters:
     """Raises BackboneUnavailable."""
-    async with store.client.pipeline(transaction=False) as pipe:
-        for tag in PARTITION_TAGS:
-            pipe.xrevrange(dead_letters_key(tag), count=NEWEST_LETTERS)
-        letters = [letter for page in await pipe.execute() for letter in page]
+    pages = await store.read_each(
+        PARTITION_TAGS, lambda pipe, tag: pipe.xrevrange(dead_letters_key(tag), count=NEWEST_LETTERS)
+    )
+    letters = [letter for page in pages for letter in page]
     letters.sort(key=lambda letter: -int(letter[0].partition("-")[0]))
     return DeadLetters(await count_dead_letters(store), [_dead_letter(*letter) for letter in letters[:NEWEST_LETTERS]])
 
@@ -72,10 +68,10 @@ def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
 
 async def read_storage(store: Store, registry: Registry) -> StorageByAccount:
     """Returns the accounts that store the most. Raises BackboneUnavailable."""
-    async with store.client.pipeline(transaction=False) as pipe:
-        for tag in PARTITION_TAGS:
-            pipe.zrevrange(stored_key(tag), 0, TOP_ACCOUNTS - 1, withscores=True)
-        stored = [(account, int(count)) for page in await pipe.execute() for account, count in page]
+    pages = await store.read_each(
+        PARTITION_TAGS, lambda pipe, tag: pipe.zrevrange(stored_key(tag), 0, TOP_ACCOUNTS - 1, withscores=True)
+    )
+    stored = [(account, int(count)) for page in pages for account, count in page]
     top = []
     for account, count in sorted(stored, key=lambda each: -each[1])[:TOP_ACCOUNTS]:
         if await scripts.forget_stored_bytes(store, account):

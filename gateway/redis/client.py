@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,13 +216,20 @@ class Store:
         """Returns the UTC day by Redis's clock. Raises BackboneUnavailable."""
         return day_of((await self.client.time())[0] * 1000)
 
+    async def read_each(self, items: Collection[T], read: Callable[[Any, T], object]) -> list[Any]:
+        """Returns the answers to the command that `read` adds to a pipeline for each item, in one round trip.
+
+        Raises BackboneUnavailable.
+        """
+        async with self.client.pipeline(transaction=False) as pipeline:
+            for item in items:
+                read(pipeline, item)
+            answers: list[Any] = await pipeline.execute() if items else []
+            return answers
+
     async def get_all(self, names: Sequence[str]) -> list[str | None]:
         """Reads keys of any partitions together. Raises BackboneUnavailable."""
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.get(name)
-            values: list[str | None] = await pipeline.execute() if names else []
-            return values
+        return await self.read_each(names, lambda pipe, name: pipe.get(name))
 
     async def check_writes(self) -> tuple[int, list[BackboneUnavailable]]:
         """Writes a probe key, in a cluster one for each partition, and waits for replicas as admissions do.

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import binascii
+from collections.abc import Callable
 from functools import lru_cache
 
 # The hash tags of the partitions. Of all tags with two digits, the slots of these spread evenly: with the default slots
@@ -30,3 +31,31 @@ def write_check_key(tag: str) -> str:
 def stream_key(tag: str, stream: str) -> str:
     """Returns the key of the stream `events` or `builds` of a partition."""
     return f"{tag}:{stream}"
+
+
+# -- functions that build the keys of one kind ---------------------------------------------------------------
+
+
+def keys_of_all(kind: str) -> Callable[[str], str]:
+    """Returns the function from an id to a key outside the partitions."""
+    return lambda of: f"{kind}:{of}"
+
+
+def keys_of_partition(kind: str) -> Callable[[str], str]:
+    """Returns the function from a partition's tag to its key."""
+    return lambda tag: f"{tag}:{kind}"
+
+
+def keys_in_partition(kind: str) -> Callable[[str, str], str]:
+    """Returns the function from a partition's tag and an id, such as that of an app, to a key of the partition."""
+    return lambda tag, of: f"{tag}:{kind}:{of}"
+
+
+def keys_of_account(kind: str) -> Callable[[str], str]:
+    """Returns the function from an account's id to its key."""
+    return lambda account_id: f"{partition_tag(account_id)}:{kind}:{account_id}"
+
+
+def keys_in_account(kind: str) -> Callable[[str, str], str]:
+    """Returns the function from an account's id and another id to a key in the account's partition."""
+    return lambda account_id, of: f"{partition_tag(account_id)}:{kind}:{of}"

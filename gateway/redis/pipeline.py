@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import hiredis
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.exceptions import (
     ClusterDownError,
     MasterDownError,
@@ -277,17 +277,9 @@ def pack_command(command: tuple[str | int | bytes, ...]) -> bytes:
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
-    """Returns the TLS context for the options of a rediss:// address, which it reads as redis-py does."""
-    if options.get("connection_class") is None or "SSL" not in options["connection_class"].__name__:
+    """Returns the TLS context that redis-py makes for a rediss:// address, or None for another address."""
+    if options.get("connection_class") is not SSLConnection:
         return None
-    context = ssl.create_default_context()
-    if authorities := options.get("ssl_ca_certs"):
-        context.load_verify_locations(authorities)
-    if str(options.get("ssl_check_hostname", "true")).lower() in ("false", "0", "no"):
-        context.check_hostname = False
-    if options.get("ssl_cert_reqs") == "none":
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if certificate := options.get("ssl_certfile"):
-        context.load_cert_chain(certificate, options.get("ssl_keyfile"))
+    given = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    context: ssl.SSLContext = SSLConnection(**given).ssl_context.get()
     return context

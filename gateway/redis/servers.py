@@ -66,13 +66,8 @@ class RedisServers(msgspec.Struct, frozen=True):
         Several clients can share `sentinels`, the result of `sentinels()`. The client retries nothing: a command
         without an answer may have run, and its caller must know.
         """
-        options: dict[str, Any] = {
-            "decode_responses": True,
-            "encoding_errors": "replace",  # one entry that is not UTF-8 must not stop the reading of all others
-            "socket_timeout": timeout,
-            "socket_connect_timeout": connect_timeout,
-            "retry": Retry(NoBackoff(), 0),
-            "maint_notifications_config": NO_NOTIFICATIONS,
+        options = {
+            **_client_options(timeout, connect_timeout),
             "max_connections": connections,
             "retry_on_error": NOT_PRIMARY,
         }
@@ -85,17 +80,8 @@ class RedisServers(msgspec.Struct, frozen=True):
 
         It raises redis-py's errors.
         """
-        return Redis(
-            host=host,
-            port=port,
-            decode_responses=True,
-            encoding_errors="replace",
-            socket_timeout=None,
-            socket_connect_timeout=connect_timeout,
-            retry=Retry(NoBackoff(), 0),
-            maint_notifications_config=NO_NOTIFICATIONS,
-            **_without_db(self.options),
-        )
+        shared = {name: value for name, value in self.options.items() if name != "db"}
+        return Redis(host=host, port=port, **_client_options(None, connect_timeout), **shared)
 
     def sentinels(self, timeout: float) -> Sentinels | None:
         """Returns a client that asks the Sentinels for the primary, or None without Sentinels."""
@@ -145,5 +131,12 @@ def _text(node: Node) -> str:
     return f"[{node.host}]:{node.port}" if ":" in node.host else f"{node.host}:{node.port}"
 
 
-def _without_db(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "db"}
+def _client_options(timeout: float | None, connect_timeout: float) -> dict[str, Any]:
+    return {
+        "decode_responses": True,
+        "encoding_errors": "replace",  # one entry that is not UTF-8 must not stop the reading of all others
+        "socket_timeout": timeout,
+        "socket_connect_timeout": connect_timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "maint_notifications_config": NO_NOTIFICATIONS,
+    }

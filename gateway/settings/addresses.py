@@ -153,7 +153,7 @@ def read_storage_url(text: str) -> str:
 def find_s3_fault(environ: Mapping[str, str]) -> str:
     """Returns what S3 storage needs and this process lacks, or an empty string. Uses no network."""
     if importlib.util.find_spec("obstore") is None:
-        return 'GATEWAY_STORAGE_URL: s3:// needs a library: run pip install "capsule-gateway[s3]"'
+        return "GATEWAY_STORAGE_URL: s3:// needs a library: run pip install '.[s3]' in the clone"
     # Instead of keys, a platform such as Kubernetes or ECS gives credentials that expire.
     if any(environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")):
         return ""

@@ -19,6 +19,7 @@ from gateway.settings.model import NANO, PLANS, ProviderRate, ProviderTimeouts, 
 
 SHORTEST_CLAIM_IDLE_SECONDS = 10.0
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 class BadSettings(Exception):
@@ -69,38 +70,33 @@ def _read_switch(text: str) -> bool:
     raise ValueError(f"{text!r} is not a switch; use on or off")
 
 
-def _read_whole(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
-    if number < 1:
-        raise ValueError("must be at least 1")
-    return number
+def _number_reader(
+    convert: Callable[[str], N], kind: str, fits: Callable[[N], bool], bounds: str
+) -> Callable[[str], N]:
+    def read(text: str) -> N:
+        try:
+            number = convert(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not {kind}") from None
+        if not fits(number):
+            raise ValueError(f"must be {bounds}")
+        return number
+
+    return read
 
 
-def _read_seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number of seconds") from None
-    if not 0 < number < 10_000_000:
-        raise ValueError("must be more than 0 and less than 10000000 seconds")
-    return number
+_read_whole = _number_reader(int, "a whole number", lambda number: number >= 1, "at least 1")
+_read_weight = _number_reader(float, "a number", lambda number: 0.01 <= number <= 1000, "from 0.01 to 1000")
+_read_seconds = _number_reader(
+    float,
+    "a number of seconds",
+    lambda number: 0 < number < 10_000_000,
+    "more than 0 and less than 10000000 seconds",
+)
 
 
 def _zero_or(read: Callable[[str], T], zero: T) -> Callable[[str], T]:
     return lambda text: zero if text == "0" else read(text)
-
-
-def _read_weight(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-    if not 0.01 <= number <= 1000:
-        raise ValueError("must be from 0.01 to 1000")
-    return number
 
 
 def _read_euro(text: str) -> int:

@@ -10,7 +10,7 @@ import collections
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -37,114 +37,82 @@ class BulkHistogram(Histogram):
 
 class Metrics:
     def __init__(self, models: Iterable[str] = ()) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._ended: list[tuple[RequestLine, bool]] = []  # queued requests, and whether they were admitted
         self._new_reserved = self._new_settled = 0  # nano-euro, not yet counted
-        self.requests = Counter(
-            "gateway_requests", "Inference requests", ["format", "status", "code"], registry=registry
+        counter = partial(Counter, registry=self.registry)
+        self.requests = counter("gateway_requests", "Inference requests", ["format", "status", "code"])
+        self._reserved = counter("gateway_reserved_nano_euro", "Nano-euro reserved")
+        self._settled = counter("gateway_settled_nano_euro", "Nano-euro settled")
+        self.refusals = counter(
+            "gateway_admission_refusals", "Requests refused by a rate limit or a spending cap", ["kind"]
         )
-        self.open_streams = Gauge(
-            "gateway_streams_open",
-            "Requests in progress at the provider",
-            registry=registry,
-            multiprocess_mode="livesum",
+        self.settlement_retries = counter("gateway_settlement_retries", "Settlements repeated after a failure")
+        self.lost_reservations = counter("gateway_reservations_lost", "Settlements whose reservation a failover lost")
+        self.anomalies = counter(
+            "gateway_usage_anomalies", "Answers with missing or invalid usage, or usage above the reservation", ["kind"]
         )
-        self.ttft = BulkHistogram(
+        self.provider_errors = counter(
+            "gateway_provider_errors", "Requests that failed at the provider", ["code", "gen_ai_request_model"]
+        )
+        self.cap_breaches = counter("gateway_cap_breaches", "Checks that found an account above its daily cap")
+        self.dropped_log_lines = counter(
+            "gateway_log_lines_dropped", "Log lines dropped because the reader of the log was too slow"
+        )
+        self.unlogged_requests = counter(
+            "gateway_request_log_dropped", "Requests that may be missing from accounts' request logs"
+        )
+        self.connections_ended = counter(
+            "gateway_connections_ended", "Client connections that the server closed", ["reason"]
+        )
+        histogram = partial(BulkHistogram, registry=self.registry)
+        self.ttft = histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "Time from the request to its first token",
             ["gen_ai_request_model"],
             buckets=TTFT_BUCKETS_SECONDS,
-            registry=registry,
         )
-        self.duration = BulkHistogram(
+        self.duration = histogram(
             "gen_ai_server_request_duration_seconds",
             "Time from the request to its end",
             ["gen_ai_request_model"],
             buckets=DURATION_BUCKETS_SECONDS,
-            registry=registry,
         )
-        self.tokens = BulkHistogram(
+        self.tokens = histogram(
             "gen_ai_client_token_usage",
             "Tokens per request, as reported by the provider",
             ["gen_ai_request_model", "gen_ai_token_type"],
             buckets=TOKEN_BUCKETS,
-            registry=registry,
         )
-        self._reserved = Counter("gateway_reserved_nano_euro", "Nano-euro reserved", registry=registry)
-        self._settled = Counter("gateway_settled_nano_euro", "Nano-euro settled", registry=registry)
-        self.refusals = Counter(
-            "gateway_admission_refusals",
-            "Requests refused by a rate limit or a spending cap",
-            ["kind"],
-            registry=registry,
+        self.provider_wait = histogram(
+            "gateway_provider_wait_seconds", "Time that requests waited for a permit", buckets=WAIT_BUCKETS_SECONDS
         )
-        self.settlement_retries = Counter(
-            "gateway_settlement_retries", "Settlements repeated after a failure", registry=registry
-        )
-        self.lost_reservations = Counter(
-            "gateway_reservations_lost",
-            "Settlements whose reservation a failover lost",
-            registry=registry,
-        )
-        self.anomalies = Counter(
-            "gateway_usage_anomalies",
-            "Answers with missing or invalid usage, or usage above the reservation",
-            ["kind"],
-            registry=registry,
-        )
-        self.provider_errors = Counter(
-            "gateway_provider_errors",
-            "Requests that failed at the provider",
-            ["code", "gen_ai_request_model"],
-            registry=registry,
-        )
-        self.cap_breaches = Counter(
-            "gateway_cap_breaches", "Checks that found an account above its daily cap", registry=registry
-        )
-        self.provider_wait = Histogram(
-            "gateway_provider_wait_seconds",
-            "Time that requests waited for a permit",
-            buckets=WAIT_BUCKETS_SECONDS,
-            registry=registry,
-        )
-        self.dropped_log_lines = Counter(
-            "gateway_log_lines_dropped",
-            "Log lines dropped because the reader of the log was too slow",
-            registry=registry,
-        )
-        self.unlogged_requests = Counter(
-            "gateway_request_log_dropped",
-            "Requests that may be missing from accounts' request logs",
-            registry=registry,
-        )
-        self.connections_ended = Counter(
-            "gateway_connections_ended", "Client connections that the server closed", ["reason"], registry=registry
-        )
-        # Background tasks set these gauges, so that a scrape does not wait.
-        self.provider_permits = self._gauge(
+        # Background tasks set the gauges, so that a scrape does not wait. Of a state that all processes share, the
+        # latest value counts.
+        state = partial(Gauge, registry=self.registry, multiprocess_mode="livemostrecent")
+        total = partial(Gauge, registry=self.registry, multiprocess_mode="livesum")
+        lowest = partial(Gauge, registry=self.registry, multiprocess_mode="livemin")
+        self.open_streams = total("gateway_streams_open", "Requests in progress at the provider")
+        self.provider_permits = state(
             "gateway_provider_permits", "Limit in force for concurrent requests at the provider"
         )
-        self.provider_permits_used = self._gauge(
-            "gateway_provider_permits_used", "Requests at the provider", mode="livesum"
-        )
-        self.provider_waiting = self._gauge(
-            "gateway_provider_waiting", "Requests that wait for a permit", mode="livesum"
-        )
-        self.provider_up = self._gauge("gateway_provider_up", "Whether the provider answers and accepts the credential")
-        self.available = self._gauge("gateway_inference_available", "Whether inference is on, approved and configured")
-        self.redis_up = self._gauge("gateway_redis_up", "Whether Redis answers and takes writes", mode="livemin")
-        self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events without an outcome yet")
-        self.webhook_oldest = self._gauge("gateway_webhook_queue_oldest_seconds", "Age of the oldest of these events")
-        self.deploy_queue = self._gauge("gateway_deploy_queue_deploys", "Deploys that are queued or in progress")
-        self.deploy_oldest = self._gauge("gateway_deploy_queue_oldest_seconds", "Age of the oldest of these deploys")
-        self.dead_letters = self._gauge("gateway_dead_letters", "Events and deploys that no worker could process")
-        self.deliveries = self._gauge("gateway_deliveries", "Finished deliveries of events", ["outcome"])
-        self.deploys_ended = self._gauge("gateway_deploys_ended", "Finished deploys", ["state"])
-        self.apps_unhealthy = self._gauge("gateway_apps_unhealthy", "Apps that do not answer the uptime probes")
-        self.certificates_expiring = self._gauge(
+        self.provider_permits_used = total("gateway_provider_permits_used", "Requests at the provider")
+        self.provider_waiting = total("gateway_provider_waiting", "Requests that wait for a permit")
+        self.provider_up = state("gateway_provider_up", "Whether the provider answers and accepts the credential")
+        self.available = state("gateway_inference_available", "Whether inference is on, approved and configured")
+        self.redis_up = lowest("gateway_redis_up", "Whether Redis answers and takes writes")
+        self.webhook_queue = state("gateway_webhook_queue_events", "Events without an outcome yet")
+        self.webhook_oldest = state("gateway_webhook_queue_oldest_seconds", "Age of the oldest of these events")
+        self.deploy_queue = state("gateway_deploy_queue_deploys", "Deploys that are queued or in progress")
+        self.deploy_oldest = state("gateway_deploy_queue_oldest_seconds", "Age of the oldest of these deploys")
+        self.dead_letters = state("gateway_dead_letters", "Events and deploys that no worker could process")
+        self.deliveries = state("gateway_deliveries", "Finished deliveries of events", ["outcome"])
+        self.deploys_ended = state("gateway_deploys_ended", "Finished deploys", ["state"])
+        self.apps_unhealthy = state("gateway_apps_unhealthy", "Apps that do not answer the uptime probes")
+        self.certificates_expiring = state(
             "gateway_certificates_expiring", "Custom domains whose certificate expires within seven days"
         )
-        self.workers = self._gauge("gateway_workers", "Workers with a heartbeat", ["group"])
+        self.workers = state("gateway_workers", "Workers with a heartbeat", ["group"])
         # Prometheus sees an increase only after it has seen the zero. Alerts use these counters, so they start at zero.
         for kind in ("no usage", "above bound"):
             self.anomalies.labels(kind)
@@ -155,16 +123,6 @@ class Metrics:
                 self.provider_errors.labels(code, model)
         for format in ("", "native", "openai"):
             self.requests.labels(format, 500, "INTERNAL")
-
-    def _gauge(
-        self,
-        name: str,
-        help: str,
-        labels: Sequence[str] = (),
-        *,
-        mode: Literal["livemin", "livesum", "livemostrecent"] = "livemostrecent",
-    ) -> Gauge:
-        return Gauge(name, help, labels, registry=self.registry, multiprocess_mode=mode)
 
     def add_reserved(self, nano_euro: int) -> None:
         self._new_reserved += nano_euro
@@ -200,9 +158,6 @@ class Metrics:
         inputs, outputs = self.tokens.labels(model, "input"), self.tokens.labels(model, "output")
         inputs.observe_all([r.input_tokens for r in requests if r.input_tokens is not None])
         outputs.observe_all([r.output_tokens for r in requests if r.output_tokens is not None])
-
-    def count_refusal(self, kind: str) -> None:
-        self.refusals.labels(kind).inc()
 
     def count_ended_connections(self, reason: str, number: int) -> None:
         self.connections_ended.labels(reason).inc(number)

@@ -19,7 +19,7 @@ from gateway.telemetry.spans import Tracer
 
 logger = structlog.get_logger()
 
-INSTALL = 'pip install "capsule-gateway[otel]"'
+INSTALL = "run pip install '.[otel]' in the clone"
 
 _tracer: Tracer | None = None
 
@@ -59,24 +59,20 @@ def stop() -> None:
 
 def _is_wanted(environ: Mapping[str, str]) -> bool:
     return (
-        _endpoint(environ) != ""
+        _otlp(environ, "ENDPOINT") != ""
         and environ.get("OTEL_SDK_DISABLED", "").strip().lower() != "true"
         and environ.get("OTEL_TRACES_EXPORTER", "").strip() in ("", "otlp")
     )
 
 
 def _find_fault(environ: Mapping[str, str]) -> str:
-    if not _endpoint(environ).startswith(("http://", "https://")):
+    if not _otlp(environ, "ENDPOINT").startswith(("http://", "https://")):
         return "OTEL_EXPORTER_OTLP_ENDPOINT must begin with http:// or https://"
     if _otlp(environ, "PROTOCOL") not in ("", "http/protobuf"):
         return "OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf"
     if any(header.strip() and "=" not in header for header in _otlp(environ, "HEADERS").split(",")):
         return "OTEL_EXPORTER_OTLP_HEADERS must be name=value, separated by commas"
     return ""
-
-
-def _endpoint(environ: Mapping[str, str]) -> str:
-    return _otlp(environ, "ENDPOINT")
 
 
 def _otlp(environ: Mapping[str, str], name: str) -> str:

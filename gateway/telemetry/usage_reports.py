@@ -11,8 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.events.catalog import Time
-from gateway.ids import now_iso
+from gateway.ids import Time, now_iso
 from gateway.redis.client import Store
 from gateway.telemetry.keys import requests_key, usage_key
 from gateway.telemetry.usage import LoggedRequest, Outcome, UsageCounts, outcome_of

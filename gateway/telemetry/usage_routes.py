@@ -8,16 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import msgspec
-from litestar import MediaType, Request, Response, Router, get
+from litestar import MediaType, Request, Response, get
 from litestar.datastructures import State
 from litestar.params import FromQuery, QueryParameter
 from litestar.response import Stream
-from litestar.types import ControllerRouterHandler
 
 from gateway.errors import RequestMalformed
-from gateway.events.catalog import Time
-from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
-from gateway.ids import now_iso
+from gateway.http.authentication import Caller, account_router
+from gateway.ids import Time, now_iso
 from gateway.process import Injected
 from gateway.telemetry.usage import LOGGED_REQUESTS, Outcome
 from gateway.telemetry.usage_reports import (
@@ -67,17 +65,14 @@ async def show_usage(
     """
     now: int = (await gateway.store.client.time())[0]
     wants_csv = "text/csv" in request.headers.get("accept", "")
-    if not wants_csv and (since, until, by, group) == (None, None, None, None):
-        usage = read_usage(
-            gateway.store, account.id, "hour", "none", start=now - DEFAULT_SPAN_SECONDS["hour"], end=now, now=now
-        )
-        return Response(_last_day([row async for rows in usage for row in rows], now))
     period, grouping = by or "hour", group or "none"
     end = now if until is None else _parse_time("to", until)
     start = end - DEFAULT_SPAN_SECONDS[period] if since is None else _parse_time("from", since)
     if start >= end:
         raise RequestMalformed("from: must be before to.")
     usage = read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
+    if not wants_csv and (since, until, by, group) == (None, None, None, None):
+        return Response(_last_day([row async for rows in usage for row in rows], now))
     if wants_csv:
         headers = {"content-disposition": f'attachment; filename="usage-by-{period}.csv"'}
         return _stream(await as_csv(usage, grouping), "text/csv; charset=utf-8", headers)
@@ -136,13 +131,4 @@ async def list_requests(
     return await read_requests(gateway.store, account.id, RequestFilter(app or None, model, outcome, code), limit)
 
 
-ROUTES: list[ControllerRouterHandler] = [
-    Router(
-        "/account",
-        route_handlers=[show_usage, list_requests],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    )
-]
+ROUTES = [account_router(show_usage, list_requests)]

@@ -3,14 +3,15 @@
 -- All builders share one queue. An account has one build at a time while another account waits. The account with the
 -- fewest builds goes first, then the one whose last build started longest ago. The deploys of one app are made one after
 -- the other, oldest first: ids sort by time. A deploy that serves a release again waits only for its app. A builder's
--- deploys are forgotten when it does not call within `lease`.
+-- deploys are forgotten when it does not call within `lease`. When it calls again, its running deploys count again,
+-- except those that another builder has started.
 --
 -- KEYS[1]  hash    waiting: deploy → JSON {account, app, reuse, tag, entry, ends}
 -- KEYS[2]  hash    running: deploy → JSON {account, app, builder, building, ends}
 -- KEYS[3]  zset    account → number of its last build
 -- ARGV     builder, lease (ms), shared slots of a builder (-1: it leaves), spare slots, number of deploys that wait at the
 --          builder; for each of them id and JSON {account, app, reuse, tag, entry}; then for each that runs at the builder
---          id and '1' while it builds
+--          id and JSON {account, app, building}
 --
 -- Returns  {{deploy, tag, entry, …} of those granted, {deploy, …} of those that wait here but run at another builder}
 
@@ -40,8 +41,12 @@ end
 local reported, elsewhere = {}, {}
 for n = 6 + 2 * count, #ARGV, 2 do
   reported[ARGV[n]] = true
-  local record = running[ARGV[n]]
-  if record and record.builder == builder then run(ARGV[n], record, record.building and ARGV[n + 1] == '1') end
+  local record, own = running[ARGV[n]], cjson.decode(ARGV[n + 1])
+  if not record then
+    run(ARGV[n], own, own.building)
+  elseif record.builder == builder then
+    run(ARGV[n], record, record.building and own.building)
+  end
 end
 for deploy, record in pairs(running) do
   if record.builder == builder and not reported[deploy] then

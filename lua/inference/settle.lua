@@ -19,9 +19,9 @@
 -- ARGV     reservation id, cost (nano-euro, or 'max_cost'); from a gateway that knows them also account, day, max_cost,
 --          end of the lease (milliseconds), app, user ('' for none)
 --
--- Returns  {outcome, nano-euro settled, settled today for the account, for the app}; the first sum is never more than
---          was reserved. The outcome is 'settled', 'recovered' if the record was lost, 'ended' if the reservation had
---          ended before, or 'unknown'. The last two write nothing, and their sums are 0
+-- Returns  {outcome, nano-euro settled}; never more than was reserved. The outcome is 'settled', 'recovered' if the
+--          record was lost, 'ended' if the reservation had ended before, or 'unknown'. The last two write nothing, and
+--          their sum is 0
 
 local GRACE = 600000   -- milliseconds after the end of a lease in which a settlement is booked without a record
 local DAYS_35, DAYS_2 = 3024000, 172800  -- seconds that the spend of a day is kept
@@ -36,30 +36,30 @@ if record then
   account, day, max_cost, app, user = string.match(record, '^(%S+) (%S+) (%d+) (%S+) ?(%S*)$')
   lease_end, outcome = lease_end or redis.call('ZSCORE', KEYS[2], reservation), 'settled'
 elseif redis.call('EXISTS', KEYS[4]) == 1 then
-  return {'ended', 0, 0, 0}
+  return {'ended', 0}
 end
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local latest = tonumber(lease_end or now) + GRACE
-if not record and (not account or now >= latest) then return {'unknown', 0, 0, 0} end
+if not record and (not account or now >= latest) then return {'unknown', 0} end
 
 if cost == 'max_cost' or tonumber(cost) > tonumber(max_cost) then cost = max_cost end
 local spend = KEYS[3] .. ':' .. account .. ':' .. day
 
--- Returns the sum that is settled now. The reservation set the hash's expiry, unless a failover lost it.
+-- The reservation set the hash's expiry, unless a failover lost it.
 local function book(key, suffix, lifetime)
   local reserved = record and redis.call('HINCRBY', key, 'reserved' .. suffix, '-' .. max_cost)
-  local settled = redis.call('HINCRBY', key, 'settled' .. suffix, cost)
+  redis.call('HINCRBY', key, 'settled' .. suffix, cost)
   if not reserved or reserved < 0 then redis.call('EXPIRE', key, lifetime) end
-  return settled
 end
 
 redis.call('HDEL', KEYS[1], reservation)
 redis.call('ZREM', KEYS[2], reservation)
-local account_total, app_total = book(spend, '', DAYS_35), book(spend, ':' .. app, DAYS_35)
+book(spend, '', DAYS_35)
+book(spend, ':' .. app, DAYS_35)
 if user ~= '' then
   book(KEYS[3] .. '-by-user:' .. account .. ':' .. app .. ':' .. user .. ':' .. day, '', DAYS_2)
 end
 redis.call('SET', KEYS[4], cost, 'PX', string.format('%.0f', math.max(latest - now, 0) + MARGIN))
-return {outcome, tonumber(cost), account_total, app_total}
+return {outcome, tonumber(cost)}

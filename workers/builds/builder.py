@@ -11,17 +11,16 @@ deploy ends once. A stream entry stays pending until its deploy has ended. There
 - If two workers have the same entry, only one of them can change the state. The other one gets `StaleDeploy` and stops.
 
 A data folder has one active builder, and others stand by. Without GATEWAY_STORAGE_URL all apps are in one data folder,
-so builders with another folder stand by too (`lock.py`). With it, builders on all hosts share one queue
-(`schedule.py`).
+so builders with another folder stand by too (`lock.py`). Redis decides which deploy is next, for the builders of all
+hosts (`schedule.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 
@@ -30,7 +29,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.deploys.environment import Environments
-from gateway.deploys.positions import Position, write_positions
+from gateway.deploys.positions import write_positions
 from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import Phase
@@ -41,8 +40,7 @@ from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
-from workers.builds.build_queue import BuildQueue
-from workers.builds.engine import Engine, LocalEngine
+from workers.builds.engine import LocalEngine
 from workers.builds.lock import BuilderLock
 from workers.builds.log import DeployLog
 from workers.builds.schedule import Schedule
@@ -54,7 +52,7 @@ from workers.stream import Consumer, Entry, require_partition
 
 logger = structlog.get_logger()
 
-PARALLEL_BUILDS = 2  # and one more, for an account without a running build (`build_queue.py`)
+PARALLEL_BUILDS = 2  # and one more, for an account without a running build
 MAX_ENTRIES = 1_000  # in the memory of one worker
 TIDY_SECONDS = 15.0  # between rounds of tidying
 RETRY_SECONDS = 1.0  # before a state change is repeated
@@ -77,7 +75,7 @@ async def run(settings: Settings) -> None:
 
 
 class Builder:
-    def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         vault = Vault(settings.encryption_key)
@@ -86,53 +84,46 @@ class Builder:
         self._deploys = Deploys(settings, self._registry)
         provider = Provider(settings)
         self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
+        self._find_app = partial(find_app, self._registry)
         find = (self._find_app, self._find_ai_url, self._find_variables)
-        self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy) if settings.storage_url else None
-        self._engine: Engine = engine or (
-            MultiHostEngine(settings, self._store, *find) if self._schedule else LocalEngine(settings, *find)
-        )
+        shared = bool(settings.storage_url)
+        self._engine = MultiHostEngine(settings, self._store, *find) if shared else LocalEngine(settings, *find)
+        self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy)
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
         )
-        self._waiting: dict[str, deque[Entry]] = {}  # app id → the entries after the one in progress
         self._running: set[asyncio.Task[None]] = set()
         self._in_progress: set[str] = set()  # deploy ids
-        self._current: dict[str, str] = {}  # app id → the deploy in progress
-        self._build_queue = BuildQueue(PARALLEL_BUILDS)
         self._entry_done = asyncio.Event()
-        self._queue_changed = asyncio.Event()
 
     async def run(self) -> None:
         """Runs until canceled. Then undoes the deploys in progress and queues them again."""
         try:
             async with self._engine.open() as folder_id:
-                lock = None if self._schedule else BuilderLock(self._store, folder_id)
+                lock = None if self._settings.storage_url else BuilderLock(self._store, folder_id)
                 if lock is not None:
                     await lock.acquire()
                 try:
                     async with asyncio.TaskGroup() as group:
                         if lock is not None:
                             group.create_task(lock.keep_extending())
-                        if self._schedule is not None:
-                            group.create_task(self._schedule.run(self._consumer))
+                        group.create_task(self._schedule.run(folder_id, self._consumer))
                         group.create_task(self._tidy_regularly())
                         group.create_task(self._write_positions_regularly())
                         group.create_task(self._consumer.run())
                 finally:
-                    await finish_despite_cancellation(self._stop())
+                    await finish_despite_cancellation(self._stop(folder_id))
         finally:
             await self._store.close()
 
-    async def _stop(self) -> None:
-        self._waiting.clear()
+    async def _stop(self, folder_id: str) -> None:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         with contextlib.suppress(BackboneUnavailable, TimeoutError):
             async with asyncio.timeout(COMMAND_SECONDS):
                 await self._consumer.release_entries()
-                if self._schedule is not None:
-                    await self._schedule.leave_queue()
+                await self._schedule.leave_queue(folder_id)
 
     async def _tidy_regularly(self) -> None:
         while True:
@@ -154,35 +145,15 @@ class Builder:
 
     def _accept(self, entry: Entry) -> None:
         """Accepts an entry from the stream. Raises KeyError or ValueError if it is not a deploy."""
-        _, app = entry.fields["id"], entry.fields["app"]
+        _ = entry.fields["id"], entry.fields["app"]
         require_partition(entry)
-        self._queue_changed.set()
-        if self._schedule is not None:
-            self._schedule.add_entry(entry)
-            return
-        if app in self._waiting:
-            self._waiting[app].append(entry)
-            return
-        self._waiting[app] = deque([entry])
-        self._start_task(self._process_app(app))
+        self._schedule.add_entry(entry)
 
     def _start_deploy(self, entry: Entry) -> None:
-        """Starts a deploy that the shared queue has granted to this builder."""
-        self._start_task(self._process_entry(entry))
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        """Starts a deploy that the queue has granted to this builder."""
+        task = asyncio.create_task(self._process_entry(entry))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-
-    async def _process_app(self, app: str) -> None:
-        """Processes the app's entries one after the other."""
-        while entries := self._waiting.get(app):
-            entry = entries.popleft()
-            self._current[app] = entry.fields["id"]
-            await self._process_entry(entry)
-        self._waiting.pop(app, None)
-        self._current.pop(app, None)
 
     async def _process_entry(self, entry: Entry) -> None:
         deploy_id = entry.fields["id"]
@@ -197,10 +168,8 @@ class Builder:
         finally:
             self._in_progress.discard(deploy_id)
             self._consumer.forget_entry(entry)
-            if self._schedule is not None:
-                self._schedule.end_deploy(deploy_id)
+            self._schedule.end_deploy(deploy_id)
             self._entry_done.set()
-            self._queue_changed.set()
 
     async def _process(self, entry: Entry) -> None:
         fields = entry.fields
@@ -243,36 +212,21 @@ class Builder:
         await self._store.client.xack(self._consumer.key(entry.tag), GROUP, entry.id)
         await self._store.client.xdel(self._consumer.key(entry.tag), entry.id)
 
-    # -- positions -------------------------------------------------------------------------------------------
-
     async def _write_positions_regularly(self) -> None:
         while True:
-            self._queue_changed.clear()
+            self._schedule.moved.clear()
             with contextlib.suppress(BackboneUnavailable):
-                known = self._positions() if self._schedule is None else await self._schedule.positions()
-                await write_positions(self._store, known)
+                await write_positions(self._store, await self._schedule.positions())
             end_if_canceled()
             await asyncio.sleep(POSITIONS_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._queue_changed.wait(), POSITIONS_SECONDS)
-
-    def _positions(self) -> dict[str, Position]:
-        """Returns what each deploy waits for. Deploys that wait for a slot precede those that wait for their app."""
-        found: dict[str, Position] = {}
-        for ahead, deploy_id in enumerate(self._build_queue.list_waiting()):
-            others = f"; {ahead} other{'s are' if ahead > 1 else ' is'} ahead" if ahead else ""
-            found[deploy_id] = Position(ahead + 1, f"a free slot for builds{others}")
-        for app, entries in self._waiting.items():
-            for entry in entries:
-                position = Position(len(found) + 1, f"{self._current.get(app, '')}, an earlier deploy of this app")
-                found[entry.fields["id"]] = position
-        return found
+                await asyncio.wait_for(self._schedule.moved.wait(), POSITIONS_SECONDS)
 
     # -- one deploy, from top to bottom ----------------------------------------------------------------------
 
     async def _deploy(self, deploy: Deploy) -> None:
         """Makes the deploy, and logs and traces it. Raises StaleDeploy."""
-        trace = _begin_trace(deploy)
+        trace = _begin_trace(deploy, self._schedule.added_at(deploy.id))
         try:
             async with DeployLog(self._deploys, deploy) as log:
                 try:
@@ -291,19 +245,16 @@ class Builder:
     async def _run_phases(self, deploy: Deploy, log: DeployLog, trace: Trace) -> None:
         phase: Phase = "build"
         try:
-            trace.enter("wait")
-            # The deploy of an existing release needs no build and does not wait for a slot.
-            async with self._acquire_slot(deploy):
-                self._queue_changed.set()
-                trace.enter(phase)
-                await self._consumer.confirm_name()
-                app = await self._find_app(deploy.appId)
-                queued = deploy
-                deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
-                if app is None or app.account != deploy.account:
-                    raise DeployError("the app was deleted, or now belongs to another account")
-                job = Job(deploy, app, log.write_line, self._commit_recorder(deploy), self._archive_recorder(deploy))
-                await self._build(job)
+            trace.enter(phase)
+            await self._consumer.confirm_name()
+            app = await self._find_app(deploy.appId)
+            queued = deploy
+            deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
+            if app is None or app.account != deploy.account:
+                raise DeployError("the app was deleted, or now belongs to another account")
+            recorders = partial(self._record_commit, deploy), partial(self._record_archive, deploy)
+            job = Job(deploy, app, log.write_line, *recorders)
+            await self._build(job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
             trace.enter(phase)
@@ -328,19 +279,6 @@ class Builder:
             trace.describe({"capsule.outcome": "failed"})
             await self._fail_phase(deploy, phase, error, log)
 
-    @contextlib.asynccontextmanager
-    async def _acquire_slot(self, deploy: Deploy) -> AsyncIterator[None]:
-        if self._schedule is not None:  # it granted the slot when it started this deploy
-            try:
-                yield
-            finally:
-                self._schedule.free_slot(deploy.id)
-        elif deploy.release is not None:
-            yield
-        else:
-            async with self._build_queue.acquire_slot(deploy.account, deploy.id):
-                yield
-
     async def _build(self, job: Job) -> None:
         """Builds the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""
         building = asyncio.create_task(self._engine.build(job))
@@ -353,6 +291,7 @@ class Builder:
             building.result()
         finally:
             await finish_despite_cancellation(_cancel_tasks(building, moving))
+            self._schedule.free_slot(job.deploy.id)
 
     async def _wait_until_moved(self, deploy: Deploy) -> None:
         """Waits until the deploy is no longer in the state that this worker set."""
@@ -407,17 +346,11 @@ class Builder:
                 end_if_canceled()
                 return changed
 
-    def _commit_recorder(self, deploy: Deploy) -> Callable[[str], Awaitable[None]]:
-        async def record_commit(commit: str) -> None:
-            await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit))
+    async def _record_commit(self, deploy: Deploy, commit: str) -> None:
+        await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit))
 
-        return record_commit
-
-    def _archive_recorder(self, deploy: Deploy) -> Callable[[ReleaseArchive], Awaitable[None]]:
-        async def record_archive(archive: ReleaseArchive) -> None:
-            await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))
-
-        return record_archive
+    async def _record_archive(self, deploy: Deploy, archive: ReleaseArchive) -> None:
+        await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))
 
     async def _requeue(self, deploy: Deploy) -> None:
         """Queues the deploy again unless it has ended.
@@ -433,9 +366,6 @@ class Builder:
 
     # -- data for the engine ---------------------------------------------------------------------------------
 
-    async def _find_app(self, app: str) -> App | None:
-        return await find_app(self._registry, app)
-
     async def _find_variables(self, app: App) -> dict[str, str]:
         return await until_redis_answers(lambda: self._environments.open_variables(app))
 
@@ -445,9 +375,10 @@ class Builder:
         return f"{self._settings.base_url}/capsule/{app.name}/ai" if available else None
 
 
-def _begin_trace(deploy: Deploy) -> Trace:
+def _begin_trace(deploy: Deploy, began: float | None) -> Trace:
+    """Begins the trace of a deploy that has waited since `began`."""
     tracer = tracing.tracer()
-    trace = NULL_TRACE if tracer is None else tracer.begin("deploy", Kind.CONSUMER)
+    trace = NULL_TRACE if tracer is None else tracer.begin("deploy", Kind.CONSUMER, began)
     trace.describe(
         {
             "capsule.deploy": deploy.id,
@@ -457,6 +388,9 @@ def _begin_trace(deploy: Deploy) -> Trace:
             "capsule.deploy.trigger": deploy.trigger,
         }
     )
+    trace.enter("wait")
+    if trace.recorded:
+        trace.stages[0].began = trace.root.began
     return trace
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import structlog
 
@@ -30,46 +29,18 @@ from workers.hosting.environment import write_environment
 from workers.hosting.releases import exclusive_lock, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, run_in_thread
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.sandbox import BUILD_USERS, MIB, SandboxLimits, open_sandbox
+from workers.sandbox.sandbox import BUILD_USERS, MIB, open_sandbox
 
 logger = structlog.get_logger()
 
 PRUNE_SECONDS = 3_600.0  # between searches for archives that are no longer needed
 
 
-class Engine(Protocol):
-    """The steps of a deploy. Every step may raise `DeployError`, and every step may be canceled."""
-
-    def open(self) -> AbstractAsyncContextManager[str]:
-        """Waits until no other worker uses the data folder. Yields the folder's id."""
-
-    async def build(self, job: Job) -> None:
-        """Makes the deploy's release, from its source or from an earlier release."""
-
-    async def check_health(self, job: Job) -> None:
-        """Checks the release before visitors see it."""
-
-    async def swap(self, job: Job) -> None:
-        """Serves the release to visitors."""
-
-    async def watch_canary(self, job: Job) -> None:
-        """Checks the release while visitors see it."""
-
-    async def remove_replaced(self, job: Job) -> None:
-        """Stops and prune the releases that the deploy has replaced, once it is live."""
-
-    async def undo(self, deploy: Deploy) -> None:
-        """Removes the deploy's release, and serves the release that it replaced. Can be repeated safely."""
-
-    async def tidy(self, in_progress: Set[str]) -> None:
-        """Removes files that are no longer needed. The worker calls this regularly.
-
-        `in_progress`: the ids of deploys to ignore. The set changes while this runs.
-        """
-
-
 class LocalEngine(Serving):
     """Builds and serves on this machine.
+
+    The steps of a deploy are `build`, `check_health` before visitors see the release, `swap`, and `watch_canary` while
+    visitors see it. Every step may raise `DeployError`, and every step may be canceled.
 
     `find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
     `find_variables` returns an app's environment variables. It raises NoEncryptionKey.
@@ -81,18 +52,17 @@ class LocalEngine(Serving):
         find_app: Callable[[str], Awaitable[App | None]],
         find_ai_url: Callable[[App], Awaitable[str | None]],
         find_variables: Callable[[App], Awaitable[dict[str, str]]],
-        limits: SandboxLimits = build.LIMITS,
     ) -> None:
         super().__init__(settings, find_app)
         self._find_ai_url, self._find_variables = find_ai_url, find_variables
         self._vault = Vault(settings.encryption_key)
-        self._limits = limits
         self._storage = open_storage(settings)
         self._next_pruning = 0.0
         self._sandbox = open_sandbox(settings, BUILD_USERS)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
+        """Waits until no other worker uses the data folder. Yields the folder's id."""
         self._releases.create_folders()
         try:
             await run_in_thread(source.check_git, self._sandbox.environment["PATH"])
@@ -104,6 +74,7 @@ class LocalEngine(Serving):
     # -- build -----------------------------------------------------------------------------------------------
 
     async def build(self, job: Job) -> None:
+        """Makes the deploy's release, from its source or from an earlier release."""
         try:
             if job.deploy.release is None:
                 await self._build(job)
@@ -171,7 +142,7 @@ class LocalEngine(Serving):
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
                     await build.run_build_command(
-                        self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits, variables
+                        self._sandbox, uid, folder, spec.command, ai_url, job.write_line, variables=variables
                     )
                 output = "." if runs else spec.output
                 await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
@@ -235,11 +206,13 @@ class LocalEngine(Serving):
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def remove_replaced(self, job: Job) -> None:
+        """Stops and prunes the releases that the deploy has replaced, once it is live."""
         await super().remove_replaced(job)
         with suppress(StorageUnavailable):  # the next deploy of the app removes them
             await self._prune_archives(job.app.id)
 
     async def undo(self, deploy: Deploy) -> None:
+        """Removes the deploy's release, and serves the release that it replaced. Can be repeated safely."""
         await super().undo(deploy)
         with suppress(StorageUnavailable):
             await self._storage.delete([archives.archive_key(deploy.appId, deploy.id)])
@@ -256,6 +229,10 @@ class LocalEngine(Serving):
         await self._storage.delete([archives.archive_key(app_id, deploy_id) for deploy_id in sorted(ids - kept)])
 
     async def tidy(self, in_progress: Set[str]) -> None:
+        """Removes files that are no longer needed. The worker calls this regularly.
+
+        `in_progress`: the ids of deploys to ignore. The set changes while this runs.
+        """
         await super().tidy(in_progress)
         if time.monotonic() < self._next_pruning:
             return

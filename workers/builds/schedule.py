@@ -1,19 +1,21 @@
-"""The queue that builders on several hosts share (`lua/deploys/schedule_builds.lua`).
+"""Decides which deploy is built next, so that no account's builds delay those of another account.
 
-Each builder writes to Redis which deploys wait in its memory. Redis grants slots to the next deploys, and any builder
-may start them. A builder that starts another builder's deploy claims its entry. Redis forgets a dead builder after
-`LEASE_MS`. Other builders claim its entries, like those of any dead worker.
+All builders share one queue (`lua/deploys/schedule_builds.lua`). Each builder writes to Redis which deploys wait in its
+memory. Redis grants slots to the next deploys, and any builder may start them. A builder that starts another builder's
+deploy claims its entry. Redis forgets a dead builder after `LEASE_MS`. Other builders claim its entries, like those of
+any dead worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import time
 from collections.abc import Callable
 
 import msgspec
 
+from gateway.cancellation import end_if_canceled
 from gateway.deploys import scripts
 from gateway.deploys.keys import build_queue_keys, deploy_key
 from gateway.deploys.positions import Position
@@ -24,6 +26,7 @@ from workers.stream import Consumer, Entry
 LEASE_MS = 15_000  # after which a silent builder is forgotten
 BATCH_DEPLOYS = 100  # whose records are read in one round trip
 POLL_SECONDS = 0.5  # between requests for slots, if nothing changes here
+PAUSE_SECONDS = 0.05  # before a request, so that changes that come together cause one request
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -34,43 +37,59 @@ class Waiting(msgspec.Struct, frozen=True):
     entry: str
 
 
+class Running(msgspec.Struct):
+    account: str
+    app: str
+    building: bool = True  # it uses a slot, unless it serves an existing release
+
+
 class Schedule:
     def __init__(self, store: Store, slots: int, start: Callable[[Entry], None]) -> None:
         """`start` starts a deploy and returns at once."""
         self._store, self._slots, self._start = store, slots, start
-        self._builder = secrets.token_hex(8)
         self._waiting: dict[str, tuple[Entry, Waiting]] = {}  # by deploy
         self._new: list[Entry] = []  # whose records have not been read
-        self._running: dict[str, bool] = {}  # deploy → whether it uses a slot
+        self._added: dict[str, float] = {}  # deploy → when its entry was added, on the clock of traces
+        self._running: dict[str, Running] = {}  # by deploy
         self._changed = asyncio.Event()
+        self.moved = asyncio.Event()  # a change has been written to Redis, so positions may have changed
 
     def add_entry(self, entry: Entry) -> None:
         self._new.append(entry)
+        self._added[entry.fields["id"]] = time.perf_counter()
         self._changed.set()
+
+    def added_at(self, deploy_id: str) -> float | None:
+        """Returns when the deploy's entry was added here, by `time.perf_counter`."""
+        return self._added.get(deploy_id)
 
     def free_slot(self, deploy_id: str) -> None:
         """Frees the slot of a deploy whose build is over. The deploy continues."""
-        if deploy_id in self._running:
-            self._running[deploy_id] = False
-            self._changed.set()
+        self._running[deploy_id].building = False
+        self._changed.set()
 
     def end_deploy(self, deploy_id: str) -> None:
+        self._added.pop(deploy_id, None)
         self._running.pop(deploy_id, None)
         self._changed.set()
 
-    async def run(self, consumer: Consumer) -> None:
-        """Runs until canceled."""
+    async def run(self, builder: str, consumer: Consumer) -> None:
+        """Runs until canceled. `builder` is an id that no other builder has at the same time."""
         while True:
+            changed = self._changed.is_set()
             self._changed.clear()
             with contextlib.suppress(BackboneUnavailable):
-                await self._start_granted(consumer)
+                await self._start_granted(builder, consumer)
+                if changed:
+                    self.moved.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
-            await asyncio.sleep(0.05)  # so that changes that come together cause one request
+            end_if_canceled()
+            await asyncio.sleep(PAUSE_SECONDS)
 
-    async def leave_queue(self) -> None:
+    async def leave_queue(self, builder: str) -> None:
         """Gives up all slots at once. Raises BackboneUnavailable."""
-        await scripts.schedule_builds(self._store, self._builder, {}, {}, LEASE_MS, -1)
+        await scripts.schedule_builds(self._store, builder, {}, {}, LEASE_MS, -1)
 
     async def _look_up_records(self) -> None:
         """Reads new entries' records. Only queued deploys with a build need a slot. Raises BackboneUnavailable."""
@@ -86,26 +105,28 @@ class Schedule:
             self._waiting[fields["id"]] = (entry, Waiting(fields["account"], fields["app"], free, entry.tag, entry.id))
         del self._new[: len(entries)]
 
-    async def _start_granted(self, consumer: Consumer) -> None:
+    async def _start_granted(self, builder: str, consumer: Consumer) -> None:
+        await consumer.confirm_name()  # it may have to claim entries
         while self._new:
             await self._look_up_records()
         waiting = {name: msgspec.json.encode(known).decode() for name, (_, known) in self._waiting.items()}
+        running = {name: msgspec.json.encode(known).decode() for name, known in self._running.items()}
         granted, elsewhere = await scripts.schedule_builds(
-            self._store, self._builder, waiting, self._running, LEASE_MS, self._slots
+            self._store, builder, waiting, running, LEASE_MS, self._slots
         )
         for deploy_id in elsewhere:
             entry, _ = self._waiting.pop(deploy_id)
+            self._added.pop(deploy_id, None)
             consumer.forget_entry(entry)
         for deploy_id, tag, entry_id in granted:
             entry_here = self._waiting.pop(deploy_id, None)
             found = entry_here[0] if entry_here else await consumer.claim_entry(tag, entry_id)
             if found is not None:
-                self._running[deploy_id] = True
+                self._running[deploy_id] = Running(found.fields["account"], found.fields["app"])
                 self._start(found)
 
     async def positions(self) -> dict[str, Position]:
-        """Returns what each waiting deploy of all builders waits for, in approximate order. Raises
-        BackboneUnavailable."""
+        """Returns what the deploys of all builders wait for, in approximate order. Raises BackboneUnavailable."""
         waiting_key, running_key, _ = build_queue_keys()
         waiting = await self._store.client.hgetall(waiting_key)
         running = await self._store.client.hgetall(running_key)

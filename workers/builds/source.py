@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ipaddress
 import re
 import shutil
 import subprocess
@@ -188,20 +187,12 @@ async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remot
         origin = urlsplit(url)._replace(path="/", query="").geturl()
         settings += f'[http "{origin}"]\n    extraHeader = Authorization: Basic {header}\n'
         secrets = [header, password or user]
-    if not _is_address(host):
+    if found_addresses != [(host, port)]:  # the host is a name
         # curl does not resolve names that are listed here, so git connects to the checked addresses despite rebinding.
         listed = ",".join(f"[{address}]" if ":" in address else address for address, _ in found_addresses)
         settings += f"[http]\n    curloptResolve = {host}:{port}:{listed}\n"
     hosts = [address for address, _ in found_addresses if ":" not in address] if allow_private else []
     return _Remote(url, settings, [port], hosts, secrets=secrets)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 async def unpack(

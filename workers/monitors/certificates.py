@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import ssl
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -21,13 +22,11 @@ from cryptography.x509.oid import NameOID
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_canceled
-from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import DomainExpiring
 from gateway.ids import new_id, now_iso
 from gateway.monitors.keys import certificate_ends_key, certificate_key, certificates_key
 from gateway.outbound.addresses import CallFailed, resolve
-from gateway.redis.faults import code_of
+from gateway.redis.client import until_redis_answers
 from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
 from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
@@ -77,24 +76,20 @@ class Certificates:
 
         If several workers start at once, only the first one finds inspections to move.
         """
-        soon = int(min(AFTER_START_SECONDS, self._settings.certificate_interval) * 1000)
-        client, waiting = self._store.client, False
-        for tag in PARTITION_TAGS:
-            while True:
-                end_if_canceled()
-                try:
-                    seconds, micros = await client.time()
-                    at = seconds * 1000 + micros // 1000 + soon
-                    key = certificates_key(tag)
-                    later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH_APPS)
-                    if not later:
-                        break
-                    await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
-                except BackboneUnavailable as error:
-                    if not waiting:
-                        logger.warning("certificates.waiting", partition=tag, error=code_of(error.__cause__))
-                    waiting = True
-                    await asyncio.sleep(1.0)
+        for key in map(certificates_key, PARTITION_TAGS):
+            while await until_redis_answers(partial(self._move_inspections, key), waiting="certificates.waiting"):
+                pass
+
+    async def _move_inspections(self, key: str) -> int:
+        """Moves up to `BATCH_APPS` inspections. Returns their number. Raises BackboneUnavailable."""
+        client = self._store.client
+        seconds, micros = await client.time()
+        soon = min(AFTER_START_SECONDS, self._settings.certificate_interval)
+        at = seconds * 1000 + micros // 1000 + int(soon * 1000)
+        later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH_APPS)
+        if later:
+            await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
+        return len(later)
 
     @staticmethod
     def _applies(app: App, _: Account, __: bool) -> bool:

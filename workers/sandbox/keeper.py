@@ -122,9 +122,7 @@ class Keeper:
 
     def _open_output(self) -> Output | BuildOutput:
         conceal = make_concealer(self.spec["secrets"])
-        return (
-            Output(Path(self.spec["output"]), conceal).__enter__() if self.spec["output"] else BuildOutput(1, conceal)
-        )
+        return Output(Path(self.spec["output"]), conceal) if self.spec["output"] else BuildOutput(1, conceal)
 
     def start(self) -> list[socket.socket]:
         """Starts the command. Returns the listeners for its outgoing connections."""

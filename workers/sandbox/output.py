@@ -16,8 +16,6 @@ import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from gateway.deploys.runtime_log import FORMER
 
@@ -57,17 +55,8 @@ class Output:
     def __init__(self, path: Path, conceal: Callable[[str], str] = str) -> None:
         """`conceal` hides secrets in a line."""
         self._path, self._conceal = path, conceal
-        self._size = 0
         self._second, self._left, self._dropped = 0.0, 0, 0
-
-    def __enter__(self) -> Self:
         self._open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
     def _open(self) -> None:
         self._path.touch(mode=0o600)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import time
 from collections.abc import Coroutine
 from typing import Any, Literal, NamedTuple
@@ -25,6 +24,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.connections import raise_descriptor_limit
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
@@ -47,7 +47,6 @@ ANSWER_BYTES = 65_536  # read of a response, within the budget
 MAX_DELIVERIES = 2_048  # concurrent, per worker
 MAX_EVENTS = 20_000  # in memory, per worker
 MAX_AGE_SECONDS = 86_400.0  # older events are dropped
-OPEN_FILES = 16_384  # sockets of deliveries under way and of idle connections
 
 Outcome = Literal["delivered", "failed", "dropped"]
 
@@ -311,8 +310,5 @@ def _describe_result(trace: Trace, result: Result) -> None:
 
 
 async def run(settings: Settings) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft < wanted:  # the usual limit is about a thousand, and a delivery without a socket fails
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    raise_descriptor_limit()  # a delivery without a socket fails
     await Sender(settings).run()

@@ -15,8 +15,8 @@ import asyncio
 import base64
 import hashlib
 import time
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import httpx
 import jwt
@@ -53,6 +53,8 @@ RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}  # that make up a public key
 EDWARDS = ("Ed25519", "Ed448")  # curves, and also the names of their algorithms in RFC 9864; before, both were EdDSA
+
+T = TypeVar("T")
 
 
 class _Document(msgspec.Struct):
@@ -285,24 +287,20 @@ class KeySet:
 
     async def _use(self, document: bytes, digest: bytes) -> None:
         if digest != self.digest:
-            self._keys, self.digest = await _read_keys(document), digest
+            self._keys, self.digest = await _read_document(document, read_key), digest
 
 
 async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, fetched_at: float) -> None:
-    """Shares only the public members of a document's keys. Other work may run in between."""
-    parts: list[bytes] = []
-    texts = split_document(body)
-    for start in range(0, len(texts), SLICE):
-        parts += filter(None, map(public_part, texts[start : start + SLICE]))
-        await asyncio.sleep(0)
+    """Shares only the public members of a document's keys."""
+    parts = await _read_document(body, public_part)
     await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, fetched_at, REFRESH_SECONDS)
 
 
-async def _read_keys(body: bytes) -> list[Key]:
-    """Returns the usable keys of a document. Other work may run in between. Raises ValueError."""
-    keys: list[Key] = []
+async def _read_document(body: bytes, read: Callable[[msgspec.Raw], T | None]) -> list[T]:
+    """Returns what `read` returns for each usable key. Other work may run in between. Raises ValueError."""
+    keys: list[T] = []
     texts = split_document(body)
     for start in range(0, len(texts), SLICE):
-        keys += filter(None, map(read_key, texts[start : start + SLICE]))
+        keys += filter(None, map(read, texts[start : start + SLICE]))
         await asyncio.sleep(0)
     return keys

@@ -55,9 +55,6 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._where)
 
-    def __contains__(self, item: T) -> bool:
-        return item in self._where
-
     # -- changing --------------------------------------------------------------------------------------------
 
     def push(self, item: T, account: str, app: str, weight: float = 1.0, *, limited: bool = True) -> None:

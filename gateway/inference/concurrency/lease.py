@@ -35,9 +35,6 @@ class Lease:
         self.spare = 0  # granted - returned - used; 0 without a lease
         self.is_new = True  # Redis does not know this epoch yet
 
-    def is_valid(self, now: float) -> bool:
-        return now < self.ends
-
     def take(self, now: float) -> bool:
         """Takes a spare permit for a request. Returns False if there is none."""
         if self.spare <= 0 or now >= self.ends:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.inference.keys import permits_key, waiting_key
+from gateway.inference.keys import PERMITS_KEY, WAITING_KEY
 from gateway.redis.client import Store
 
 
@@ -105,8 +105,8 @@ class Share(msgspec.Struct, frozen=True):
 
 async def read_share(store: Store) -> Share:
     """Reads the share for the operators' page. Raises BackboneUnavailable."""
-    permits: dict[str, str] = await store.client.hgetall(permits_key())
-    waiting: dict[str, str] = await store.client.hgetall(waiting_key())
+    permits: dict[str, str] = await store.client.hgetall(PERMITS_KEY)
+    waiting: dict[str, str] = await store.client.hgetall(WAITING_KEY)
     counts = [[int(field) for field in text.split()[:7]] for text in permits.values()]
     return Share(
         held=sum(granted - returned for _, _, granted, returned, *_ in counts),

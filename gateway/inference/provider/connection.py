@@ -353,7 +353,7 @@ class Connection(asyncio.Protocol):
         if (stream := self._stream) is not None:
             self._stream = None
             if stream.status == 200 and not self._framed:
-                stream.answer.receive_eof()
+                stream.answer.eof = True
             stream.process_close()
 
     # -- llhttp's callbacks ----------------------------------------------------------------------------------
@@ -388,4 +388,4 @@ class Connection(asyncio.Protocol):
             # Data that arrives after the end of the message is not part of the answer.
             stream.answer.received = self.received.copy()
             self.received.clear()
-            stream.answer.receive_eof()
+            stream.answer.eof = True

@@ -19,6 +19,7 @@ from gateway.inference.provider.connection import Connection, Interrupted, Strea
 from gateway.inference.provider.connector import Connector, causes, is_local_shortage
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.settings import Settings
+from gateway.telemetry.spans import Value
 
 SWEEPS = 20  # within the shortest time limit. Each costs 1.7 µs per open stream, silent or not
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 0.5  # between two sweeps
@@ -36,11 +37,17 @@ class Provider:
         self._tls = httpx.create_ssl_context(trust_env=False)
         if settings.ca_file:
             self._tls.load_verify_locations(settings.ca_file)
-        self._usable_url = _is_usable_url(settings.provider_url)
-        self._connector = self._make_connector()
+        parts = urlsplit(settings.provider_url)
+        tls = self._tls if parts.scheme == "https" else None
+        host, port = parts.hostname or "", parts.port or (443 if tls else 80)
+        self._connector = Connector(host, port, tls, lambda: Connection(self))
+        # OpenAI's format does not identify a provider, so its host is its name.
+        self.span_attributes: dict[str, Value] = {
+            "gen_ai.provider.name": host,
+            "server.address": host,
+            "server.port": port,
+        }
         self._interrupted = False
-        self._head = b""
-        self._key = ""
         self.read_key()
 
     # -- the credential --------------------------------------------------------------------------------------
@@ -54,22 +61,21 @@ class Provider:
             except (OSError, UnicodeDecodeError):
                 key = ""
         self._key = key if re.fullmatch(r"[\x21-\x7e]+", key) else ""
-        if self._usable_url:
-            parts = urlsplit(self._settings.provider_url)
-            self._head = (
-                f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\n"
-                f"host: {parts.netloc.rpartition('@')[2]}\r\n"
-                f"authorization: Bearer {self._key}\r\n"
-                "content-type: application/json\r\n"
-                "accept: text/event-stream\r\n"
-                "accept-encoding: identity\r\n"
-                "user-agent: capsule-gateway\r\n"
-                "content-length: "
-            ).encode()
+        parts = urlsplit(self._settings.provider_url)
+        self._head = (
+            f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\n"
+            f"host: {parts.netloc.rpartition('@')[2]}\r\n"
+            f"authorization: Bearer {self._key}\r\n"
+            "content-type: application/json\r\n"
+            "accept: text/event-stream\r\n"
+            "accept-encoding: identity\r\n"
+            "user-agent: capsule-gateway\r\n"
+            "content-length: "
+        ).encode()
 
     def is_configured(self) -> bool:
-        """Returns whether there is a key and a usable address."""
-        return self._usable_url and bool(self._key)
+        """Returns whether there is a key."""
+        return bool(self._key)
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -88,12 +94,6 @@ class Provider:
             raise ProviderUnreachable  # closed in between
         self._connections.add(connection)
         return connection
-
-    def _make_connector(self) -> Connector[Connection]:
-        parts = urlsplit(self._settings.provider_url if self._usable_url else "http://unusable.invalid")
-        secure = parts.scheme == "https"
-        port = parts.port or (443 if secure else 80)
-        return Connector(parts.hostname or "", port, self._tls if secure else None, lambda: Connection(self))
 
     def post(self, connection: Connection, payload: bytes) -> Stream:
         """Sends a completion request on a connection that `connect` returned. Close the stream with `close_stream`.
@@ -175,14 +175,6 @@ class Provider:
         if status == 402:
             return ProviderSignal.QUOTA
         return ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED
-
-
-def _is_usable_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def pause_between_sweeps(*limits: float) -> float:

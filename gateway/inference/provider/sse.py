@@ -103,7 +103,7 @@ class AnswerReader:
         self._samples_left = _FRAME_SAMPLES
         self._rest = b""  # the start of an incomplete event
         self._begun = False  # an event was read
-        self.eof = False
+        self.eof = False  # no more bytes will arrive
         self.complete = False
         self.failure: Exception | None = None
         self.signal: ProviderSignal | None = None
@@ -123,9 +123,6 @@ class AnswerReader:
     def unread(self) -> int:
         """Bytes received since the last read."""
         return sum(map(len, self.received))
-
-    def receive_eof(self) -> None:
-        self.eof = True
 
     def fail(self, error: Exception, signal: ProviderSignal | None = None) -> None:
         """Ends the answer, unless it has ended already."""

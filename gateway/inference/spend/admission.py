@@ -168,7 +168,7 @@ class Admission:
     def _admitted(self, decision: Decision, reservation: Reservation, app: App, user: str, limits: Limits) -> Admitted:
         headers = _rate_headers(decision, limits)
         if decision.verdict != "ok":
-            self._metrics.count_refusal(decision.verdict)
+            self._metrics.refusals.labels(decision.verdict).inc()
             raise _refusal(decision, reservation.max_cost, limits, headers)
         account, max_cost = reservation.account, reservation.max_cost
         self._metrics.add_reserved(max_cost)
@@ -195,7 +195,7 @@ class Admission:
     async def _write(self, reservation: Reservation, cost: int) -> None:
         settlement = await self._send(reservation, cost)
         self._metrics.add_settled(settlement.nano_euro)
-        self._remember(PendingSettlement(reservation, cost))
+        self._recent.append((time.monotonic(), PendingSettlement(reservation, cost)))
         # A reservation without a record had no answer to its admission, which most likely never arrived.
         if reservation.record is not None and settlement.outcome in ("recovered", "unknown"):
             self._metrics.lost_reservations.inc()
@@ -205,12 +205,6 @@ class Admission:
     async def _send(self, reservation: Reservation, cost: int) -> Settlement:
         tag = partition_tag(reservation.account)
         return await scripts.settle(self._store, tag, reservation.id, cost, reservation.record)
-
-    def _remember(self, settled: PendingSettlement) -> None:
-        now = time.monotonic()
-        while self._recent and self._recent[0][0] < now - RECENT_SECONDS:
-            self._recent.popleft()
-        self._recent.append((now, settled))
 
     async def repeat_recent(self) -> None:
         """Repeats the settlements that a replaced server confirmed. Runs for the life of the process."""

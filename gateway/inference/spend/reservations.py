@@ -35,5 +35,3 @@ class ReservationRecord(msgspec.Struct, frozen=True, gc=False):
 class Settlement(msgspec.Struct, frozen=True, gc=False):
     outcome: Literal["settled", "recovered", "ended", "unknown"]
     nano_euro: int  # booked by this call
-    account_total: int  # nano-euro settled for the account on the reservation's day; 0 if this call booked nothing
-    app_total: int  # the same for the app
