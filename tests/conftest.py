@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from gateway.memory import freeze_heap
+from gateway.redis.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate
-from tests.support.key_leaks import unexplained
-from tests.support.redis_servers import BINARIES, RedisServer
+from tests.support.key_leaks import assert_no_leak
+from tests.support.redis_servers import RedisServer
+from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
 TESTS = Path(__file__).parent
@@ -18,12 +21,21 @@ SLOWEST = ["workers", "browser", "hostile", "chaos"]
 LONG = (  # tests that `make test` leaves out
     "browser/",
     "chaos/",
+    "docs/test_load_testing",
+    "gateway/dev/test_run.py::test_root_builds_elsewhere",
+    "gateway/dev/test_run.py::test_without_a_sandbox",
     "gateway/test_app_failover",
+    "gateway/test_app_switchover",
     "hostile/",
     "test_package",
     "workers/builds/",
     "workers/sandbox/",
+    "workers/webhooks/test_sender_crowd",
+    "workers/webhooks/test_sender_faults",
 )
+
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.load_profile("tests")
 
 # The imported modules are large and stay in memory. Without this, the garbage collector keeps scanning them.
 freeze_heap()
@@ -36,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Modules of these folders alternate, because some wait most of the time and others keep a core busy.
     """
     for item in items:
-        if item.path.relative_to(TESTS).as_posix().startswith(LONG):
+        if item.nodeid.removeprefix("tests/").startswith(LONG):
             item.add_marker(pytest.mark.long)
     modules = {folder: list(dict.fromkeys(i.path for i in items if _folder(i) == folder)) for folder in SLOWEST}
     positions = {module: number for found in modules.values() for number, module in enumerate(found)}
@@ -59,32 +71,20 @@ def valkey() -> Iterator[RedisServer]:
     server.stop()
 
 
-@pytest.fixture(scope="session", params=BINARIES)
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """Runs each server that the scripts must support, one after the other."""
-    server = RedisServer(request.param).start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def redis_url(valkey: RedisServer) -> Iterator[str]:
     """Yields the URL of an empty database. Keys left in it must expire or be listed in `tests/support/key_leaks.py`."""
     with valkey.client() as client:
         client.flushall()
         yield valkey.url
-        leaked = unexplained(client)
-    assert not leaked, f"keys without expiry or reason: {leaked}"
+        assert_no_leak(client)
 
 
-@pytest.fixture
-def server_url(server: RedisServer) -> Iterator[str]:
-    """Yields the same for each kind of server."""
-    with server.client() as client:
-        client.flushall()
-        yield server.url
-        leaked = unexplained(client)
-    assert not leaked, f"keys without expiry or reason: {leaked}"
+@pytest_asyncio.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    """A process's connections to the empty database."""
+    async with opened(redis_url) as store:
+        yield store
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
 def bad_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
     """Returns the same with an expired certificate."""
     folder: Path = tmp_path_factory.mktemp("bad-tls")
-    return certificate(folder, "receiver.example.com", expired=True, address="127.0.0.1")
+    return certificate(folder, "receiver.example.com", days=-1, address="127.0.0.1")
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -63,7 +63,7 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
         assert version == (0, f"capsule, version {wheel.name.split('-')[1]}\n")
         assert ready == (0, f"http://127.0.0.1:{port}/ready answered 200\n")
         assert refused[0] == 1
-        assert 'pip install "capsule-gateway[s3]"' in refused[1]
+        assert "pip install '.[s3]'" in refused[1]
         async with httpx.AsyncClient(trust_env=False) as http:
 
             async def is_built() -> bool:

@@ -7,6 +7,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
+from tests.browser import dashboard
+from tests.browser.dashboard import Holder
 from tests.browser.site import Site
 from tests.browser.visitor import Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -51,6 +53,13 @@ async def worker(gw: Gateway) -> AsyncIterator[Worker]:
     yield worker
     assert await worker.stop() == 0
     worker.assert_log_is_clean()
+
+
+@fixture
+async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
+    """An account holder at the dashboard."""
+    async with dashboard.visiting(browser, gw) as holder:
+        yield holder
 
 
 @session_fixture

@@ -15,6 +15,7 @@ from gateway.monitors import history
 from gateway.monitors.keys import crashes_key, health_days_key
 from gateway.redis.partitions import partition_tag
 from tests.support.accounts import Account
+from tests.support.deploys import report_phases
 from tests.support.gateway_process import Gateway
 
 VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "webhooks": "Webhooks"}
@@ -85,9 +86,8 @@ class Holder:
     async def deploy(self, app: str, kind: str = "live") -> str:
         return (await self.gateway.platform("POST", f"apps/{app}/deploys", {"kind": kind})).json()["deployId"]
 
-    async def report(self, deploy: str, phase: str, ok: bool = True, reason: str = "") -> None:
-        body = {"phase": phase, "ok": ok, "reason": reason}
-        assert (await self.gateway.platform("POST", f"deploys/{deploy}/phases", body)).status_code == 200
+    async def report(self, deploy: str, *phases: str, ok: bool = True, reason: str = "") -> None:
+        await report_phases(self.gateway, deploy, *phases, ok=ok, reason=reason)
 
     async def suffer(self, app: str) -> None:
         """Creates a finding, a crash with its last output, and an outage three days ago."""

@@ -35,23 +35,17 @@ async def test_the_dashboard(
 
 async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) -> dict[str, str]:
     """Creates requests, a hook, deploys and deliveries. Returns the detail views and their headings."""
-    gw, account = holder.gateway, holder.account
-    headers = {"Authorization": f"Bearer {account.key}"}
+    account = holder.account
     app = await account.app(backend, repository={"url": "https://git.example.com/a", "branch": "main"})
     await app.ask("x")
-    await gw.http.post(f"/account/apps/{app.name}/hooks", json={"name": "Nightly"}, headers=headers)
+    await account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "Nightly"})
     failed, queued = await holder.deploy(app.name), await holder.deploy(app.name, "preview")
     await holder.report(failed, "build", ok=False, reason="exit status 1")
     holder.log(queued, "1782979200000\x1fnpm run build\n")
     await holder.suffer(app.name)
-    secret = (await gw.http.put("/account/webhook", json={"url": receiver.url()}, headers=headers)).json()["secret"]
-    gw.confidential.add(secret)
-    sent = (await gw.http.post("/account/webhook/test", json={"type": "app.crashed"}, headers=headers)).json()["id"]
-
-    async def is_logged() -> bool:
-        return bool((await gw.http.get("/account/deliveries", headers=headers)).json())
-
-    await wait_until(is_logged)
+    await account.set_webhook(receiver.url())
+    sent = (await account.call("POST", "/account/webhook/test", {"type": "app.crashed"})).json()["id"]
+    await wait_until(lambda: account.get("/account/deliveries"), holds=lambda answer: answer.json())
     return {
         f"deploys/{failed}": f"Deploy of {app.name}",
         f"deploys/{queued}": f"Deploy of {app.name}",

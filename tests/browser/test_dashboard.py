@@ -5,31 +5,27 @@ import json
 import re
 import tarfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import expect
 
 from gateway.events.keys import deliveries_key
 from gateway.monitors.keys import certificate_key, findings_key, health_key
 from gateway.redis.partitions import partition_tag
-from tests.browser.dashboard import Holder, visiting
+from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
 from tests.support.accounts import App
-from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-Visit = Callable[..., AbstractAsyncContextManager[Holder]]
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
 
@@ -37,17 +33,6 @@ fixture = pytest_asyncio.fixture(loop_scope="session")
 async def receiver() -> AsyncIterator[FakeReceiver]:
     async with FakeReceiver() as receiver:
         yield receiver
-
-
-@fixture
-async def visit(browser: Browser, gw: Gateway) -> Visit:
-    return partial(visiting, browser, gw)
-
-
-@fixture
-async def holder(visit: Visit) -> AsyncIterator[Holder]:
-    async with visit() as holder:
-        yield holder
 
 
 # -- in and out ----------------------------------------------------------------------------------------------
@@ -202,13 +187,10 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
 async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
     page = holder.page
     await holder.hurry()
-    headers = {"Authorization": f"Bearer {holder.account.key}"}
-    http = holder.gateway.http
-    secret = (await http.put("/account/webhook", json={"url": receiver.url()}, headers=headers)).json()["secret"]
-    holder.gateway.confidential.add(secret)
+    secret = await holder.account.set_webhook(receiver.url())
     receiver.plays("/events", answer(500, b"<b>not as markup</b>", {"X-Trace": "t1"}))
     for kind in ("app.crashed", "deploy.failed"):
-        await http.post("/account/webhook/test", json={"type": kind}, headers=headers)
+        await holder.account.call("POST", "/account/webhook/test", {"type": kind})
     await holder.log_in("webhooks")
     await expect(holder.row("deploy.failed")).to_have_count(1)
     await expect(holder.row("app.crashed")).to_have_count(1)
@@ -324,8 +306,7 @@ async def test_a_deploy_is_followed_to_its_end(holder: Holder) -> None:
     await expect(phases).to_have_text(re.compile(r"Build: done.*Health check: running.*Canary: waiting$"))
     await expect(log).to_contain_text("✓ built in 3 s")
     assert await log.evaluate("log => log.scrollTop") == 0
-    await holder.report(deploy, "health")
-    await holder.report(deploy, "canary")
+    await holder.report(deploy, "health", "canary")
     await expect(page.get_by_role("status")).to_have_text("The deploy is live.")
     await expect(phases).to_contain_text("Canary: done")
     await expect(page.get_by_role("link", name=f"{app}.apps.localhost")).to_be_visible()
@@ -348,8 +329,7 @@ async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> 
     first, second = "", ""
     for _ in range(2):
         first, second = second, await holder.deploy(app)
-        for phase in ("build", "health", "canary"):
-            await holder.report(second, phase)
+        await holder.report(second, "build", "health", "canary")
     waiting = await holder.deploy(app)
     await holder.log_in("deploys")
     await page.get_by_role("link", name=f"{app}, deploy {waiting}").click()
@@ -368,8 +348,7 @@ async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> 
 async def test_a_preview_is_promoted(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     preview = await holder.deploy(app, "preview")
-    for phase in ("build", "health"):
-        await holder.report(preview, phase)
+    await holder.report(preview, "build", "health")
     await holder.log_in("deploys")
     await page.get_by_role("link", name=f"{app}, deploy {preview}").click()
     await holder.button("Promote").click()
@@ -439,8 +418,7 @@ async def test_publishing_a_source(holder: Holder) -> None:
 async def test_the_overview_shows_what_the_monitors_found(holder: Holder) -> None:
     live, new = await holder.app(), await holder.app()
     deploy = await holder.deploy(live)
-    for phase in ("build", "health", "canary"):
-        await holder.report(deploy, phase)
+    await holder.report(deploy, "build", "health", "canary")
     at = time.time() * 1000
     with holder.gateway.redis.client() as client:
         tag = partition_tag(holder.account.id)

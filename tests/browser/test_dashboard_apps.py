@@ -2,34 +2,24 @@
 
 import re
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import expect
 
 from gateway.deploys.keys import deploy_key, deploys_key
 from gateway.monitors.keys import certificate_key
 from gateway.redis.partitions import partition_tag
-from tests.browser.dashboard import Holder, visiting
-from tests.support.gateway_process import Gateway
+from tests.browser.dashboard import Holder
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PHONE = {"width": 390, "height": 780}
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
-    async with visiting(browser, gw) as holder:
-        yield holder
-
-
 async def live(holder: Holder, app: str) -> str:
     deploy = await holder.deploy(app)
-    for phase in ("build", "health", "canary"):
-        await holder.report(deploy, phase)
+    await holder.report(deploy, "build", "health", "canary")
     return deploy
 
 
@@ -46,8 +36,7 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     output = gw.data_folder / "running" / f"{deploy}.output"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("listening\nGET /one 200\n")
-    bearer = {"Authorization": f"Bearer {holder.account.key}"}
-    hook = (await gw.http.post(f"/account/apps/{app}/hooks", json={"name": "Nightly"}, headers=bearer)).json()
+    hook = (await holder.account.call("POST", f"/account/apps/{app}/hooks", {"name": "Nightly"})).json()
     gw.confidential.add(hook["url"].rpartition("/")[2])
 
     await holder.log_in()

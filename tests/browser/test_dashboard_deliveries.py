@@ -2,38 +2,26 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import expect
 
 from tests.browser.axe import assert_accessible
-from tests.browser.dashboard import Holder, visiting
+from tests.browser.dashboard import Holder
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
-from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
-    async with visiting(browser, gw) as holder:
-        yield holder
-
-
 async def test_all_failed_events_are_redelivered(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
     page = holder.page
-    headers = {"Authorization": f"Bearer {holder.account.key}"}
-    http = holder.gateway.http
-    secret = (await http.put("/account/webhook", json={"url": receiver.url()}, headers=headers)).json()["secret"]
-    holder.gateway.confidential.add(secret)
+    await holder.account.set_webhook(receiver.url())
     receiver.plays("/events", answer(500))
     for kind in ("app.crashed", "deploy.failed"):
-        await http.post("/account/webhook/test", json={"type": kind}, headers=headers)
+        await holder.account.call("POST", "/account/webhook/test", {"type": kind})
     await wait_until(lambda: len(receiver.got()) == 2)
     await holder.log_in("webhooks")
     await expect(holder.row("Sample")).to_have_count(2)
@@ -61,9 +49,7 @@ async def test_all_failed_events_are_redelivered(holder: Holder, worker: Worker,
 async def test_an_uncopied_secret_needs_a_confirmation_to_leave(holder: Holder) -> None:
     """Leaving the view, the page or the session asks first."""
     page = holder.page
-    headers = {"Authorization": f"Bearer {holder.account.key}"}
-    url = "http://127.0.0.1:9/events"
-    before = (await holder.gateway.http.put("/account/webhook", json={"url": url}, headers=headers)).json()["secret"]
+    before = await holder.account.set_webhook("http://127.0.0.1:9/events")
     await holder.log_in("webhooks")
     await holder.button("Rotate secret").click()
     dialog = page.get_by_role("dialog", name="Rotate the signing secret?")

@@ -35,10 +35,9 @@ async def stop(app: App, prompt: str, times: int) -> None:
 
 
 async def wait_for_requests(holder: Holder, number: int) -> None:
-    async def all_there() -> bool:
-        return len((await holder.account.get("/account/requests")).json()) == number
-
-    await wait_until(all_there, 15)
+    await wait_until(
+        lambda: holder.account.get("/account/requests"), 15, holds=lambda answer: len(answer.json()) == number
+    )
 
 
 async def test_from_the_first_stop_to_the_cap(

@@ -3,12 +3,8 @@
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
 from tests.browser.dashboard import VIEWS, Holder, visiting
@@ -18,22 +14,8 @@ from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-Visit = Callable[..., AbstractAsyncContextManager[Holder]]
-fixture = pytest_asyncio.fixture(loop_scope="session")
-
 HOSTILE = '<img src=x onerror="window.hit = 1">' + "W" * 60
 CODES = {429: "DEPLOY_QUOTA_REACHED", 503: "BACKBONE_UNAVAILABLE", 500: "INTERNAL"}
-
-
-@fixture
-async def visit(browser: Browser, gw: Gateway) -> Visit:
-    return partial(visiting, browser, gw)
-
-
-@fixture
-async def holder(visit: Visit) -> AsyncIterator[Holder]:
-    async with visit() as holder:
-        yield holder
 
 
 async def test_hooks_with_only_the_keyboard(holder: Holder) -> None:
@@ -120,20 +102,19 @@ async def test_usage_deploys_and_the_webhook_with_only_the_keyboard(holder: Hold
 
 
 @pytest.mark.parametrize("width", [390, 320])
-async def test_hostile_names_stay_text_and_do_not_widen_the_page(visit: Visit, worker: Worker, width: int) -> None:
+async def test_hostile_names_stay_text_and_do_not_widen_the_page(
+    browser: Browser, gw: Gateway, worker: Worker, width: int
+) -> None:
     scheme = "dark" if width == 320 else "light"
     size = {"width": width, "height": 780}
-    async with visit(HOSTILE, viewport=size, color_scheme=scheme, reduced_motion="reduce") as holder:
+    async with visiting(browser, gw, HOSTILE, viewport=size, color_scheme=scheme, reduced_motion="reduce") as holder:
         page, app = (
             holder.page,
             await holder.app("w" * 50 + str(width), customDomain=f"a{width}.example", customDomainVerified=True),
         )
-        bearer = {"Authorization": f"Bearer {holder.account.key}"}
         for path, body in ((f"apps/{app}/hooks", {"name": HOSTILE}), ("webhook/test", {"type": "app.crashed"})):
-            await holder.gateway.http.post(f"/account/{path}", json=body, headers=bearer)
-        url = f"http://127.0.0.1:9/{'w' * 80}"
-        set_ = await holder.gateway.http.put("/account/webhook", json={"url": url}, headers=bearer)
-        holder.gateway.confidential.add(set_.json()["secret"])
+            await holder.account.call("POST", f"/account/{path}", body)
+        await holder.account.set_webhook(f"http://127.0.0.1:9/{'w' * 80}")
         deploy = await holder.deploy(app)
         holder.log(deploy, HOSTILE + "\n")
         failed = await holder.deploy(app)

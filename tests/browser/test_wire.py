@@ -28,17 +28,15 @@ DONE = b'event: done\ndata: {"model":"m","finishReason":"stop","usage":null}\n\n
 class Wire(FakeServer):
     """A server in place of the gateway."""
 
-    answer: Script
-
     def script(self, exchange: Exchange) -> Script:
-        return [Head(204, CORS)] if exchange.method == "OPTIONS" else self.answer
+        return [Head(204, CORS)] if exchange.method == "OPTIONS" else self.reply
 
     def streams(self, *steps: Step) -> None:
-        self.answer = [Head(200, {"Content-Type": "text/event-stream", **CORS}), *steps]
+        self.reply = [Head(200, {"Content-Type": "text/event-stream", **CORS}), *steps]
 
     def answers(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.answer = [Head(status, {"Content-Type": kind, **CORS, **named}), body]
+        self.reply = [Head(status, {"Content-Type": kind, **CORS, **named}), body]
 
 
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -178,12 +176,12 @@ async def test_the_retry_time(visitor: Visitor, wire: Wire, header: Any, least: 
 
 
 async def test_a_full_answer_that_is_cut_off(visitor: Visitor, wire: Wire) -> None:
-    wire.answer = [Head(200, {"Content-Type": "application/json", **CORS}), b'{"text": "half', CLOSE]
+    wire.reply = [Head(200, {"Content-Type": "application/json", **CORS}), b'{"text": "half', CLOSE]
     assert (await visitor.ask("?", "{ whole: true }")).code == "NETWORK_ERROR"
 
 
 async def test_no_server_at_the_address(visitor: Visitor, wire: Wire) -> None:
-    wire.answer = [RESET]
+    wire.reply = [RESET]
     for options in ("{}", "{ whole: true }"):
         answer = await visitor.ask("?", options)
         assert answer.error

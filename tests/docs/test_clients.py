@@ -64,9 +64,7 @@ class Visitor:
 
     async def _limited_app(self, limits: dict[str, Any]) -> App:
         app = await self._account.app(self._backend)
-        headers = {"Authorization": f"Bearer {self._account.key}"}
-        http = self._account.gateway.http
-        set_ = await http.put(f"/account/apps/{app.name}/limits", json=limits, headers=headers)
+        set_ = await self._account.call("PUT", f"/account/apps/{app.name}/limits", limits)
         assert set_.status_code == 200, set_.text
         return app
 

@@ -39,9 +39,8 @@ async def test_locust(gateway: Gateway, account: Account, backend: FakeAppBacken
     prepared = await run_shell(operator.replace("<the operator token>", OPERATOR), tmp_path)
     assert prepared.code == 0, prepared.err
     refused = await account.app(backend)
-    headers = {"Authorization": f"Bearer {account.key}"}
     limits = f"/account/apps/{refused.name}/limits"
-    assert (await gateway.http.put(limits, json={"requestsPerMinute": 0}, headers=headers)).is_success
+    assert (await account.call("PUT", limits, {"requestsPerMinute": 0})).is_success
 
     assert commands.startswith(INSTALL)
     folder = shlex.quote(str(tmp_path / "env"))

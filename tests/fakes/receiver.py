@@ -98,10 +98,8 @@ def verified(exchange: Exchange, secret: str) -> dict[str, Any]:
     return envelope
 
 
-def certificate(
-    folder: Path, name: str, *, expired: bool = False, address: str | None = None
-) -> tuple[ssl.SSLContext, str]:
-    """Returns a server's TLS context for a name or an address, and the CA file for it."""
+def certificate(folder: Path, name: str, *, days: float = 1, address: str | None = None) -> tuple[ssl.SSLContext, str]:
+    """Returns the TLS context of a server whose certificate expires in so many days, and the CA file for it."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     names: list[x509.GeneralName] = [x509.DNSName(name)]
@@ -114,7 +112,7 @@ def certificate(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=9))
-        .not_valid_after(now + datetime.timedelta(days=-1 if expired else 1))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
@@ -122,7 +120,7 @@ def certificate(
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    file = folder / f"{name}{'-expired' if expired else ''}.pem"
+    file = folder / f"{made.serial_number}.pem"
     file.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(file)

@@ -150,7 +150,9 @@ class _Protocol(asyncio.StreamReaderProtocol):
 
 
 class FakeServer:
-    """A server whose subclasses return the response to a request from `script`."""
+    """A server that answers each request with `reply`. A subclass can choose the answer in `script`."""
+
+    reply: Script = answer(200, {})
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tls = tls
@@ -159,7 +161,7 @@ class FakeServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def script(self, exchange: Exchange) -> Script:
-        raise NotImplementedError
+        return self.reply
 
     async def __aenter__(self) -> Self:
         # With a small send buffer, tests see back pressure soon.

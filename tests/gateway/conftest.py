@@ -15,6 +15,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
 from tests.support.fixtures import provider, session_fixture
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
+from tests.support.visitor import Visitor
 
 __all__ = ["provider"]
 
@@ -69,6 +70,13 @@ def launch(provider: FakeProvider, tmp_path: Path) -> Launch:
 async def app(gw: Gateway, backend: FakeAppBackend) -> App:
     """A new app of a new account on the largest plan."""
     return await gw.app(backend)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def visitor(gw: Gateway) -> AsyncIterator[Visitor]:
+    visitor = Visitor(gw)
+    yield visitor
+    await visitor.http.aclose()
 
 
 @session_fixture

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,6 +12,7 @@ from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import CLOSE, answer
 from tests.support.accounts import Account
+from tests.support.deploys import publish, report_phases
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
@@ -52,22 +52,20 @@ async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAp
         await app.ask("x")
     refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
     for capped in apps[1:4]:
-        at, headers = f"/account/apps/{capped.name}", {"Authorization": f"Bearer {capped.account.key}"}
+        at = f"/account/apps/{capped.name}"
         for field, code in (("userDailyEuro", "USER_CAP_REACHED"), ("dailyEuro", "APP_CAP_REACHED")):
             limits = {"userDailyEuro": None, field: "0.002"}
-            assert (await gw.http.put(f"{at}/limits", json=limits, headers=headers)).is_success
+            assert (await capped.account.call("PUT", f"{at}/limits", limits)).is_success
             assert (await capped.ask(prompt, token=capped.token("ben"))).status_code == 200
-            assert (await gw.http.put(f"{at}/limits", json={field: "0"}, headers=headers)).is_success
+            assert (await capped.account.call("PUT", f"{at}/limits", {field: "0"})).is_success
             refused(await capped.ask(prompt, token=capped.token("ben")), 402, code)
         assert await capped.account.settled() == 3 * cost(7, 3)
         assert (await capped.account.get(f"{at}/spend")).json()["settled"] == 3 * cost(7, 3)
     assert [a["name"] for a in (await app.account.get("/account/apps")).json()] == [app.name]
 
-    async def logged() -> list[dict[str, Any]] | None:
-        rows: list[dict[str, Any]] = (await app.account.get("/account/requests")).json()
-        return rows if len(rows) == 21 else None
-
-    assert sum(row["nanoEuro"] for row in await wait_until(logged, 10)) == await app.account.settled()
+    path = "/account/requests"
+    logged = await wait_until(lambda: app.account.get(path), 10, holds=lambda answer: len(answer.json()) == 21)
+    assert sum(row["nanoEuro"] for row in logged.json()) == await app.account.settled()
     for each in apps:
         settled = await each.account.settled()
 
@@ -77,11 +75,7 @@ async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAp
 
         await wait_until(is_counted, 10)
     await gw.switch(enabled=False)
-
-    async def off() -> bool:
-        return (await apps[1].ask("x")).status_code == 503
-
-    await wait_until(off, 1, 0.1)
+    await wait_until(lambda: apps[1].ask("x"), 1, 0.1, holds=lambda answer: answer.status_code == 503)
     assert (await gw.http.get("/ready")).status_code == 200
     assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
     await gw.switch(enabled=True)
@@ -90,31 +84,27 @@ async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAp
 async def test_deploys(clustered: Gateway, backend: FakeAppBackend) -> None:
     gw = clustered
     for app in [await gw.app(backend) for _ in range(6)]:
-        headers, deploys = {"Authorization": f"Bearer {app.account.key}"}, []
+        account, deploys = app.account, []
         for _ in range(3):
-            source = f"/account/apps/{app.name}/source"
-            answer = await gw.http.put(source, content=b"\x1f\x8b" + bytes(50), headers=headers)
-            deploys.append(answer.json()["deployId"])
+            deploys.append((await publish(account, app.name)).json()["deployId"])
             if len(deploys) < 3:
-                for phase in ("build", "health", "canary"):
-                    report = {"phase": phase, "ok": True}
-                    assert (await gw.platform("POST", f"deploys/{deploys[-1]}/phases", report)).is_success
-        back = await gw.http.post(f"/account/apps/{app.name}/rollback", headers=headers)
+                await report_phases(gw, deploys[-1], "build", "health", "canary")
+        back = await account.call("POST", f"/account/apps/{app.name}/rollback")
         assert back.status_code == 202, back.text
         deploys.append(back.json()["deployId"])
-        canceled = await gw.http.post(f"/account/deploys/{deploys[-1]}/cancel", headers=headers)
+        canceled = await account.call("POST", f"/account/deploys/{deploys[-1]}/cancel")
         assert canceled.json()["state"] == "canceled", canceled.text
-        listed = (await gw.http.get("/account/deploys?limit=1000", headers=headers)).json()
+        listed = (await account.get("/account/deploys?limit=1000")).json()
         assert [deploy["id"] for deploy in listed] == deploys[::-1]
         assert [deploy["state"] for deploy in listed] == ["canceled", "canceled", "live", "live"]
-        changed = await gw.http.put(f"/account/apps/{app.name}/env", json={"A": "b"}, headers=headers)
+        changed = await account.call("PUT", f"/account/apps/{app.name}/env", {"A": "b"})
         assert [each["name"] for each in changed.json()] == ["A"]
-        own = await gw.http.post("/account/apps", json={"name": f"{app.name}-own"}, headers=headers)
+        own = await account.call("POST", "/account/apps", {"name": f"{app.name}-own"})
         assert own.status_code == 201, own.text
         body = {"build": {"command": "make"}}
-        assert (await gw.http.patch(f"/account/apps/{app.name}-own", json=body, headers=headers)).is_success
+        assert (await account.call("PATCH", f"/account/apps/{app.name}-own", body)).is_success
         for each in (app.name, f"{app.name}-own"):
-            assert (await gw.http.delete(f"/account/apps/{each}", headers=headers)).status_code == 204
+            assert (await account.call("DELETE", f"/account/apps/{each}")).status_code == 204
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 
 

@@ -110,11 +110,10 @@ async def test_an_app_with_fields_at_the_limit_and_beyond(gw: Gateway, backend: 
     start = "https://93.184.216.34/" if field == "url" else ""
     most = BOUNDS[path].__metadata__[0].max_length
     fields = {"auth": JWKS, "repository": {"url": "https://93.184.216.34/r.git"}, "build": {"output": "dist"}}[group]
-    headers = {"Authorization": f"Bearer {app.account.key}"}
 
     async def change(length: int) -> Any:
         body = {group: {**fields, field: start + "a" * (length - len(start))}}
-        return await gw.http.patch(f"/account/apps/{app.name}", json=body, headers=headers)
+        return await app.account.call("PATCH", f"/account/apps/{app.name}", body)
 
     answer = await change(most)
     assert answer.status_code == 200, answer.text
@@ -127,11 +126,9 @@ async def test_an_app_with_fields_at_the_limit_and_beyond(gw: Gateway, backend: 
 async def test_audiences_are_limited(gw: Gateway, backend: FakeAppBackend) -> None:
     """A token's audiences are compared with them, which must not block the process."""
     app = await gw.app(backend)
-    headers = {"Authorization": f"Bearer {app.account.key}"}
     for audience in ([f"a{n}" for n in range(21)], ["a", "b" * 201]):
-        answer = await gw.http.patch(
-            f"/account/apps/{app.name}", json={"auth": {**JWKS, "audience": audience}}, headers=headers
-        )
+        body = {"auth": {**JWKS, "audience": audience}}
+        answer = await app.account.call("PATCH", f"/account/apps/{app.name}", body)
         refused(answer, 400, "REQUEST_MALFORMED")
         assert "auth.audience" in answer.json()["error"]["message"]
 

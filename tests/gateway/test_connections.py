@@ -12,7 +12,7 @@ import pytest
 
 from gateway import connections, protocol
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import gateway
 from tests.support.http_site import GET, HANG, Site, serving
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -99,18 +99,9 @@ def test_each_connection_has_a_descriptor_for_the_provider(descriptors: int, mos
 # -- the process ---------------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def limited(
-    limits: str, provider: FakeProvider, valkey: RedisServer, folder: Path, workers: int = 1
-) -> AsyncIterator[Gateway]:
-    gw = Gateway(valkey.url, provider, folder)
-    gw.workers = workers
-    gw.prefix = ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh"]
-    try:
-        yield await gw.start()
-    finally:
-        await gw.stop()
-        await gw.http.aclose()
+def limited(option: str) -> list[str]:
+    """Returns a command that limits the descriptors of another one to 256."""
+    return ["/bin/sh", "-c", f'ulimit {option} 256; exec "$@"', "sh"]
 
 
 def children(pid: int) -> list[int]:
@@ -130,7 +121,7 @@ async def test_the_limit_is_raised_in_each_process(
 ) -> None:
     """The soft limit of most systems, 1,024, allows only 500 streams."""
     hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65_536)
-    async with limited("ulimit -Sn 256", provider, valkey, tmp_path, workers) as gw:
+    async with gateway(valkey.url, provider, tmp_path, workers=workers, prefix=limited("-Sn")) as gw:
         assert gw.process
         pid = gw.process.pid
         # Beside the workers, the supervisor starts a tracker of resources.
@@ -142,7 +133,7 @@ async def test_clients_leave_descriptors_for_the_provider(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
     """Even if clients open as many connections as possible, requests reach the provider."""
-    async with limited("ulimit -n 256", provider, valkey, tmp_path) as gw:
+    async with gateway(valkey.url, provider, tmp_path, prefix=limited("-n")) as gw:
         app = await gw.app(backend)
         async with opened(gw.port, 400, b"POST /register HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"):
             assert gw.process

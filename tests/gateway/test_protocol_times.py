@@ -1,50 +1,12 @@
 """Limits on the sizes and times of requests, over a real socket."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-import uvicorn
 
 from gateway import connections, protocol
+from tests.support.http_site import Site, serving
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
-
-
-async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
-    if scope["type"] != "http":
-        raise RuntimeError
-    if scope["path"] == "/big":
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(2_000):
-            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
-    else:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[int]:
-    port = free_port()
-    config = uvicorn.Config(
-        app,
-        port=port,
-        http=protocol.Connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        timeout_graceful_shutdown=1,
-    )
-    running = uvicorn.Server(config)
-    tasks = [asyncio.create_task(running.serve()), asyncio.create_task(connections.sweep_connections())]
-    await wait_until(lambda: running.started)
-    try:
-        yield port
-    finally:
-        running.should_exit = True
-        await tasks[0]
-        tasks[1].cancel()
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +24,7 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
 
 async def test_a_connection_without_a_complete_head_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
-    async with serving() as port:
+    async with serving(Site()) as port:
         for begun in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(begun)
@@ -71,7 +33,7 @@ async def test_a_connection_without_a_complete_head_is_closed(monkeypatch: pytes
 
 
 async def test_a_large_head_is_refused() -> None:
-    async with serving() as port:
+    async with serving(Site()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"y" * 100_000)
         assert (await read_to_end(reader)).startswith(b"HTTP/1.1 431 ")
@@ -91,7 +53,7 @@ async def keep_sending(writer: asyncio.StreamWriter) -> None:
 
 async def test_a_connection_with_a_long_body_after_its_response_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LEFTOVER_SECONDS", 0.2)
-    async with serving() as port:
+    async with serving(Site()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
@@ -102,16 +64,16 @@ async def test_a_connection_with_a_long_body_after_its_response_is_closed(monkey
 
 async def test_the_connection_of_a_stalled_reader_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
-    async with serving() as port:
+    async with serving(Site()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         await wait_until(lambda: not connections.CONNECTIONS)
         writer.close()
 
 
 async def test_connections_are_reused() -> None:
-    async with serving() as port:
+    async with serving(Site()) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(3):
             writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")

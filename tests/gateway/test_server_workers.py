@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered, counted
@@ -18,39 +18,34 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     server = RedisServer("redis").start()
-    gw = Gateway(server.url, provider, tmp_path)
-    gw.workers = 2
     try:
-        await gw.start()
-        app = await gw.app(backend)
-        # One connection per request, so that both processes get requests.
-        without_reuse = app.headers(Connection="close")
-        answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=without_reuse) for _ in range(20)))
-        assert len([answered(a) for a in answers]) == 20
-        assert sorted(counted(a)[1] for a in answers) == list(range(20))
+        async with gateway(server.url, provider, tmp_path, workers=2) as gw:
+            app = await gw.app(backend)
+            # One connection per request, so that both processes get requests.
+            without_reuse = app.headers(Connection="close")
+            answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=without_reuse) for _ in range(20)))
+            assert len([answered(a) for a in answers]) == 20
+            assert sorted(counted(a)[1] for a in answers) == list(range(20))
 
-        async def metrics() -> float:
-            response = await gw.http.get("/metrics", headers={"Connection": "close"})
-            lines = re.findall(r'^(\w+_total\{.*code="OK".*\}|\w*requests_total\{.*\}) (\S+)$', response.text, re.M)
-            return max(float(value) for _, value in lines)
+            async def metrics() -> float:
+                response = await gw.http.get("/metrics", headers={"Connection": "close"})
+                lines = re.findall(r'^(\w+_total\{.*code="OK".*\}|\w*requests_total\{.*\}) (\S+)$', response.text, re.M)
+                return max(float(value) for _, value in lines)
 
-        async def counts_all() -> bool:
-            return min([await metrics() for _ in range(6)]) >= 20
+            async def counts_all() -> bool:
+                return min([await metrics() for _ in range(6)]) >= 20
 
-        # Each process reports the requests of both, with a delay of up to a tenth of a second.
-        await wait_until(counts_all, 2)
-        for enabled, status in ((False, 503), (True, 200)):
-            await gw.switch(enabled=enabled)
+            # Each process reports the requests of both, with a delay of up to a tenth of a second.
+            await wait_until(counts_all, 2)
+            for enabled, status in ((False, 503), (True, 200)):
+                await gw.switch(enabled=enabled)
 
-            async def everywhere(status: int = status) -> bool:
-                headers = app.headers(app.token("b"), Connection="close")
-                answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=headers) for _ in "1234"))
-                return {r.status_code for r in answers} == {status}
+                async def everywhere(status: int = status) -> bool:
+                    headers = app.headers(app.token("b"), Connection="close")
+                    answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=headers) for _ in "1234"))
+                    return {r.status_code for r in answers} == {status}
 
-            await wait_until(everywhere, 1.5, 0.3)
-        assert await gw.stop() in (0, -signal.SIGTERM)
-        gw.assert_log_is_clean()
+                await wait_until(everywhere, 1.5, 0.3)
+            assert await gw.stop() in (0, -signal.SIGTERM)
     finally:
-        await gw.stop()
-        await gw.http.aclose()
         server.stop()

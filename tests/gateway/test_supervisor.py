@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,7 @@ from gateway.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remo
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import HANG
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 
@@ -28,34 +27,6 @@ ANSWERED = r'gateway_requests_total\{code="",format="native",status="200"\}'
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemostrecent")
 FILES = {"lock", *(f"{kind}_{number}.db" for kind in KINDS for number in (0, 1))}
 STARTED = 25  # descriptors that a process has once it serves, and not before
-
-
-@contextlib.asynccontextmanager
-async def running(
-    valkey: RedisServer,
-    provider: FakeProvider,
-    folder: Path,
-    constants: Mapping[str, float] = {},
-    start: bool = True,
-    **settings: str,
-) -> AsyncIterator[Gateway]:
-    """Runs two processes under a supervisor."""
-    gw = Gateway(valkey.url, provider, folder, constants, **settings)
-    gw.workers = 2
-    try:
-        if start:
-            await gw.start()
-        yield gw
-    finally:
-        await gw.stop()
-        await gw.http.aclose()
-        gw.assert_log_is_clean()
-        assert "GET /" not in gw.log  # paths may contain secrets
-
-
-def temporary(folder: Path) -> Path:
-    (folder / "tmp").mkdir(exist_ok=True)
-    return folder / "tmp"
 
 
 def is_alive(pid: int) -> bool:
@@ -98,7 +69,7 @@ async def test_the_gauges_of_a_replaced_process_are_removed(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     """The open streams of killed processes do not count, and counters do not decrease."""
-    async with running(valkey, provider, tmp_path, GATEWAY_DRAIN="1") as gw:
+    async with gateway(valkey.url, provider, tmp_path, workers=2, GATEWAY_DRAIN="1") as gw:
         app = await gw.app(backend)
         prompt = provider.plays(ROLE, chunk("a"), HANG)
         headers = app.headers(Connection="close")
@@ -125,8 +96,9 @@ async def test_streams_of_other_processes_continue_while_processes_die(
 ) -> None:
     """Each round kills one of two processes in another way. The metrics stay in the same few files."""
     constants = {"gateway.supervisor.ANSWER_SECONDS": 1}
-    async with running(valkey, provider, tmp_path, constants, TMPDIR=str(temporary(tmp_path))) as gw:
-        (folder,) = temporary(tmp_path).glob(f"{PREFIX}*")
+    (temporary := tmp_path / "tmp").mkdir()
+    async with gateway(valkey.url, provider, tmp_path, constants, workers=2, TMPDIR=str(temporary)) as gw:
+        (folder,) = temporary.glob(f"{PREFIX}*")
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP):
             await wait_until(lambda: len([pid for pid in workers(gw) if descriptors(pid) > STARTED]) == 2, 30)
             app, gate = await gw.app(backend), asyncio.Event()
@@ -159,7 +131,7 @@ async def test_a_killed_supervisor_frees_the_port_and_lets_streams_end(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
     """Its processes drain and exit, and another gateway can use the port."""
-    async with running(valkey, provider, tmp_path) as gw:
+    async with gateway(valkey.url, provider, tmp_path, workers=2) as gw:
         app = await gw.app(backend)
         gate = asyncio.Event()
         prompt = provider.plays(ROLE, chunk("Gu"), gate, chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE)
@@ -167,11 +139,7 @@ async def test_a_killed_supervisor_frees_the_port_and_lets_streams_end(
         await wait_until(lambda: provider.asked(prompt), 15)
         orphans = workers(gw)
         gw.kill()
-
-        async def port_is_free() -> bool:
-            return not await asyncio.to_thread(accepts, gw.port)
-
-        await wait_until(port_is_free, 15)
+        await wait_until(lambda: asyncio.to_thread(accepts, gw.port), 15, holds=lambda accepting: not accepting)
         gate.set()
         assert (await asking).text.count("event: done") == 1
         await wait_until(lambda: not any(map(is_alive, orphans)), 15)
@@ -182,7 +150,7 @@ async def test_a_killed_supervisor_frees_the_port_and_lets_streams_end(
 @session
 async def test_a_stop_kills_a_process_that_hangs(provider: FakeProvider, valkey: RedisServer, tmp_path: Path) -> None:
     constants = {"gateway.supervisor.ANSWER_SECONDS": 0.5}
-    async with running(valkey, provider, tmp_path, constants) as gw:
+    async with gateway(valkey.url, provider, tmp_path, constants, workers=2) as gw:
         await wait_until(lambda: gw.log.count("Application startup complete") == 2, 20)
         stopped = workers(gw)[0]
         os.kill(stopped, signal.SIGSTOP)
@@ -195,12 +163,11 @@ async def test_a_process_that_cannot_start_ends_the_service(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
     """With a limit of 20 descriptors, the processes have none left."""
-    async with running(valkey, provider, tmp_path, start=False) as gw:
-        gw.prefix = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh"]
-        with pytest.raises(RuntimeError, match="did not start"):
-            await gw.start()
-        assert gw.log.count('"event":"process.ended"') <= 2
-        gw.tracebacks_allowed = True
+    few = ("sh", "-c", 'ulimit -n 20; exec "$@"', "sh")
+    with pytest.raises(RuntimeError, match="did not start") as failed:
+        async with gateway(valkey.url, provider, tmp_path, workers=2, prefix=few):
+            pass
+    assert str(failed.value).count('"event":"process.ended"') <= 2
 
 
 def test_a_process_that_dies_at_its_start_is_replaced_after_growing_pauses(tmp_path: Path) -> None:
@@ -229,16 +196,12 @@ def test_only_the_live_gauges_of_that_number_are_removed(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {"gauge_livesum_11.db", "counter_1.db", "histogram_1.db"}
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@session
 async def test_a_start_removes_the_folder_of_a_killed_supervisor(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    gw = Gateway(valkey.url, provider, tmp_path, TMPDIR=str(temporary))
-    gw.workers = 2
-    try:
-        await gw.start()
+    (temporary := tmp_path / "tmp").mkdir()
+    async with gateway(valkey.url, provider, tmp_path, workers=2, TMPDIR=str(temporary)) as gw:
         (left,) = temporary.glob(f"{PREFIX}*")
         orphans = workers(gw)
         gw.kill()
@@ -251,9 +214,6 @@ async def test_a_start_removes_the_folder_of_a_killed_supervisor(
         assert await read_metric(gw, "gateway_streams_open") == 0
         await gw.stop()
         assert not [*temporary.glob(f"{PREFIX}*")]
-    finally:
-        await gw.stop()
-        await gw.http.aclose()
 
 
 def test_folders_in_use_and_links_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,18 +228,13 @@ def test_folders_in_use_and_links_are_not_removed(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "elsewhere" / "lock").exists()
 
 
-@pytest.mark.asyncio(loop_scope="session")
+@session
 async def test_a_single_process_reports_only_its_own_metrics(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
     """Even if PROMETHEUS_MULTIPROC_DIR is set."""
     folder = tmp_path / "metrics"
     folder.mkdir()
-    gw = Gateway(valkey.url, provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(folder))
-    try:
-        await gw.start()
+    async with gateway(valkey.url, provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(folder)) as gw:
         assert await read_metric(gw, "gateway_streams_open") == 0
         assert not [*folder.iterdir()]
-    finally:
-        await gw.stop()
-        await gw.http.aclose()

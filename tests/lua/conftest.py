@@ -1,42 +1,40 @@
-"""Runs the scripts on every supported server and on fakeredis."""
+"""Runs the scripts on each supported server and on fakeredis. Tests of many steps run on Valkey alone (`ON_VALKEY`)."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import fakeredis
 import pytest
-from hypothesis import settings
 
 from tests.lua.deliveries import Deliveries
 from tests.lua.scripts import CLOCK, Scripts
-from tests.support.key_leaks import unexplained
+from tests.support.key_leaks import assert_no_leak
 from tests.support.redis_servers import BINARIES, RedisServer
 
-settings.register_profile("here", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+class Fake:
+    def client(self) -> fakeredis.FakeRedis:
+        return fakeredis.FakeRedis()
 
 
 @pytest.fixture(scope="session", params=["fakeredis", *BINARIES])
-def any_server(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Yields a client of an empty server that the tests of this folder share."""
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer | Fake]:
     if request.param == "fakeredis":
-        yield fakeredis.FakeRedis()
+        yield Fake()
         return
     server = RedisServer(request.param).start()
-    with server.client() as client:
-        yield client
+    yield server
     server.stop()
 
 
 @pytest.fixture
-def client(any_server: Any) -> Iterator[Any]:
-    any_server.flushall()
-    yield any_server
-    any_server.delete(CLOCK)
-    leaked = unexplained(any_server)
-    assert not leaked, f"keys without expiry or reason: {leaked}"
+def client(server: RedisServer | Fake) -> Iterator[Any]:
+    """Yields a client of an empty server."""
+    with server.client() as client:
+        client.flushall()
+        yield client
+        client.delete(CLOCK)
+        assert_no_leak(client)
 
 
 @pytest.fixture

@@ -79,10 +79,7 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
             await account.emit()
             missing.discard(partition_tag(account.id))
 
-        async def all_are_delivered() -> bool:
-            return await queue.waiting() == 0
-
-        await wait_until(all_are_delivered, 15)
+        await queue.drained(15)
         with gw.redis.client() as client:
             await wait_until(lambda: client.keys("{ops}:spend:*") and client.keys("{ops}:processes"))
         yield app

@@ -24,8 +24,21 @@ class Account:
     def __init__(self, gateway: Gateway, account_id: str, key: str) -> None:
         self.gateway, self.id, self.key = gateway, account_id, key
 
+    async def call(
+        self, method: str, path: str, body: Any = None, *, at: Gateway | None = None, **options: Any
+    ) -> httpx.Response:
+        """Sends a request with the account's key. `body` is sent as JSON, and `at` is another gateway process."""
+        headers = {"Authorization": f"Bearer {self.key}", **options.pop("headers", {})}
+        return await (at or self.gateway).http.request(method, path, json=body, headers=headers, **options)
+
     async def get(self, path: str = "/account") -> httpx.Response:
-        return await self.gateway.http.get(path, headers={"Authorization": f"Bearer {self.key}"})
+        return await self.call("GET", path)
+
+    async def set_webhook(self, url: str) -> str:
+        """Returns the signing secret of a new receiver."""
+        secret: str = (await self.call("PUT", "/account/webhook", {"url": url})).json()["secret"]
+        self.gateway.confidential.add(secret)
+        return secret
 
     async def spend(self) -> dict[str, Any]:
         response = await self.get()

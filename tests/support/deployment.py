@@ -59,8 +59,7 @@ class Host:
         return await worker.joined() if joined else worker
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
-        headers = {"Authorization": f"Bearer {self.account.key}"}
-        answer = await self.gateway.http.request(method, path, headers=headers, **options)
+        answer = await self.account.call(method, path, options.pop("json", None), **options)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -95,11 +94,7 @@ class Host:
         return await self.call("GET", f"/account/deploys/{deploy_id}")
 
     async def in_state(self, deploy_id: str, *states: str, timeout: float = 60) -> dict[str, Any]:
-        async def there() -> dict[str, Any] | None:
-            found = await self.deploy(deploy_id)
-            return found if found["state"] in states else None
-
-        return await wait_until(there, timeout)
+        return await wait_until(lambda: self.deploy(deploy_id), timeout, holds=lambda deploy: deploy["state"] in states)
 
     async def over(self, deploy_id: str) -> dict[str, Any]:
         return await self.in_state(deploy_id, "live", "failed", "canceled")
@@ -134,7 +129,7 @@ async def hosting(provider: FakeProvider, folder: Path, **more: str) -> AsyncIte
 async def host_on(gw: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncIterator[Host]:
     """Yields a host with a new account on a running gateway. Its workers stop with it."""
     host = Host(gw, await gw.account("maker"), receiver, apps_port)
-    gw.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
+    await host.account.set_webhook(receiver.url())
     try:
         yield host
         for worker in host.workers:

@@ -6,15 +6,10 @@ from typing import Any
 import httpx
 
 from gateway.events.keys import bodies_key
-from tests.support.accounts import Account, App
+from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 
 TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
-
-
-async def call(account: Account, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {account.key}"}
-    return await account.gateway.http.request(method, path, json=body, headers=headers, **more)
 
 
 async def an_app(account: Account, **fields: Any) -> str:
@@ -24,7 +19,7 @@ async def an_app(account: Account, **fields: Any) -> str:
 
 
 async def a_hook(account: Account, app: str) -> dict[str, str]:
-    created = await call(account, "POST", f"/account/apps/{app}/hooks", {"name": "ci"})
+    created = await account.call("POST", f"/account/apps/{app}/hooks", {"name": "ci"})
     assert created.status_code == 201
     hook: dict[str, str] = created.json()
     account.gateway.confidential.add(hook["url"].rpartition("/")[2])
@@ -36,8 +31,7 @@ async def trigger(gw: Gateway, hook: dict[str, str]) -> httpx.Response:
 
 
 async def publish(account: Account, app: str, body: bytes = TARBALL) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {account.key}"}
-    return await account.gateway.http.put(f"/account/apps/{app}/source", content=body, headers=headers)
+    return await account.call("PUT", f"/account/apps/{app}/source", content=body)
 
 
 async def report_phase(
@@ -46,10 +40,10 @@ async def report_phase(
     return await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": name, "ok": ok, "reason": reason})
 
 
-async def report_phases(app: App, deploy: str, *names: str, ok: bool = True, reason: str | None = None) -> None:
+async def report_phases(gw: Gateway, deploy: str, *names: str, ok: bool = True, reason: str | None = None) -> None:
     """Reports the end of each phase, and requires that the gateway accepts it."""
     for name in names:
-        response = await report_phase(app.gateway, deploy, name, ok, reason)
+        response = await report_phase(gw, deploy, name, ok, reason)
         assert response.status_code == 200, response.text
 
 

@@ -25,7 +25,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import COMPLETIONS
 from tests.support.accounts import DOMAIN, Account, App
 from tests.support.folders import passable_folder
-from tests.support.key_leaks import unexplained
+from tests.support.key_leaks import assert_no_leak
 from tests.support.polling import wait_until
 from tests.support.redis_monitor import Wiretap
 from tests.support.redis_servers import RedisServer, free_port
@@ -146,12 +146,13 @@ class Gateway:
 
     def empty(self) -> None:
         """Empties Redis and the data folder for the next test. No key may be left without expiry or reason."""
-        with self.redis.client() as client:
-            leaked = unexplained(client)
-            client.flushall()
         for path in self.data_folder.iterdir():
             subprocess.run(["rm", "-rf", path], check=True)  # builds leave folders too deep for `shutil.rmtree`
-        assert not leaked, f"keys without expiry or reason: {leaked}"
+        with self.redis.client() as client:
+            try:
+                assert_no_leak(client)
+            finally:
+                client.flushall()
 
     @property
     def log(self) -> str:
@@ -167,6 +168,7 @@ class Gateway:
         log = self.log
         leaked = [secret for secret in self.secrets if secret in log]
         assert not leaked, f"the log contains {leaked}"
+        assert "GET /" not in log, "paths may contain secrets"
         if not self.tracebacks_allowed:
             for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed"):
                 assert sign not in log, log[max(0, log.index(sign) - 1000) :][:4000]
@@ -202,11 +204,19 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    redis_url: str, provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
+    redis_url: str,
+    provider: FakeProvider,
+    folder: Path,
+    constants: Mapping[str, float] = {},
+    *,
+    workers: int = 1,
+    prefix: Sequence[str] = (),
+    **settings: str,
 ) -> AsyncIterator[Gateway]:
-    """Runs a gateway process with these settings, by their full names. Empty settings are left out."""
+    """Runs a gateway with these settings, by their full names. Empty settings are left out."""
     with passable_folder() as data:
         running = Gateway(redis_url, provider, folder, constants, **{"GATEWAY_DATA_DIR": str(data), **settings})
+        running.workers, running.prefix = workers, prefix
         try:
             await running.start()
             yield running
@@ -230,7 +240,6 @@ async def gateway_with_redis(
         assert not written, f"Redis received {written}"
         if server.running:
             with server.client() as client:
-                leaked = unexplained(client)
-            assert not leaked, f"keys without expiry or reason: {leaked}"
+                assert_no_leak(client)
     finally:
         server.stop()

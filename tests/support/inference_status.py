@@ -24,7 +24,4 @@ async def status(gw: Gateway) -> tuple[str, bool]:
 
 
 async def status_becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = 1) -> None:
-    async def is_expected() -> bool:
-        return await status(gw) == expected
-
-    await wait_until(is_expected, timeout)
+    await wait_until(lambda: status(gw), timeout, holds=lambda found: found == expected)

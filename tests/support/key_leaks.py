@@ -35,6 +35,7 @@ KEPT = {
 }
 
 
-def unexplained(client: redis.Redis) -> list[str]:
+def assert_no_leak(client: redis.Redis) -> None:
     names = [key.decode() for key in client.scan_iter(count=1000)]
-    return sorted(n for n in names if client.ttl(n) == -1 and not any(re.match(p, n) for p in KEPT))
+    leaked = sorted(n for n in names if client.ttl(n) == -1 and not any(re.match(p, n) for p in KEPT))
+    assert not leaked, f"keys without expiry or reason: {leaked}"

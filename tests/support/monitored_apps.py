@@ -51,10 +51,7 @@ class Watched:
         return health.decode_health(await client.hget(health_key(partition_tag(self.account.id), self.app.id), "state"))
 
     async def until(self, status: str) -> None:
-        async def reached() -> bool:
-            return (await self.health()).status == status
-
-        await wait_until(reached, 10)
+        await wait_until(self.health, 10, holds=lambda health: health.status == status)
 
     def envelopes(self) -> list[dict[str, Any]]:
         """Returns the received envelopes, after verifying each."""

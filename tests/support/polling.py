@@ -6,16 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 
-async def wait_until(condition: Callable[[], Any], timeout: float = 5, every: float = 0.02) -> Any:
-    """Polls the condition, which may be async, until it is truthy, and returns its value. Times are in seconds."""
+async def wait_until(
+    read: Callable[[], Any], timeout: float = 5, every: float = 0.02, *, holds: Callable[[Any], object] = bool
+) -> Any:
+    """Polls a value until a condition holds for it, by default that it is truthy, and returns it.
+
+    `read` may be async. Times are in seconds.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     while True:
-        value = condition()
+        value = read()
         if inspect.isawaitable(value):
             value = await value
-        if value:
+        if holds(value):
             return value
         if loop.time() > deadline:
-            raise AssertionError(f"not within {timeout} s: {inspect.getsource(condition).strip()}")
+            raise AssertionError(f"not within {timeout} s: {inspect.getsource(read).strip()}; it is {value!r:.500}")
         await asyncio.sleep(every)

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,12 +15,13 @@ import msgspec
 from gateway.accounts.records import App
 from gateway.accounts.vault import Vault
 from gateway.events import catalog
+from gateway.events.deliveries import list_deliveries
 from gateway.events.webhooks import Webhooks
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from tests.fakes.receiver import FakeReceiver
 from tests.support.gateway_process import ENCRYPTION_KEY, python
-from tests.support.key_leaks import unexplained
+from tests.support.key_leaks import assert_no_leak
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 
@@ -126,7 +127,7 @@ class Account:
         return ids
 
     async def log(self, limit: int = 1000) -> list[dict[str, Any]]:
-        return msgspec.to_builtins(await self.queue.webhooks.list_deliveries(self.id, limit))
+        return msgspec.to_builtins(await list_deliveries(self.queue.store, self.id, limit))
 
     async def outcome(self, event_id: str, timeout: float = 10) -> tuple[str, str | int | None]:
         """Waits for an event's outcome. Returns it with its reason or the status of the delivery."""
@@ -163,8 +164,10 @@ class Queue:
         self.workers.append(worker)
         return await worker.start(*wrapper)
 
-    def unset_account(self) -> Account:
-        return Account(self, f"acc_{secrets.token_hex(8)}")
+    def unset_account(self, accepts: Callable[[str], bool] = bool) -> Account:
+        """Creates an account without a receiver, in a partition that `accepts` the caller's condition."""
+        ids = iter(lambda: f"acc_{secrets.token_hex(8)}", None)
+        return next(Account(self, account_id) for account_id in ids if accepts(partition_tag(account_id)))
 
     async def account(self, receiver: FakeReceiver | str, path: str | None = None) -> Account:
         """Creates an account with its own path at the receiver, by default `/<account>`."""
@@ -175,6 +178,10 @@ class Queue:
         """Returns the number of events without an outcome."""
         lengths = [await self.store.client.xlen(f"{tag}:events") for tag in PARTITION_TAGS]
         return sum(lengths)
+
+    async def drained(self, timeout: float = 10, left: int = 0) -> None:
+        """Waits until at most `left` events have no outcome."""
+        await wait_until(self.waiting, timeout, holds=lambda number: number <= left)
 
     async def outcomes(self) -> dict[str, int]:
         """Returns the number of deliveries with each outcome and reason."""
@@ -205,8 +212,7 @@ async def queue(folder: Path, *, durable: bool = False) -> AsyncIterator[Queue]:
         with server.client() as client:
             found = [name for name in client.scan_iter(count=1000) if _holds(client, name, running.confidential)]
             assert not found, f"a secret is in {found}"
-            leaked = unexplained(client)
-            assert not leaked, f"keys without expiry or reason: {leaked}"
+            assert_no_leak(client)
     finally:
         await running.close()
         server.stop()

@@ -1,20 +1,9 @@
 """`capsule worker --check` reports workers of this host without a heartbeat."""
 
-from collections.abc import AsyncIterator
-
-import pytest_asyncio
-
 from gateway.operations.keys import worker_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers import check, heartbeat
-
-
-@pytest_asyncio.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    store = Store(redis_url)
-    yield store
-    await store.close()
 
 
 async def test_a_restarted_worker_with_another_number_counts(store: Store) -> None:

@@ -55,11 +55,7 @@ async def test_a_heartbeat_is_renewed(store: Store, monkeypatch: pytest.MonkeyPa
     async with beating(store):
         await wait_until(lambda: store.client.exists(key(1)))
         await store.client.expire(key(1), 2)
-
-        async def renewed() -> bool:
-            return await store.client.ttl(key(1)) > 2
-
-        await wait_until(renewed)
+        await wait_until(lambda: store.client.ttl(key(1)), holds=lambda left: left > 2)
         await store.client.delete(key(1))
         await wait_until(lambda: store.client.exists(key(1)))
         assert not await store.client.exists(key(2))

@@ -252,12 +252,13 @@ async def test_a_cancellation_that_a_command_swallows_ends_the_task_before_its_p
     """asyncio may lose a cancellation that arrives while a command is sent."""
     one, started = await events.reader(), asyncio.Event()
 
-    async def swallow_cancellation() -> None:
+    async def swallow_cancellation() -> bool:
         started.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
+        return False
 
-    task = asyncio.create_task(one.consumer._repeat_every(60, swallow_cancellation))
+    task = asyncio.create_task(one.consumer._retry_until_done(swallow_cancellation, every=60))
     await started.wait()
     task.cancel()
     await asyncio.wait({task}, timeout=5)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.deployment import packed
+from tests.support.deploys import report_phases
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.responses import answered, refused
 
@@ -36,11 +37,8 @@ def a_name() -> str:
     return f"own-{secrets.token_hex(5)}"
 
 
-async def call(
-    account: Account, method: str, path: str, body: Any = None, *, at: Gateway | None = None
-) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {account.key}"}
-    return await (at or account.gateway).http.request(method, f"/account/apps{path}", json=body, headers=headers)
+async def call(account: Account, method: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
+    return await account.call(method, f"/account/apps{path}", body, **options)
 
 
 async def create(account: Account, name: str, *, at: Gateway | None = None) -> httpx.Response:
@@ -295,7 +293,7 @@ async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBacke
         gw.confidential.add(hook.rpartition("/")[2])
         assert (await call(account, "PUT", f"/{name}/env", {"TOKEN": "x"})).is_success
         live, waiting = await publish(account, name), await publish(account, name)
-        assert (await gw.http.get(f"/account/deploys/{live}", headers=bearer(account))).json()["state"] == "canceled"
+        assert (await account.get(f"/account/deploys/{live}")).json()["state"] == "canceled"
         for phase in ("build", "health", "canary"):
             await gw.platform("POST", f"deploys/{waiting}/phases", {"phase": phase, "ok": True})
         queued = await publish(account, name)
@@ -303,10 +301,10 @@ async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBacke
             await call(account, "DELETE", f"/{name}") if made == "POST" else await gw.platform("DELETE", f"apps/{name}")
         )
         assert answer.status_code == 204, answer.text
-        deploy = (await gw.http.get(f"/account/deploys/{queued}", headers=bearer(account))).json()
+        deploy = (await account.get(f"/account/deploys/{queued}")).json()
         assert (deploy["state"], deploy["error"]) == ("canceled", "the app was deleted")
         assert (await gw.http.post(httpx.URL(hook).path)).status_code == 404
-        assert (await gw.http.get("/account/hooks", headers=bearer(account))).json() == []
+        assert (await account.get("/account/hooks")).json() == []
         refused(await call(account, "GET", f"/{name}/settings"), 404, "NOT_FOUND")
         refused(await call(account, "DELETE", f"/{name}"), 404, "NOT_FOUND")
         history = [key for key in keys_with(gw, app_id) if ":deploy:" not in key and ":builds" not in key]
@@ -315,13 +313,8 @@ async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBacke
         assert not (gw.data_folder / "sources" / app_id).exists()
 
 
-def bearer(account: Account) -> dict[str, str]:
-    return {"Authorization": f"Bearer {account.key}"}
-
-
 async def publish(account: Account, name: str) -> str:
-    body = packed({"index.html": "x"})
-    answer = await account.gateway.http.put(f"/account/apps/{name}/source", content=body, headers=bearer(account))
+    answer = await call(account, "PUT", f"/{name}/source", content=packed({"index.html": "x"}))
     assert answer.status_code == 202, answer.text
     return answer.json()["deployId"]
 
@@ -337,24 +330,23 @@ async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
         attacker, "PATCH", f"/{name}", {"build": {"command": "evil"}, "repository": {"url": "https://e.example"}}
     )
     running = await publish(attacker, name)
-    await gw.platform("POST", f"deploys/{running}/phases", {"phase": "build", "ok": True})
+    await report_phases(gw, running, "build")
     assert (await call(attacker, "DELETE", f"/{name}")).status_code == 204
     await created(victim, name)
-    for phase in ("health", "canary"):  # the attacker's deploy continues
-        await gw.platform("POST", f"deploys/{running}/phases", {"phase": phase, "ok": True})
+    await report_phases(gw, running, "health", "canary")  # the attacker's deploy continues
     assert (await gw.http.post(httpx.URL(hook).path)).status_code == 404
     assert (await call(victim, "GET", f"/{name}/env")).json() == []
     empty = {"auth": {"kind": "jwks"}, "repository": None, "build": None}
     assert (await call(victim, "GET", f"/{name}/settings")).json() == empty
     (view,) = (await call(victim, "GET", "")).json()
     assert view["status"] == "never-live"
-    assert (await gw.http.get("/account/deploys", headers=bearer(victim))).json() == []
+    assert (await victim.get("/account/deploys")).json() == []
     refused(await call(victim, "POST", f"/{name}/rollback", {}), 409, "NO_DEPLOY_YET")
     # The attacker tries again, by name and by the former id.
     for path in (name, view["id"]):
         refused(await call(attacker, "DELETE", f"/{path}"), 404, "NOT_FOUND")
     again = await created(attacker)
-    assert (await gw.http.get("/account/hooks", headers=bearer(attacker))).json() == []
+    assert (await attacker.get("/account/hooks")).json() == []
     assert (await call(attacker, "GET", f"/{again}/env")).json() == []
 
 
@@ -362,8 +354,7 @@ async def test_the_name_of_a_live_app_stays_reserved_for_its_account(hosting: Ga
     gw, account, other = hosting, await hosting.account(), await hosting.account()
     name = await created(account)
     deploy = await publish(account, name)
-    for phase in ("build", "health", "canary"):
-        await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": phase, "ok": True})
+    await report_phases(gw, deploy, "build", "health", "canary")
     assert (await call(account, "DELETE", f"/{name}")).status_code == 204
     refused(await create(other, name), 409, "NAME_TAKEN")
     await created(account, name)

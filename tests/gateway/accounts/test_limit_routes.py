@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeAppBackend
-from tests.support.accounts import App
+from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
 
@@ -16,9 +16,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NONE = {"dailyEuro": None, "userDailyEuro": None, "requestsPerMinute": None, "userRequestsPerMinute": None}
 
 
-async def put(app: App, body: Any, key: str | None = None) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {app.account.key if key is None else key}"}
-    return await app.gateway.http.put(f"/account/apps/{app.name}/limits", json=body, headers=headers)
+async def put(app: App, body: Any, account: Account | None = None) -> httpx.Response:
+    return await (account or app.account).call("PUT", f"/account/apps/{app.name}/limits", body)
 
 
 async def limits(app: App) -> dict[str, Any]:
@@ -78,11 +77,11 @@ async def test_refused_limits(gw: Gateway, backend: FakeAppBackend, body: Any, m
 
 async def test_only_the_app_s_own_account(app: App, gw: Gateway, backend: FakeAppBackend) -> None:
     other = await gw.app(backend)
-    refused(await put(app, {"dailyEuro": "0"}, key=other.account.key), 404, "NOT_FOUND")
+    refused(await put(app, {"dailyEuro": "0"}, other.account), 404, "NOT_FOUND")
     for route in ("limits", "spend"):
         refused(await other.account.get(f"/account/apps/{app.name}/{route}"), 404, "NOT_FOUND")
         refused(await app.account.get(f"/account/apps/nowhere/{route}"), 404, "NOT_FOUND")
-    refused(await put(app, {"dailyEuro": "0"}, key="csk_none"), 401, "UNAUTHORIZED")
+    refused(await put(app, {"dailyEuro": "0"}, Account(gw, "", "csk_none")), 401, "UNAUTHORIZED")
     assert await limits(app) == NONE
 
 

@@ -62,17 +62,9 @@ async def test_other_processes_see_a_change(here: Registry, there: Registry) -> 
     await here.put_app(changed, before)
     await wait_for_change(there, changed)
     larger = await here.change_plan(account.id, "max")
-
-    async def is_larger() -> bool:
-        return await there.account(account.id) == larger
-
-    await wait_until(is_larger, timeout=1)
+    await wait_until(lambda: there.account(account.id), timeout=1, holds=lambda found: found == larger)
     await here.delete_app(changed)
-
-    async def is_gone() -> bool:
-        return await there.app("shop") is None
-
-    await wait_until(is_gone, timeout=1)
+    await wait_until(lambda: there.app("shop"), timeout=1, holds=lambda found: found is None)
 
 
 async def test_a_process_sees_its_own_change_at_once(here: Registry, proxy: Proxy, redis_url: str) -> None:

@@ -83,11 +83,7 @@ async def test_a_smaller_plan(gw: Gateway, twin: Gateway, backend: FakeAppBacken
     big = {"prompt": "z" * 60_000, "model": "llama-3.3-70b-instruct"}
     assert (await app.at(twin).post(big)).status_code == 200
     assert (await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})).status_code == 200
-
-    async def poor() -> bool:
-        return (await app.at(twin).post(big)).status_code == 402
-
-    await wait_until(poor, 1, 0.1)
+    await wait_until(lambda: app.at(twin).post(big), 1, 0.1, holds=lambda answer: answer.status_code == 402)
 
 
 async def test_the_hot_path_takes_two_round_trips(app: App) -> None:

@@ -1,11 +1,8 @@
 """Sessions of the pages: their cookies, their ends, and the limits on log-ins."""
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -16,42 +13,12 @@ from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.visitor import Visitor
 
-fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-class Visitor:
-    """A browser without a page, with an address and a cookie jar of its own."""
-
-    def __init__(self, gw: Gateway) -> None:
-        self.gw = gw
-        self.headers = {"Origin": gw.address, "X-Forwarded-For": f"198.51.100.7, {secrets.token_hex(8)}"}
-        self.http = httpx.AsyncClient(base_url=gw.address, trust_env=False, timeout=30)
-
-    async def call(self, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
-        kept = {name: value for name, value in {**self.headers, **headers}.items() if value}
-        return await self.http.request(method, path, json=body, headers=kept)
-
-    async def log_in(self, key: str, **headers: str) -> httpx.Response:
-        response = await self.call("POST", "/dashboard/session", {"apiKey": key}, **headers)
-        if token := response.cookies.get(ACCOUNT):
-            self.gw.confidential.add(token)
-        return response
-
-    @property
-    def token(self) -> str:
-        return self.http.cookies[ACCOUNT]
-
-
-@fixture
-async def visitor(gw: Gateway) -> AsyncIterator[Visitor]:
-    visitor = Visitor(gw)
-    yield visitor
-    await visitor.http.aclose()
-
-
-@fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def account(gw: Gateway) -> Account:
     return await gw.account()
 
@@ -105,10 +72,7 @@ async def test_a_session_of_a_deleted_account_is_refused(gw: Gateway, visitor: V
         client.delete(key)
         client.publish("changes", key)
 
-    async def over() -> bool:
-        return (await visitor.call("GET", "/account")).status_code == 401
-
-    await wait_until(over)
+    await wait_until(lambda: visitor.call("GET", "/account"), holds=lambda answer: answer.status_code == 401)
 
 
 @pytest.mark.parametrize("origin", ["", "null", "https://evil.example", "http://demo.apps.localhost"])

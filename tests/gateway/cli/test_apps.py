@@ -4,24 +4,11 @@ import secrets
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from tests.support.accounts import Account
 from tests.support.command_line import Tool, run_in_terminal
-from tests.support.gateway_process import OPERATOR, Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
-
-
-@pytest.fixture
-def capsule(account: Account, tmp_path: Path) -> Tool:
-    """The command line with the account's key."""
-    return Tool(account.gateway.address, account.key, tmp_path)
 
 
 @pytest.fixture
@@ -50,9 +37,10 @@ async def test_a_deletion_asks_for_the_name(capsule: Tool, account: Account, nam
     assert name not in (await capsule("apps", "list")).out
 
 
-async def test_operators_delete_any_app(account: Account, capsule: Tool, name: str, tmp_path: Path) -> None:
+async def test_operators_delete_any_app(
+    account: Account, capsule: Tool, operator: Tool, name: str, tmp_path: Path
+) -> None:
     await capsule("apps", "create", name)
-    operator = Tool(account.gateway.address, OPERATOR, tmp_path)
     assert "--yes" in await operator.refused("apps", "delete", name, code=2)
     assert f"Deleted {name}" in (await operator("apps", "delete", name, "--yes")).line
     stranger = Tool(account.gateway.address, "csk_none", tmp_path)

@@ -20,8 +20,7 @@ async def complete_words(capsule: Tool, *words: str) -> list[str]:
     return [value.partition(",")[2] for value in run.out.splitlines() if value]
 
 
-async def test_names_and_ids(app: App, tmp_path: Path) -> None:
-    capsule = Tool(app.gateway.address, app.account.key, tmp_path)
+async def test_names_and_ids(capsule: Tool, app: App) -> None:
     hook = (await capsule("hook", "create", app.name, "--name", "ci", "--json")).json
     app.gateway.confidential.add(hook["url"].rpartition("/")[2])
     assert await complete_words(capsule, "deploys", "publish", app.name[:5]) == [app.name]

@@ -46,8 +46,8 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
         assert tar.getnames() == ["index.html"]
 
     headings, row = (await capsule("deploys", "list")).rows
-    assert [cell.strip() for cell in headings] == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED", "RESULT"]
-    assert [cell.strip() for cell in row if cell.strip()][:5] == [published[1], hosted.name, "queued", "live", "upload"]
+    assert headings == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED", "RESULT"]
+    assert row[:5] == [published[1], hosted.name, "queued", "live", "upload"]
     assert "you have no app called anothr; yours are " in await capsule.refused("deploys", "list", "--app", "anothr")
     shown = (await capsule("deploys", "show", published[1])).out
     assert published[1] in shown
@@ -75,7 +75,7 @@ async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path, mo
     monkeypatch.setattr("gateway.cli.deploys.POLL_SECONDS", 0.02)
     following = asyncio.create_task(capsule("deploys", "publish", hosted.name, str(folder), "--follow"))
     deploy_id = await find_queued(hosted)
-    await report_phases(hosted, deploy_id, "build", "health", "canary")
+    await report_phases(hosted.gateway, deploy_id, "build", "health", "canary")
     run = await asyncio.wait_for(following, 10)
     assert run.code == 0
     assert re.search(rf"^Live at https://{hosted.name}\.apps\.localhost after \d+ (ms|s)\.$", run.out, re.MULTILINE)
@@ -85,7 +85,7 @@ async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path, mon
     monkeypatch.setattr("gateway.cli.deploys.POLL_SECONDS", 0.02)
     deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
     following = asyncio.create_task(capsule("deploys", "show", deploy_id, "--follow"))
-    await report_phases(hosted, deploy_id, "build", ok=False, reason="exit status 2")
+    await report_phases(hosted.gateway, deploy_id, "build", ok=False, reason="exit status 2")
     run = await asyncio.wait_for(following, 10)
     assert run.code == 1
     assert run.err == f"capsule: {deploy_id} failed: build: exit status 2\n"

@@ -30,7 +30,7 @@ async def test_rollback_promote_and_cancel(capsule: Tool, hosted: App, tmp_path:
     first, second = "", ""
     for _ in range(2):
         first, second = second, await publish(capsule, hosted, tmp_path)
-        await report_phases(hosted, second, "build", "health", "canary")
+        await report_phases(hosted.gateway, second, "build", "health", "canary")
     run = await capsule("deploys", "rollback", hosted.name)
     back = run.out.split()[2].rstrip(".")
     assert run.out == f"Queued as {back}.\nFollow it with: capsule deploys show {back} --follow\n"
@@ -47,7 +47,7 @@ async def test_rollback_promote_and_cancel(capsule: Tool, hosted: App, tmp_path:
     assert json.loads(run.out).keys() == {"deployId"}
     answer = await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "preview"})
     preview = answer.json()["deployId"]
-    await report_phases(hosted, preview, "build", "health")
+    await report_phases(hosted.gateway, preview, "build", "health")
     assert (await capsule("deploys", "promote", preview)).out.startswith("Queued as dep_")
 
 
@@ -66,7 +66,7 @@ async def test_refused_actions_print_one_line(capsule: Tool, hosted: App) -> Non
 
 async def test_pages_of_deploys_and_a_redeploy(capsule: Tool, hosted: App, tmp_path: Path) -> None:
     first = await publish(capsule, hosted, tmp_path)
-    await report_phases(hosted, first, "build", "health", "canary")
+    await report_phases(hosted.gateway, first, "build", "health", "canary")
     queued = (await capsule("deploys", "redeploy", first)).out.split()[2].rstrip(".")
     page = await capsule("deploys", "list", "--limit", "1", "--app", hosted.name)
     assert queued in page.out

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.accounts import App
 from tests.support.command_line import Tool
+from tests.support.deploys import publish, report_phases
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -62,12 +63,8 @@ async def test_logs_are_printed_and_followed(capsule: Tool, hosted: App) -> None
         "PUT", f"apps/{hosted.name}", {"account": hosted.account.id, "build": {"start": "exec node server.js"}}
     )
     assert (await capsule("logs", hosted.name)).out == ""
-    headers = {"Authorization": f"Bearer {hosted.account.key}"}
-    source = f"/account/apps/{hosted.name}/source"
-    answer = await gateway.http.put(source, content=b"\x1f\x8b" + bytes(50), headers=headers)
-    deploy = answer.json()["deployId"]
-    for phase in ("build", "health", "canary"):
-        await gateway.platform("POST", f"deploys/{deploy}/phases", {"phase": phase, "ok": True})
+    deploy = (await publish(hosted.account, hosted.name)).json()["deployId"]
+    await report_phases(hosted.gateway, deploy, "build", "health", "canary")
     running = Path(gateway.environment["GATEWAY_DATA_DIR"]) / "running"
     running.mkdir()
     (running / f"{deploy}.output").write_text("one\ntwo \x1b[31mred\nthree\n")

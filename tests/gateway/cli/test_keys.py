@@ -4,31 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from tests.support.accounts import Account
 from tests.support.command_line import Tool
-from tests.support.gateway_process import OPERATOR, Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 KEY = re.compile(r"csk_[\w-]{43}")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
-
-
-@pytest.fixture
-def capsule(account: Account, tmp_path: Path) -> Tool:
-    """The command line with the account's key."""
-    return Tool(account.gateway.address, account.key, tmp_path)
-
-
-@pytest.fixture
-def operator(gw: Gateway, tmp_path: Path) -> Tool:
-    return Tool(gw.address, OPERATOR, tmp_path)
 
 
 async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> None:
@@ -39,11 +21,11 @@ async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> N
     assert "is shown only once" in made.err
 
     headings, newest, first = (await capsule("keys", "list")).rows
-    assert [heading.strip() for heading in headings] == ["NAME", "ID", "CREATED", "LAST USED"]
-    name, key_id, created, used = (cell.strip() for cell in newest)
+    assert headings == ["NAME", "ID", "CREATED", "LAST USED"]
+    name, key_id, created, used = newest
     assert (name, created, used) == ("nightly build", "just now", "never")
     assert key_id in made.err
-    assert first[0].strip() == "first"
+    assert first[0] == "first"
 
     new = Tool(account.gateway.address, made.line, tmp_path)
     assert account.id in (await new("account")).out
@@ -51,7 +33,7 @@ async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> N
     assert revoked == f"Revoked {key_id}. Requests with it now get 401, and its dashboard sessions have ended."
     assert "UNAUTHORIZED" in await new.refused("account")
     assert "NOT_FOUND" in await capsule.refused("keys", "revoke", key_id)
-    assert "LAST_KEY" in await capsule.refused("keys", "revoke", first[1].strip())
+    assert "LAST_KEY" in await capsule.refused("keys", "revoke", first[1])
 
 
 async def test_a_key_for_programs(capsule: Tool, account: Account) -> None:

@@ -9,30 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
 from tests.support.accounts import App
 from tests.support.command_line import Tool, run_in_terminal, run_process
-from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOOK_URL = re.compile(r"http://127\.0\.0\.1:\d+/hooks/deploy/([\w-]{43})")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def capsule(app: App, tmp_path: Path) -> Tool:
-    """The command line with the key of the app's account."""
-    return Tool(app.gateway.address, app.account.key, tmp_path)
-
-
-@pytest.fixture
-def operator(gw: Gateway, tmp_path: Path) -> Tool:
-    return Tool(gw.address, OPERATOR, tmp_path)
 
 
 async def test_the_account(capsule: Tool, app: App) -> None:
@@ -58,8 +46,8 @@ async def test_a_hooks_life(capsule: Tool, app: App) -> None:
     assert "is shown only once" in made.err
 
     headings, row = (await capsule("hook", "list")).rows
-    assert [heading.strip() for heading in headings] == ["NAME", "ID", "APP", "CREATED", "LAST USED"]
-    name, hook_id, app_name, created, used = (cell.strip() for cell in row)
+    assert headings == ["NAME", "ID", "APP", "CREATED", "LAST USED"]
+    name, hook_id, app_name, created, used = row
     assert (name, app_name, created, used) == ("nightly build", app.name, "just now", "never")
 
     # The app was never live, so the trigger is refused. It still counts as a use of the hook.
@@ -128,9 +116,9 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
 
             assert (await wait_until(lambda: in_json("deliveries", "list"), 10))[0]["id"] == first[0]
             headings, row = (await capsule("deliveries", "list")).rows
-            assert [cell.strip() for cell in headings] == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME", "NOTES"]
-            assert [cell.strip() for cell in row[:3]] == [first[0], "deploy.failed", app.name]
-            assert [cell.strip() for cell in row[-2:]] == ["delivered", "sample"]
+            assert headings == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME", "NOTES"]
+            assert row[:3] == [first[0], "deploy.failed", app.name]
+            assert row[-2:] == ["delivered", "sample"]
             assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
             await wait_until(lambda: receiver.ids()[first[0]] == 2, 10)
             receiver.plays("/events", answer(500, b"why\x1b[31m\nand more"))
@@ -168,8 +156,8 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
 
 async def test_apps(capsule: Tool, app: App) -> None:
     headings, row = (await capsule("apps", "list")).rows
-    assert [cell.strip() for cell in headings] == ["APP", "STATUS", "ADDRESS"]
-    assert [cell.strip() for cell in row] == [app.name, "never-live", app.origin]
+    assert headings == ["APP", "STATUS", "ADDRESS"]
+    assert row == [app.name, "never-live", app.origin]
 
 
 async def test_operators_accounts_and_apps(operator: Tool, gw: Gateway, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeProvider
-from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.fakes.server import FakeServer, answer
 from tests.support.accounts import App
 from tests.support.agents import call, over_stdio, refused
 from tests.support.command_line import Tool
@@ -70,21 +70,12 @@ async def test_an_unusable_gateway_prints_one_line(app: App, tmp_path: Path) -> 
     assert "no API key" in await Tool("", "", tmp_path).refused("mcp", code=2)
 
 
-class Stranger(FakeServer):
-    """Another service, which answers with `given`."""
-
-    given: Script = answer(200, {})
-
-    def script(self, exchange: Exchange) -> Script:
-        return self.given
-
-
 @pytest.mark.parametrize(
     "body", [{}, [], b"<html>", {"jsonrpc": "2.0", "error": {"message": "no"}}, {"jsonrpc": "2.0", "result": {"a": 1}}]
 )
 async def test_another_service_prints_one_line(body: object, tmp_path: Path) -> None:
-    async with Stranger() as stranger:
-        stranger.given = answer(200, body)
+    async with FakeServer() as stranger:
+        stranger.reply = answer(200, body)
         assert stranger.address in await Tool(stranger.address, "csk_key", tmp_path).refused("mcp")
 
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.cli import processes
-from tests.fakes.server import HANG, Exchange, FakeServer, Script, answer
+from tests.fakes.server import HANG, FakeServer, answer
 from tests.support.command_line import Run, Tool, run_process
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -20,16 +20,9 @@ from workers import __main__ as workers
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-class Answering(FakeServer):
-    reply: Script = answer(200, {"status": "ready"})
-
-    def script(self, exchange: Exchange) -> Script:
-        return self.reply
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def server() -> AsyncIterator[Answering]:
-    async with Answering() as server:
+async def server() -> AsyncIterator[FakeServer]:
+    async with FakeServer() as server:
         yield server
 
 
@@ -45,10 +38,6 @@ def redis() -> Iterator[RedisServer]:
     server.stop()
 
 
-def port(server: FakeServer) -> str:
-    return server.address.rpartition(":")[2]
-
-
 async def test_the_names_are_those_of_the_workers() -> None:
     assert list(processes.WORKERS) == list(workers.WORKERS)
 
@@ -62,21 +51,21 @@ async def test_a_gateway_that_is_ready(capsule: Tool, gw: Gateway, host: str) ->
     assert run.line == f"http://127.0.0.1:{gw.port}/ready answered 200"
 
 
-async def test_a_gateway_that_is_not_ready(capsule: Tool, server: Answering) -> None:
+async def test_a_gateway_that_is_not_ready(capsule: Tool, server: FakeServer) -> None:
     error = {"code": "BACKBONE_UNAVAILABLE", "message": "Redis is away.", "requestId": "abc"}
     server.reply = answer(503, {"error": error})
-    message = await capsule.refused("serve", "--check", "--port", port(server))
+    message = await capsule.refused("serve", "--check", "--port", str(server.port))
     assert message == f"{server.address}/ready answered 503: Redis is away."
     server.reply = answer(502, b"<html>")
-    assert (await capsule.refused("serve", "--check", "--port", port(server))).endswith("answered 502")
+    assert (await capsule.refused("serve", "--check", "--port", str(server.port))).endswith("answered 502")
 
 
 async def test_a_gateway_that_does_not_answer(
-    capsule: Tool, server: Answering, monkeypatch: pytest.MonkeyPatch
+    capsule: Tool, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "READY_SECONDS", 0.2)
     server.reply = [HANG]
-    assert "does not answer" in await capsule.refused("serve", "--check", "--port", port(server))
+    assert "does not answer" in await capsule.refused("serve", "--check", "--port", str(server.port))
     assert "does not answer" in await capsule.refused("serve", "--check", "--port", str(free_port()))
 
 
@@ -124,12 +113,12 @@ async def test_a_worker_without_redis_is_found_within_seconds(capsule: Tool, red
     assert "Redis cannot be read" in run.err
 
 
-async def test_sites_are_checked_without_redis(capsule: Tool, server: Answering, tmp_path: Path) -> None:
+async def test_sites_are_checked_without_redis(capsule: Tool, server: FakeServer, tmp_path: Path) -> None:
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
     run = await check(capsule, nowhere, "sites", GATEWAY_DATA_DIR=str(tmp_path))
     assert "no sites worker has served" in run.err
     (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "address").write_text(f"127.0.0.1:{port(server)}")
+    (tmp_path / "web" / "address").write_text(f"127.0.0.1:{server.port}")
     assert (await check(capsule, nowhere, "sites", GATEWAY_DATA_DIR=str(tmp_path))).line == "running: sites"
     closed = f"127.0.0.1:{free_port()}"
     (tmp_path / "web" / "address").write_text(closed)

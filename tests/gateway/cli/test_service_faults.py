@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.cli import service
-from tests.fakes.server import CLOSE, HANG, Exchange, FakeServer, Head, Raw, Script, answer
+from tests.fakes.server import CLOSE, HANG, FakeServer, Head, Raw, Script, answer
 from tests.support.command_line import Tool
 from tests.support.redis_servers import free_port
 
@@ -68,34 +68,27 @@ STRANGE: list[Any] = [
 ]
 
 
-class Odd(FakeServer):
-    given: Script = answer(200, {})
-
-    def script(self, exchange: Exchange) -> Script:
-        return self.given
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def odd() -> AsyncIterator[Odd]:
-    async with Odd() as server:
+async def odd() -> AsyncIterator[FakeServer]:
+    async with FakeServer() as server:
         yield server
 
 
 @pytest.fixture
-def capsule(odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+def capsule(odd: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     monkeypatch.setattr("gateway.cli.deploys.POLL_SECONDS", 0.01)
     return Tool(odd.address, "csk_key", tmp_path)
 
 
 @pytest.mark.parametrize("body", STRANGE, ids=lambda body: repr(body)[:30])
-async def test_strange_answers(capsule: Tool, odd: Odd, body: Any) -> None:
-    odd.given = answer(200, body)
+async def test_strange_answers(capsule: Tool, odd: FakeServer, body: Any) -> None:
+    odd.reply = answer(200, body)
     for command in COMMANDS:
         run = await capsule(*command)
         assert run.code in (0, 1)
         assert "None\n" not in run.out
         assert "\x1b" not in run.out + run.err
-    odd.given = answer(500, body)
+    odd.reply = answer(500, body)
     assert "answered 500" in await capsule.refused("hook", "list")
 
 
@@ -118,20 +111,20 @@ async def test_no_service_at_the_address(tmp_path: Path) -> None:
         (answer(200, b"{}", {"Content-Encoding": "gzip"}), "the connection to"),
     ],
 )
-async def test_invalid_responses(capsule: Tool, odd: Odd, script: Script, message: str) -> None:
-    odd.given = script
+async def test_invalid_responses(capsule: Tool, odd: FakeServer, script: Script, message: str) -> None:
+    odd.reply = script
     assert message in await capsule.refused("account")
 
 
-async def test_no_answer_in_time(capsule: Tool, odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_answer_in_time(capsule: Tool, odd: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "STEP_SECONDS", 0.2)
-    odd.given = [HANG]
+    odd.reply = [HANG]
     assert "did not answer in time" in await capsule.refused("account")
 
 
-async def test_an_error_shows_the_retry_time(capsule: Tool, odd: Odd) -> None:
+async def test_an_error_shows_the_retry_time(capsule: Tool, odd: FakeServer) -> None:
     error = {"code": "DEPLOY_QUOTA_REACHED", "message": "Used up.\nCome back.", "requestId": "abc"}
-    odd.given = answer(429, {"error": error}, {"Retry-After": "90"})
+    odd.reply = answer(429, {"error": error}, {"Retry-After": "90"})
     message = await capsule.refused("account")
     assert message == "Used up. Come back. (DEPLOY_QUOTA_REACHED, retry after 90 s, request abc)"
 
@@ -147,7 +140,7 @@ async def test_a_bad_address(tmp_path: Path, url: str) -> None:
         assert "is not an address" in await Tool(url, "csk_key", tmp_path).refused("account", code=2)
 
 
-async def test_an_invalid_key(odd: Odd, tmp_path: Path) -> None:
+async def test_an_invalid_key(odd: FakeServer, tmp_path: Path) -> None:
     for key in ("csk_ä", "csk_ 1", "csk_\x07"):
         assert "copy it again" in await Tool(odd.address, key, tmp_path).refused("account", code=2)
     assert not odd.exchanges
@@ -158,7 +151,7 @@ async def test_a_proxy_that_cannot_be_used(capsule: Tool) -> None:
     assert "proxy" in await capsule.refused("account", code=2, **proxies)
 
 
-async def interrupted(odd: Odd, *command: str) -> tuple[bytes, bytes]:
+async def interrupted(odd: FakeServer, *command: str) -> tuple[bytes, bytes]:
     """Runs a command, sends Ctrl-C while it waits for the service, and returns its output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway.cli", *command),
@@ -174,21 +167,21 @@ async def interrupted(odd: Odd, *command: str) -> tuple[bytes, bytes]:
     return written
 
 
-async def test_ctrl_c(odd: Odd) -> None:
-    odd.given = [HANG]
+async def test_ctrl_c(odd: FakeServer) -> None:
+    odd.reply = [HANG]
     out, err = await interrupted(odd, "account")
     assert out + err.strip() == b""
 
 
-async def test_ctrl_c_while_following_says_that_the_deploy_continues(odd: Odd) -> None:
-    odd.given = answer(200, {"id": "dep_1", "state": "queued", "log": ""})
+async def test_ctrl_c_while_following_says_that_the_deploy_continues(odd: FakeServer) -> None:
+    odd.reply = answer(200, {"id": "dep_1", "state": "queued", "log": ""})
     _, err = await interrupted(odd, "deploys", "show", "dep_1", "--follow")
     expected = "The deploy continues. Follow it again with: capsule deploys show dep_1 --follow"
     assert err.decode().strip() == expected
 
 
-async def test_a_reader_that_leaves(odd: Odd, capsule: Tool) -> None:
-    odd.given = answer(200, [{"name": "n" * 100, "id": str(i)} for i in range(20_000)])
+async def test_a_reader_that_leaves(odd: FakeServer, capsule: Tool) -> None:
+    odd.reply = answer(200, [{"name": "n" * 100, "id": str(i)} for i in range(20_000)])
     line = f"{sys.executable} -m gateway.cli hook list --json | head -c 10"
     process = await asyncio.create_subprocess_shell(
         line,
@@ -200,8 +193,8 @@ async def test_a_reader_that_leaves(odd: Odd, capsule: Tool) -> None:
     assert (out, err) == (b'[{"name": ', b"")
 
 
-async def test_requests_carry_the_key_and_quoted_names(odd: Odd, capsule: Tool) -> None:
-    odd.given = answer(201, {"id": "hook_1", "url": "https://x"})
+async def test_requests_carry_the_key_and_quoted_names(odd: FakeServer, capsule: Tool) -> None:
+    odd.reply = answer(201, {"id": "hook_1", "url": "https://x"})
     await capsule("hook", "create", "a/b?c", "--name", "ci")
     (exchange,) = odd.exchanges
     assert exchange.path == "/account/apps/a%2Fb%3Fc/hooks"

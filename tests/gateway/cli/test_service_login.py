@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.fakes.server import FakeServer, answer
 from tests.support.accounts import Account
 from tests.support.command_line import Tool
 from tests.support.gateway_process import Gateway
@@ -20,22 +20,12 @@ from tests.support.gateway_process import Gateway
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-class Stranger(FakeServer):
+@pytest_asyncio.fixture(loop_scope="session")
+async def stranger() -> AsyncIterator[FakeServer]:
     """Another service."""
-
-    def script(self, exchange: Exchange) -> Script:
-        return answer(200, {"id": "acc_stranger"})
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def stranger() -> AsyncIterator[Stranger]:
-    async with Stranger() as server:
+    async with FakeServer() as server:
+        server.reply = answer(200, {"id": "acc_stranger"})
         yield server
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def account(gw: Gateway) -> Account:
-    return await gw.account()
 
 
 @pytest.fixture
@@ -72,7 +62,7 @@ async def test_a_wrong_key_is_not_saved(nobody: Tool, gw: Gateway) -> None:
 
 
 async def test_the_environment_takes_precedence(
-    nobody: Tool, account: Account, gw: Gateway, stranger: Stranger
+    nobody: Tool, account: Account, gw: Gateway, stranger: FakeServer
 ) -> None:
     await nobody("login", "--url", gw.address, given=account.key + "\n")
     other = await gw.account()
@@ -81,7 +71,7 @@ async def test_the_environment_takes_precedence(
 
 
 async def test_a_saved_key_is_sent_only_to_its_address(
-    nobody: Tool, account: Account, gw: Gateway, stranger: Stranger
+    nobody: Tool, account: Account, gw: Gateway, stranger: FakeServer
 ) -> None:
     await nobody("login", "--url", gw.address, given=account.key + "\n")
     message = await nobody.refused("account", code=2, CAPSULE_URL=stranger.address)

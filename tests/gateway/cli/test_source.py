@@ -33,31 +33,12 @@ def packed_names(folder: Path) -> list[str]:
 
 
 def test_all_files_except_those_always_omitted(tmp_path: Path) -> None:
-    write_files(
-        tmp_path,
-        "index.html",
-        "src/a b.ts",
-        "src/deep/ü.ts",
-        ".npmrc",
-        ".env.example",
-        ".env.production",
-        "git",
-        "x.env",
-    )
+    kept = ["index.html", "src/a b.ts", "src/deep/ü.ts", ".npmrc", ".env.example", ".env.production", "git", "x.env"]
+    write_files(tmp_path, *kept)
     write_files(tmp_path, ".git/HEAD", "node_modules/x/i.js", "packages/a/node_modules/y/i.js")
     write_files(tmp_path, ".env", ".env.local", ".env.production.local", "packages/a/.env")
     write_files(tmp_path, capsuleignore="!.env\n!node_modules\n!.git\n")
-    expected = [
-        "index.html",
-        "src/a b.ts",
-        "src/deep/ü.ts",
-        ".npmrc",
-        ".env.example",
-        ".env.production",
-        "git",
-        "x.env",
-    ]
-    assert packed_names(tmp_path) == sorted(expected)
+    assert packed_names(tmp_path) == sorted(kept)
 
 
 def test_a_worktrees_git_is_a_file(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """`capsule usage` and `capsule requests`, against a running gateway."""
 
 import time
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from tests.support.accounts import App
 from tests.support.command_line import Tool
@@ -14,25 +12,16 @@ from tests.support.prices import cost
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def capsule(app: App, tmp_path: Path) -> Tool:
-    return Tool(app.gateway.address, app.account.key, tmp_path)
-
-
 async def test_usage_and_requests(capsule: Tool, app: App) -> None:
     assert (await capsule("usage")).line == "No requests in this period."
     assert (await capsule("requests")).line == "No requests yet."
     answered = await app.ask("x")
     await app.ask("x", token="no.token.at.all")
-
-    async def logged() -> bool:
-        return len((await capsule("requests", "--json")).json) == 2
-
-    await wait_until(logged, 10)
+    await wait_until(lambda: capsule("requests", "--json"), 10, holds=lambda run: len(run.json) == 2)
     (heading, row), day = (await capsule("usage", "--days", "7")).rows, time.strftime("%Y-%m-%d", time.gmtime())
     columns = "DAY,REQUESTS,REFUSED,INTERRUPTED,TOKENS IN,TOKENS OUT,EUR,INTERRUPTED EUR"
-    assert [cell.strip() for cell in heading] == columns.split(",")
-    assert [cell.strip() for cell in row] == [day, "2", "1", "0", "7", "3", "0.00000285", "0.00"]
+    assert heading == columns.split(",")
+    assert row == [day, "2", "1", "0", "7", "3", "0.00000285", "0.00"]
     by_model = (await capsule("usage", "--by", "model")).out
     assert "(unknown)" in by_model
     assert "gpt-oss-120b" in by_model

@@ -14,7 +14,7 @@ from gateway.errors import TarballGone
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.accounts import Account
-from tests.support.deploys import a_hook, an_app, call, publish, queued_events, report_phase, trigger
+from tests.support.deploys import a_hook, an_app, publish, queued_events, report_phase, report_phases, trigger
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -25,8 +25,7 @@ async def live(gw: Gateway, account: Account, app: str) -> str:
 
 
 async def ended(gw: Gateway, deploy: str, *, preview: bool = False) -> str:
-    for name in ("build", "health") if preview else ("build", "health", "canary"):
-        assert (await report_phase(gw, deploy, name)).is_success
+    await report_phases(gw, deploy, *("build", "health") if preview else ("build", "health", "canary"))
     return deploy
 
 
@@ -37,43 +36,41 @@ async def preview(gw: Gateway, app: str) -> str:
 
 
 async def shown(account: Account, deploy: str) -> dict[str, Any]:
-    record: dict[str, Any] = (await call(account, "GET", f"/account/deploys/{deploy}")).json()
+    record: dict[str, Any] = (await account.call("GET", f"/account/deploys/{deploy}")).json()
     return record
 
 
 async def refused(account: Account, path: str, body: Any = None) -> tuple[int, str, str]:
-    answer = await call(account, "POST", path, body)
+    answer = await account.call("POST", path, body)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["message"]
 
 
-async def test_a_rollback_without_an_id_goes_to_the_release_before_the_live_one(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_a_rollback_without_an_id_goes_to_the_release_before_the_live_one(
+    gw: Gateway, account: Account, app: str
+) -> None:
     status, code, _ = await refused(account, f"/account/apps/{app}/rollback")
     assert (status, code) == (409, "NO_DEPLOY_YET")
     first = await live(gw, account, app)
     assert (await refused(account, f"/account/apps/{app}/rollback"))[:2] == (409, "NO_DEPLOY_YET")
     second = await live(gw, account, app)
-    back = (await call(account, "POST", f"/account/apps/{app}/rollback", {})).json()["deployId"]
+    back = (await account.call("POST", f"/account/apps/{app}/rollback", {})).json()["deployId"]
     assert (await shown(account, back))["release"] == first
     # While a newer deploy is in progress, it counts as the live one.
     await ended(gw, back)
     coming = (await publish(account, app)).json()["deployId"]
     await report_phase(gw, coming, "build")
-    again = (await call(account, "POST", f"/account/apps/{app}/rollback")).json()["deployId"]
+    again = (await account.call("POST", f"/account/apps/{app}/rollback")).json()["deployId"]
     record = await shown(account, again)
     assert (record["release"], record["trigger"], record["state"]) == (back, "rollback", "queued")
     assert second < back
 
 
-async def test_hooks_build_the_source_of_a_rollback(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_hooks_build_the_source_of_a_rollback(gw: Gateway, account: Account, app: str) -> None:
     await live(gw, account, app)
     [first] = gw.data_folder.rglob("*.tar.gz")
     await live(gw, account, app)
-    await ended(gw, (await call(account, "POST", f"/account/apps/{app}/rollback")).json()["deployId"])
+    await ended(gw, (await account.call("POST", f"/account/apps/{app}/rollback")).json()["deployId"])
     deploy = (await trigger(gw, await a_hook(account, app))).json()["deployId"]
     [queued] = (await gw.platform("GET", "deploys?state=queued")).json()
     assert queued["id"] == deploy
@@ -82,8 +79,8 @@ async def test_hooks_build_the_source_of_a_rollback(gw: Gateway) -> None:
         assert client.hget(key, "source").decode() == first.name.removesuffix(".tar.gz")
 
 
-async def test_refused_rollbacks(gw: Gateway) -> None:
-    account, stranger = await gw.account("max"), await gw.account("max")
+async def test_refused_rollbacks(gw: Gateway, account: Account) -> None:
+    stranger = await gw.account()
     app, other = await an_app(account), await an_app(account)
     path = f"/account/apps/{app}/rollback"
     first, second, elsewhere = [await live(gw, account, name) for name in (app, app, other)]
@@ -107,24 +104,20 @@ async def test_refused_rollbacks(gw: Gateway) -> None:
     assert (await refused(stranger, f"/account/deploys/{shot}/cancel"))[:2] == (404, "NOT_FOUND")
 
 
-async def test_only_a_live_preview_is_promoted(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_only_a_live_preview_is_promoted(gw: Gateway, account: Account, app: str) -> None:
     first = await live(gw, account, app)
     assert (await refused(account, f"/account/deploys/{first}/promote"))[:2] == (400, "REQUEST_MALFORMED")
     shot = await preview(gw, app)
     assert "queued" in (await refused(account, f"/account/deploys/{shot}/promote"))[2]
     await ended(gw, shot, preview=True)
-    deploy = (await call(account, "POST", f"/account/deploys/{shot}/promote")).json()["deployId"]
+    deploy = (await account.call("POST", f"/account/deploys/{shot}/promote")).json()["deployId"]
     record = await shown(account, deploy)
     assert (record["kind"], record["trigger"], record["release"]) == ("live", "promote", shot)
 
 
-async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway, account: Account, app: str) -> None:
     deploy = (await publish(account, app)).json()["deployId"]
-    answer = await call(account, "POST", f"/account/deploys/{deploy}/cancel")
+    answer = await account.call("POST", f"/account/deploys/{deploy}/cancel")
     assert (answer.status_code, answer.json()["state"]) == (202, "canceled")
     record = await shown(account, deploy)
     assert (record["state"], record["error"]) == ("canceled", "canceled on request")
@@ -140,13 +133,13 @@ async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway) -> None:
     assert "roll back" in (await refused(account, f"/account/deploys/{checked}/cancel"))[2]
 
 
-async def test_a_release_that_is_missing_on_this_host(gw: Gateway, tmp_path: Path) -> None:
+async def test_a_release_that_is_missing_on_this_host(
+    gw: Gateway, tmp_path: Path, account: Account, store: Store
+) -> None:
     """With a shared storage, other hosts may have it. Without one, it is refused at once."""
-    account = await gw.account("max")
     name = await an_app(account)
     first = await live(gw, account, name)
     await live(gw, account, name)
-    store = Store(gw.redis.url)
     registry = Registry(store, Vault(""))
     app = await registry.find_app(name)
     assert app is not None
@@ -156,26 +149,22 @@ async def test_a_release_that_is_missing_on_this_host(gw: Gateway, tmp_path: Pat
     with pytest.raises(TarballGone):
         await DeployActions(alone, Deploys(alone, registry)).roll_back(app, first)
     assert await DeployActions(shared, Deploys(shared, registry)).roll_back(app, first)
-    await store.close()
 
 
-async def test_the_quota_counts_rollbacks(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_the_quota_counts_rollbacks(gw: Gateway, account: Account, app: str) -> None:
     await live(gw, account, app)
     await live(gw, account, app)
-    await call(account, "POST", f"/account/apps/{app}/rollback")
-    assert (await call(account, "GET", "/account")).json()["deploysToday"] == 3
+    await account.call("POST", f"/account/apps/{app}/rollback")
+    assert (await account.call("GET", "/account")).json()["deploysToday"] == 3
 
 
-async def test_a_redeploy_builds_the_same_source_at_the_same_address(gw: Gateway) -> None:
-    account, stranger = await gw.account("max"), await gw.account("max")
-    app = await an_app(account)
+async def test_a_redeploy_builds_the_same_source_at_the_same_address(gw: Gateway, account: Account, app: str) -> None:
+    stranger = await gw.account()
     first = await live(gw, account, app)
     failed = (await publish(account, app)).json()["deployId"]
     await report_phase(gw, failed, "build", ok=False)
     for deploy, source in ((first, 0), (failed, 1)):
-        again = (await call(account, "POST", f"/account/deploys/{deploy}/redeploy")).json()["deployId"]
+        again = (await account.call("POST", f"/account/deploys/{deploy}/redeploy")).json()["deployId"]
         record = await shown(account, again)
         assert (record["kind"], record["trigger"], record["state"]) == ("live", "redeploy", "queued")
         stored = sorted(file.name.removesuffix(".tar.gz") for file in gw.data_folder.rglob("*.tar.gz"))

@@ -10,31 +10,31 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.environment import Environments
 from gateway.redis.client import Store
 from tests.support.accounts import Account
-from tests.support.deploys import an_app, call
+from tests.support.deploys import an_app
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def names(account: Account, app: str) -> list[str]:
-    return [each["name"] for each in (await call(account, "GET", f"/account/apps/{app}/env")).json()]
+    return [each["name"] for each in (await account.call("GET", f"/account/apps/{app}/env")).json()]
 
 
-async def test_names_are_shown_and_values_never(gw: Gateway) -> None:
-    account, stranger = await gw.account("max"), await gw.account("max")
-    app, value = await an_app(account), secrets.token_hex(20)
+async def test_names_are_shown_and_values_never(gw: Gateway, account: Account, app: str) -> None:
+    stranger = await gw.account()
+    value = secrets.token_hex(20)
     gw.confidential.add(value)
     path = f"/account/apps/{app}/env"
-    assert (await call(account, "GET", path)).json() == []
-    put = await call(account, "PUT", path, {"TOKEN": value, "_B2": "", "A": "ä\n"})
+    assert (await account.call("GET", path)).json() == []
+    put = await account.call("PUT", path, {"TOKEN": value, "_B2": "", "A": "ä\n"})
     assert put.status_code == 200
     assert [each["name"] for each in put.json()] == ["A", "TOKEN", "_B2"]
     assert all(each.keys() == {"name", "updatedAt"} for each in put.json())
     assert value not in put.text
-    put = await call(account, "PUT", path, {"A": None, "UNKNOWN": None, "C": "1"})
+    put = await account.call("PUT", path, {"A": None, "UNKNOWN": None, "C": "1"})
     assert [each["name"] for each in put.json()] == ["C", "TOKEN", "_B2"]
     for method in ("GET", "PUT"):
-        assert (await call(stranger, method, path, {"A": "b"})).status_code == 404
+        assert (await stranger.call(method, path, {"A": "b"})).status_code == 404
     with gw.redis.client() as client:
         [key] = client.keys("*:environment:*")
         assert value.encode() not in client.get(key)
@@ -58,45 +58,39 @@ async def test_names_are_shown_and_values_never(gw: Gateway) -> None:
         "A\n",
     ],
 )
-async def test_names_that_are_refused(gw: Gateway, name: str) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
-    answer = await call(account, "PUT", f"/account/apps/{app}/env", {"GOOD": "x", name: "the value"})
+async def test_names_that_are_refused(name: str, account: Account, app: str) -> None:
+    answer = await account.call("PUT", f"/account/apps/{app}/env", {"GOOD": "x", name: "the value"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_MALFORMED")
     assert "the value" not in answer.text
     assert await names(account, app) == []
 
 
-async def test_bodies_that_are_refused(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_bodies_that_are_refused(account: Account, app: str) -> None:
     path = f"/account/apps/{app}/env"
     for body in ([], "x", {"A": 1}, {"A": {"b": "c"}}, {"A": "nul\0"}, {"A": "x" * 65_536}):
-        answer = await call(account, "PUT", path, body)
+        answer = await account.call("PUT", path, body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_MALFORMED"), body
     half = {"A": "x" * 32_000}
-    assert (await call(account, "PUT", path, half)).is_success
-    assert (await call(account, "PUT", path, {"B": "x" * 33_600})).status_code == 400
-    assert (await call(account, "PUT", path, {"A": None, "B": "x" * 33_600})).is_success
+    assert (await account.call("PUT", path, half)).is_success
+    assert (await account.call("PUT", path, {"B": "x" * 33_600})).status_code == 400
+    assert (await account.call("PUT", path, {"A": None, "B": "x" * 33_600})).is_success
     many = {f"V{n}": "x" for n in range(500)}
-    assert (await call(account, "PUT", path, many)).status_code == 400
+    assert (await account.call("PUT", path, many)).status_code == 400
     assert await names(account, app) == ["B"]
 
 
-async def test_concurrent_changes_are_all_kept(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_concurrent_changes_are_all_kept(account: Account, app: str) -> None:
     path = f"/account/apps/{app}/env"
-    answers = await asyncio.gather(*[call(account, "PUT", path, {f"V{n}": "x"}) for n in range(5)])
+    answers = await asyncio.gather(*[account.call("PUT", path, {f"V{n}": "x"}) for n in range(5)])
     assert [answer.status_code for answer in answers] == [200] * 5
     assert await names(account, app) == [f"V{n}" for n in range(5)]
 
 
-async def test_another_account_inherits_no_variables(gw: Gateway) -> None:
-    account, other = await gw.account("max"), await gw.account("max")
+async def test_another_account_inherits_no_variables(gw: Gateway, account: Account) -> None:
+    other = await gw.account()
     for change in ("delete", "move"):
         app = await an_app(account)
-        await call(account, "PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
+        await account.call("PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
         if change == "delete":
             await gw.platform("DELETE", f"apps/{app}")
         await gw.platform("PUT", f"apps/{app}", {"account": other.id})
@@ -107,12 +101,8 @@ async def test_another_account_inherits_no_variables(gw: Gateway) -> None:
         assert client.keys("*:environment:*") == []
 
 
-async def test_another_encryption_key_opens_no_variables(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
-    await call(account, "PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
-    store = Store(gw.redis.url)
+async def test_another_encryption_key_opens_no_variables(account: Account, app: str, store: Store) -> None:
+    await account.call("PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
     record = App(id=app, name=app, account=account.id, createdAt="")
     with pytest.raises(NoEncryptionKey):
         await Environments(store, Vault("another")).open_variables(record)
-    await store.close()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.accounts import App
+from tests.support.deploys import report_phases
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -42,8 +43,7 @@ async def check_current(hosted: App) -> None:
     async def deployed(*phases: str) -> str:
         queued = await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "live"})
         deploy: str = queued.json()["deployId"]
-        for phase in phases:
-            await hosted.gateway.platform("POST", f"deploys/{deploy}/phases", {"phase": phase, "ok": True})
+        await report_phases(hosted.gateway, deploy, *phases)
         return deploy
 
     first, second = [await deployed("build", "health", "canary") for _ in range(2)]

@@ -14,25 +14,26 @@ from gateway.deploys.states import Deploys
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag, stream_key
 from gateway.settings import Settings
-from tests.support.deploys import TARBALL, a_hook, an_app, call, publish, queued_events, report_phase, trigger
+from tests.support.accounts import Account
+from tests.support.deploys import TARBALL, a_hook, an_app, publish, queued_events, report_phase, report_phases, trigger
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway) -> None:
-    account, stranger = await gw.account("max"), await gw.account("max")
+async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway, account: Account) -> None:
+    stranger = await gw.account()
     app = await an_app(account, repository={"url": "https://git.example/x.git"})
     hook = await a_hook(account, app)
     assert re.fullmatch(rf"{re.escape(gw.address)}/hooks/deploy/[\w-]{{43}}", hook["url"])
-    listed = (await call(account, "GET", "/account/hooks")).json()
+    listed = (await account.call("GET", "/account/hooks")).json()
     assert listed == [{k: hook[k] for k in ("id", "name", "app", "createdAt")} | {"lastUsedAt": None}]
     answer = await trigger(gw, hook)
     assert (answer.status_code, answer.json()["app"]) == (202, app)
-    assert (await call(account, "GET", "/account/hooks")).json()[0]["lastUsedAt"]
-    assert (await call(stranger, "DELETE", f"/account/hooks/{hook['id']}")).status_code == 404
-    assert (await call(stranger, "POST", f"/account/apps/{app}/hooks", {"name": "x"})).status_code == 404
-    assert (await call(account, "DELETE", f"/account/hooks/{hook['id']}")).status_code == 204
+    assert (await account.call("GET", "/account/hooks")).json()[0]["lastUsedAt"]
+    assert (await stranger.call("DELETE", f"/account/hooks/{hook['id']}")).status_code == 404
+    assert (await stranger.call("POST", f"/account/apps/{app}/hooks", {"name": "x"})).status_code == 404
+    assert (await account.call("DELETE", f"/account/hooks/{hook['id']}")).status_code == 204
     gone, unknown = await trigger(gw, hook), await gw.http.post("/no/such/path")
     assert (gone.status_code, gone.content) == (unknown.status_code, unknown.content) == (404, b"Not Found")
     assert set(gone.headers) == set(unknown.headers)
@@ -49,8 +50,7 @@ async def test_refusals_come_in_a_fixed_order(gw: Gateway) -> None:
     assert (never.status_code, never.json()["error"]["code"]) == (409, "NO_DEPLOY_YET")
     deploy = (await publish(account, app)).json()["deployId"]
     assert (await trigger(gw, hook)).status_code == 409  # queued is not live
-    for name in ("build", "health", "canary"):
-        assert (await report_phase(gw, deploy, name)).status_code == 200
+    await report_phases(gw, deploy, "build", "health", "canary")
     assert (await trigger(gw, hook)).status_code == 202
     await gw.platform("DELETE", f"apps/{app}/source")
     gone = await trigger(gw, hook)
@@ -65,11 +65,10 @@ async def test_refusals_come_in_a_fixed_order(gw: Gateway) -> None:
     limited = await trigger(gw, hook)
     assert (limited.status_code, limited.json()["error"]["code"]) == (429, "HOOK_RATE_LIMITED")
     assert 0 < int(limited.headers["Retry-After"]) <= 60
-    assert (await call(account, "GET", "/account")).json()["deploysToday"] == 4
+    assert (await account.call("GET", "/account")).json()["deploysToday"] == 4
 
 
-async def test_a_hook_triggers_six_deploys_per_minute(gw: Gateway) -> None:
-    account = await gw.account("max")
+async def test_a_hook_triggers_six_deploys_per_minute(gw: Gateway, account: Account) -> None:
     hook = await a_hook(account, await an_app(account, repository={"url": "https://git.example/x.git"}))
     answers = await asyncio.gather(*[trigger(gw, hook) for _ in range(20)])
     assert sorted(a.status_code for a in answers) == [202] * 6 + [429] * 14
@@ -106,17 +105,15 @@ async def test_an_outside_engine_reports_and_each_deploy_sends_one_event(gw: Gat
     assert '"phase":"build"' in failure
     assert '"reason":"no such file"' in failure
     assert any('"plan":"starter"' in data and '"kind":"live"' in data for _, data in events)
-    shown = (await call(account, "GET", f"/account/deploys/{broken}")).json()
+    shown = (await account.call("GET", f"/account/deploys/{broken}")).json()
     assert (shown["state"], shown["trigger"], shown["log"]) == ("failed", "operator", "")
-    assert [d["id"] for d in (await call(account, "GET", f"/account/deploys?app={app}&limit=2")).json()] == [
+    assert [d["id"] for d in (await account.call("GET", f"/account/deploys?app={app}&limit=2")).json()] == [
         broken,
         preview,
     ]
 
 
-async def test_bad_sources_leave_nothing(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_bad_sources_leave_nothing(gw: Gateway, account: Account, app: str) -> None:
     for body in (b"", b"PK\x03\x04"):
         refused = await publish(account, app, body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "REQUEST_MALFORMED")
@@ -142,16 +139,14 @@ async def test_a_body_is_not_received_once_the_quota_is_used_up(gw: Gateway) -> 
     assert len(list(gw.data_folder.rglob("*.tar.gz"))) == 4
 
 
-async def test_a_thousand_deploys_are_read_in_few_round_trips(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_a_thousand_deploys_are_read_in_few_round_trips(gw: Gateway, account: Account, app: str) -> None:
     for _ in range(30):
         await publish(account, app)
     with gw.redis.client() as client:
-        listed = (await call(account, "GET", "/account/deploys?limit=1000")).json()
+        listed = (await account.call("GET", "/account/deploys?limit=1000")).json()
         assert len(listed) == 30
         reads = client.info("stats")["total_reads_processed"]
-        await call(account, "GET", "/account/deploys?limit=1000")
+        await account.call("GET", "/account/deploys?limit=1000")
         assert client.info("stats")["total_reads_processed"] - reads < 20
 
 
@@ -167,44 +162,40 @@ async def test_registrations_close_at_the_day_s_limit(gw: Gateway) -> None:
     assert "2 registrations per day" in (await gw.http.get("/")).text
 
 
-async def test_an_outside_engine_gets_the_source_and_has_a_deadline(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_an_outside_engine_gets_the_source_and_has_a_deadline(
+    gw: Gateway, account: Account, app: str, store: Store
+) -> None:
     deploy = (await publish(account, app)).json()["deployId"]
     [listed] = (await gw.platform("GET", "deploys?state=queued")).json()
     source = await gw.platform("GET", httpx.URL(listed["source"]).path.removeprefix("/platform/"))
     assert (source.content, source.headers["content-type"]) == (TARBALL, "application/gzip")
     assert (await report_phase(gw, deploy, "build")).json()["state"] == "checking"
-    store = Store(gw.redis.url)
     deploys = Deploys(Settings(deploy_engine="external"), Registry(store, Vault("")))
     assert await deploys.fail_unreported() == 0
     await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
     assert await deploys.fail_unreported() == 1
     assert await deploys.fail_unreported() == 0
-    await store.close()
-    failed = (await call(account, "GET", f"/account/deploys/{deploy}")).json()
+    failed = (await account.call("GET", f"/account/deploys/{deploy}")).json()
     assert failed["error"] == "health: the engine reported no result within 2 hours; deploy again"
     assert [event for event, _ in queued_events(gw)] == ["deploy.failed"]
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 
 
 @pytest.mark.parametrize(("phases", "failed"), [(["build"], "health"), (["build", "health"], "canary")])
-async def test_an_abandoned_deploy_fails_in_its_present_phase(gw: Gateway, phases: list[str], failed: str) -> None:
-    account = await gw.account("max")
+async def test_an_abandoned_deploy_fails_in_its_present_phase(
+    gw: Gateway, phases: list[str], failed: str, account: Account, store: Store
+) -> None:
     deploy = (await publish(account, await an_app(account))).json()["deployId"]
     for name in phases:
         await report_phase(gw, deploy, name)
-    store = Store(gw.redis.url)
     await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
     assert await Deploys(Settings(deploy_engine="external"), Registry(store, Vault(""))).fail_unreported() == 1
-    await store.close()
     [(kind, data)] = queued_events(gw)
     assert kind == "deploy.failed"
     assert f'"phase":"{failed}"' in data
 
 
-async def test_a_deploy_lasts_from_its_first_report_to_its_last(gw: Gateway) -> None:
-    account = await gw.account("max")
+async def test_a_deploy_lasts_from_its_first_report_to_its_last(gw: Gateway, account: Account) -> None:
     deploy = (await publish(account, await an_app(account))).json()["deployId"]
 
     def times() -> list[str | None]:
@@ -215,31 +206,28 @@ async def test_a_deploy_lasts_from_its_first_report_to_its_last(gw: Gateway) -> 
 
     seen = []
     for name in ("build", "health", "canary"):
-        assert (await report_phase(gw, deploy, name)).is_success
+        await report_phases(gw, deploy, name)
         seen.append(times())
     (started, checking, canary, finished) = last = seen[-1]
     assert seen == [[started, checking, None, None], [started, checking, canary, None], last]
     assert started == checking < canary < finished
 
 
-async def test_a_deploy_that_outlives_its_app_leaves_no_site(gw: Gateway) -> None:
+async def test_a_deploy_that_outlives_its_app_leaves_no_site(gw: Gateway, account: Account, app: str) -> None:
     """Nothing would remove the site afterwards."""
-    account = await gw.account("max")
-    app = await an_app(account)
     deploy = (await publish(account, app)).json()["deployId"]
-    for name in ("build", "health"):
-        await report_phase(gw, deploy, name)
+    await report_phases(gw, deploy, "build", "health")
     assert (await gw.platform("DELETE", f"apps/{app}")).is_success
     assert (await report_phase(gw, deploy, "canary")).json()["state"] == "live"
     with gw.redis.client() as client:
         assert list(client.scan_iter("*:site:*")) == []
 
 
-async def test_a_source_counts_as_stored_while_the_storage_is_away(gw: Gateway, tmp_path: Path) -> None:
+async def test_a_source_counts_as_stored_while_the_storage_is_away(
+    tmp_path: Path, account: Account, store: Store
+) -> None:
     """A redeploy is not refused then, and a deploy that goes live keeps its source."""
-    account = await gw.account("max")
     deploy_id = (await publish(account, await an_app(account))).json()["deployId"]
-    store = Store(gw.redis.url)
     registry, folder = Registry(store, Vault("")), tmp_path / "storage"
     folder.mkdir()
     deploys = Deploys(Settings(storage_url=f"file://{folder}"), registry)
@@ -248,12 +236,9 @@ async def test_a_source_counts_as_stored_while_the_storage_is_away(gw: Gateway, 
     assert not await deploys.has_source(deploy), "it is in another storage"
     away = Deploys(Settings(storage_url=f"file://{tmp_path}/away"), registry)
     assert await away.has_source(deploy)
-    await store.close()
 
 
-async def test_an_entry_without_an_id_refuses_no_publish(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_an_entry_without_an_id_refuses_no_publish(gw: Gateway, account: Account, app: str) -> None:
     assert (await publish(account, app)).status_code == 202
     with gw.redis.client() as client:
         site = next(client.scan_iter(match="*:site:*"))
@@ -264,9 +249,9 @@ async def test_an_entry_without_an_id_refuses_no_publish(gw: Gateway) -> None:
     assert (await gw.platform("GET", "deploys?state=queued")).status_code == 200
 
 
-async def test_sources_of_queued_deploys_are_kept_and_a_removed_one_does_not_return(gw: Gateway) -> None:
-    account = await gw.account("max")
-    app = await an_app(account)
+async def test_sources_of_queued_deploys_are_kept_and_a_removed_one_does_not_return(
+    gw: Gateway, account: Account, app: str
+) -> None:
     started = (await publish(account, app)).json()["deployId"]
     assert (await report_phase(gw, started, "build")).is_success
     for _ in range(11):

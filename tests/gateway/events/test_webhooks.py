@@ -332,7 +332,6 @@ async def test_a_malformed_crash(gw: Gateway, crashing: App, body: Any, field: s
 
 
 async def test_only_operators_report_crashes(gw: Gateway, crashing: App) -> None:
-    headers = {"Authorization": f"Bearer {crashing.account.key}"}
     path = f"/platform/apps/{crashing.name}/crashes"
-    refused(await gw.http.post(path, json={"reason": "oom"}, headers=headers), 401, "UNAUTHORIZED")
+    refused(await crashing.account.call("POST", path, {"reason": "oom"}), 401, "UNAUTHORIZED")
     refused(await gw.platform("POST", "apps/nobody/crashes", {"reason": "oom"}), 404, "NOT_FOUND")

@@ -10,16 +10,15 @@ import pytest
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
-from gateway.events.keys import bodies_key, deliveries_key, redelivered_key
+from gateway.events.keys import redelivered_key
 from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
-from gateway.redis.partitions import partition_tag, stream_key
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
 from tests.support.stores import opened
-from tests.support.webhook_holder import DELIVERIES, Holder
+from tests.support.webhook_holder import DELIVERIES, Holder, read_queue, write_deliveries
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -42,41 +41,20 @@ async def redeliver(holder: Holder, since: str = LONG_AGO) -> int:
     return count
 
 
-def fill(holder: Holder, events: list[tuple[str, str]]) -> None:
-    """Writes deliveries into the log, oldest first: event and outcome. The data of each event is stored."""
-    log = deliveries_key(holder.id)
-    with holder.account.gateway.redis.client() as client:
-        now = int(client.time()[0]) * 1000
-        for number, (event, outcome) in enumerate(events):
-            fields = {"id": event, "type": "app.crashed", "app": "shop", "at": now, "durationMs": 1}
-            client.xadd(log, {**fields, "outcome": outcome, "status": "", "error": ""}, id=f"{now}-{number + 1}")
-        for event, entries in Counter(event for event, _ in events).items():
-            client.hset(bodies_key(holder.id), event, "{}")
-            if entries > 1:
-                client.hset(bodies_key(holder.id), f"{event}:more", entries - 1)
-        client.expire(log, 600)
-        client.expire(bodies_key(holder.id), 600)
-
-
 def queued(holder: Holder) -> list[str]:
-    """Returns the account's events that wait, oldest first."""
-    with holder.account.gateway.redis.client() as client:
-        entries = client.xrange(stream_key(partition_tag(holder.id), "events"))
-    return [fields[b"id"].decode() for _, fields in entries if fields[b"account"].decode() == holder.id]
+    return [event["id"] for event in read_queue(holder.account)]
 
 
 async def test_the_newest_delivery_of_an_event_decides(holder: Holder) -> None:
-    fill(
-        holder,
-        [
-            ("evt_mended", "failed"),
-            ("evt_broken", "delivered"),
-            ("evt_dropped", "dropped"),
-            ("evt_failed", "failed"),
-            ("evt_failed", "failed"),
-            ("evt_mended", "delivered"),
-            ("evt_broken", "failed"),
-        ],
+    write_deliveries(
+        holder.account,
+        ("evt_mended", "failed"),
+        ("evt_broken", "delivered"),
+        ("evt_dropped", "dropped"),
+        ("evt_failed", "failed"),
+        ("evt_failed", "failed"),
+        ("evt_mended", "delivered"),
+        ("evt_broken", "failed"),
     )
     assert await redeliver(holder) == 2
     assert sorted(queued(holder)) == ["evt_broken", "evt_failed"]
@@ -87,7 +65,7 @@ async def test_since_is_about_the_time_of_the_event(holder: Holder) -> None:
     """Not of its delivery, which may be a redelivery of today."""
     young = new_id("evt")
     old = f"evt_{time_of(young) - 3_600_000:011x}{'0' * 10}"
-    fill(holder, [(young, "failed"), (old, "failed")])
+    write_deliveries(holder.account, (young, "failed"), (old, "failed"))
     happened = time_of(young) / 1000
     assert await redeliver(holder, now_iso(happened + 0.001)) == 0
     assert await redeliver(holder, now_iso(happened)) == 1
@@ -99,16 +77,15 @@ async def test_since_is_about_the_time_of_the_event(holder: Holder) -> None:
 
 async def test_a_thousand_at_most_and_the_oldest_first(holder: Holder) -> None:
     events = [f"evt_{n:04}" for n in range(1_000)]
-    fill(holder, [(event, "failed") for event in events])
+    write_deliveries(holder.account, *((event, "failed") for event in events))
     assert await redeliver(holder) == 1_000
     assert queued(holder) == events
 
 
 async def test_once_a_minute(holder: Holder, gw: Gateway, twin: Gateway, receiver: FakeReceiver) -> None:
-    fill(holder, [("evt_1", "failed")])
+    write_deliveries(holder.account, ("evt_1", "failed"))
     body = {"since": LONG_AGO, "outcome": "failed"}
-    headers = {"Authorization": f"Bearer {holder.account.key}"}
-    calls = (process.http.post(REDELIVER, json=body, headers=headers) for process in (gw, twin) * 3)
+    calls = (holder.account.call("POST", REDELIVER, body, at=process) for process in (gw, twin) * 3)
     answers = await asyncio.gather(*calls)
     assert Counter(answer.status_code for answer in answers) == {202: 1, 429: 5}
     for answer_ in answers:
@@ -123,7 +100,7 @@ async def test_once_a_minute(holder: Holder, gw: Gateway, twin: Gateway, receive
 async def test_an_interrupted_redelivery_can_be_repeated(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events that are already queued are not queued again."""
     events = [f"evt_{n:03}" for n in range(120)]
-    fill(holder, [(event, "failed") for event in events])
+    write_deliveries(holder.account, *((event, "failed") for event in events))
     batches: list[int] = []
 
     async def break_after_two(*args: Any) -> int:
@@ -178,7 +155,7 @@ async def test_extreme_times(holder: Holder, since: str) -> None:
 async def test_another_account_s_events_are_not_redelivered(
     gw: Gateway, holder: Holder, receiver: FakeReceiver
 ) -> None:
-    fill(holder, [("evt_mine", "failed")])
+    write_deliveries(holder.account, ("evt_mine", "failed"))
     body = {"since": LONG_AGO, "outcome": "failed"}
     refused(await gw.http.post(REDELIVER, json=body), 401, "UNAUTHORIZED")
     other = Holder(await gw.account(), receiver)

@@ -8,12 +8,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.events.keys import bodies_key, deliveries_key, events_window_key
+from gateway.events.keys import bodies_key, events_window_key
 from gateway.events.webhooks import REQUESTS_PER_MINUTE
-from gateway.redis.partitions import partition_tag, stream_key
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
+from tests.support.webhook_holder import read_queue, write_deliveries
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,31 +23,13 @@ class Holder:
         self.account, self.id = account, account.id
 
     async def post(self, path: str, body: Any = None, at: Gateway | None = None) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.account.key}"}
-        return await (at or self.account.gateway).http.post(f"/account/{path}", json=body, headers=headers)
+        return await self.account.call("POST", f"/account/{path}", body, at=at)
 
     async def test(self, at: Gateway | None = None) -> httpx.Response:
         return await self.post("webhook/test", {"type": "app.crashed"}, at)
 
     async def redeliver(self, event: str = "evt_logged", at: Gateway | None = None) -> httpx.Response:
         return await self.post(f"deliveries/{event}/redeliver", at=at)
-
-    def log(self, *events: str) -> None:
-        """Writes deliveries into the log, as a worker does."""
-        with self.account.gateway.redis.client() as client:
-            for event in events:
-                fields = {"id": event, "type": "app.crashed", "app": "shop", "at": 1, "durationMs": 1}
-                client.xadd(deliveries_key(self.id), {**fields, "outcome": "failed", "status": 500, "error": ""})
-                client.hset(bodies_key(self.id), event, '{"n":1}')
-            client.expire(deliveries_key(self.id), 3600)
-            client.expire(bodies_key(self.id), 3600)
-
-    def queued(self) -> list[dict[str, str]]:
-        """Returns the account's events that wait for delivery."""
-        with self.account.gateway.redis.client() as client:
-            entries = client.xrange(stream_key(partition_tag(self.id), "events"))
-        found = [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
-        return [fields for fields in found if fields["account"] == self.id]
 
     def data(self, event: str) -> str:
         """Returns the stored data of an event."""
@@ -69,11 +51,11 @@ async def holder(gw: Gateway) -> Holder:
 
 async def test_of_many_concurrent_requests_thirty_pass(holder: Holder, gw: Gateway, twin: Gateway) -> None:
     """Samples and redeliveries share the limit, over all processes."""
-    holder.log("evt_logged")
+    write_deliveries(holder.account, ("evt_logged", "failed"))
     calls = [call(at=process) for _ in range(25) for call in (holder.test, holder.redeliver) for process in (gw, twin)]
     answers = await asyncio.gather(*calls)
     assert Counter(answer.status_code for answer in answers) == {202: 30, 429: 70}
-    assert len(holder.queued()) == REQUESTS_PER_MINUTE == 30
+    assert len(read_queue(holder.account)) == REQUESTS_PER_MINUTE == 30
     for answer in answers:
         if answer.status_code == 429:
             refused(answer, 429, "RATE_LIMITED")
@@ -107,7 +89,7 @@ async def test_a_redelivery_of_an_unknown_event_counts(holder: Holder) -> None:
         refused(await holder.redeliver("evt_none"), 404, "NOT_FOUND")
     refused(await holder.redeliver("evt_none"), 429, "RATE_LIMITED")
     refused(await holder.test(), 429, "RATE_LIMITED")
-    assert holder.queued() == []
+    assert read_queue(holder.account) == []
 
 
 async def test_a_sample_of_an_unknown_type_does_not_count(holder: Holder) -> None:
@@ -117,9 +99,10 @@ async def test_a_sample_of_an_unknown_type_does_not_count(holder: Holder) -> Non
 
 
 async def test_a_redelivery_repeats_the_event(holder: Holder) -> None:
-    holder.log("evt_other", "evt_logged", *(f"evt_{n}" for n in range(120)))
+    events = ("evt_other", "evt_logged", *(f"evt_{n}" for n in range(120)))
+    write_deliveries(holder.account, *((event, "failed") for event in events))
     assert (await holder.redeliver()).status_code == 202
-    [event] = holder.queued()
+    [event] = read_queue(holder.account)
     event.pop("at")
     assert event == {
         "id": "evt_logged",

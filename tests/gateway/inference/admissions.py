@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import redis.asyncio
-from prometheus_client import CollectorRegistry
 
-from gateway.accounts.records import Account, App
+from gateway.accounts.records import Account, App, AppLimits
+from gateway.errors import ServiceError
 from gateway.inference.keys import spend_key
 from gateway.inference.spend.admission import Admission, Admitted, Reservation
 from gateway.redis.client import Store
@@ -20,14 +21,6 @@ CAP = Settings().daily_caps["free"]
 EVALSHA = b"EVALSHA"
 
 
-def an_account(name: str = "acc_one", plan: str = "free") -> Account:
-    return Account(id=name, name="One", plan=plan, createdAt="")
-
-
-def an_app(name: str = "shop", owner: str = "acc_one") -> App:
-    return App(id=name, name=name, account=owner, createdAt="")
-
-
 class AdmissionProcess:
     """One process's admission, with its background task."""
 
@@ -36,25 +29,41 @@ class AdmissionProcess:
         self.store = Store(url, replicas=replicas)
         settings = Settings(redis_url=url, rate_limits=RateLimits(*limits))
         self.admission = Admission(settings, self.store, self.metrics)
+        self.settle = self.admission.settle
 
-    async def admit(self, max_cost: int, user: str = "ana", **of: str) -> Admitted:
-        owner = of.get("account", "acc_one")
-        return await self.admission.admit(an_app(of.get("app", "shop"), owner), an_account(owner), user, max_cost)
+    async def admit(
+        self,
+        max_cost: int,
+        user: str = "ana",
+        *,
+        app: str = "shop",
+        account: str = "acc_one",
+        limits: AppLimits | None = None,
+    ) -> Admitted:
+        record = App(id=app, name=app, account=account, createdAt="", limits=limits)
+        owner = Account(id=account, name="One", plan="free", createdAt="")
+        return await self.admission.admit(record, owner, user, max_cost)
 
-    async def reserve(self, max_cost: int, user: str = "ana", **of: str) -> Reservation:
+    async def reserve(self, max_cost: int, user: str = "ana", **of: Any) -> Reservation:
         reservation = (await self.admit(max_cost, user, **of)).reservation
         assert reservation is not None
         return reservation
 
-    async def settle(self, reservation: Reservation, cost: int) -> None:
-        await self.admission.settle(reservation, cost)
+    async def refusal(self, max_cost: int = 0, user: str = "ana", **of: Any) -> ServiceError | None:
+        """Returns why a request is refused. A request that passes costs its maximum."""
+        try:
+            admitted = await self.admit(max_cost, user, **of)
+        except ServiceError as error:
+            return error
+        if admitted.reservation is not None:
+            await self.settle(admitted.reservation, max_cost)
+        return None
 
     def retries(self) -> float:
         return self.counted("gateway_settlement_retries_total")
 
     def counted(self, name: str) -> float:
-        registry: CollectorRegistry = self.metrics.registry
-        return registry.get_sample_value(name) or 0
+        return self.metrics.registry.get_sample_value(name) or 0
 
 
 @asynccontextmanager
@@ -62,13 +71,12 @@ async def admission_process(
     url: str, limits: tuple[int, int] = (10_000, 10_000), *, replicas: int = 0
 ) -> AsyncIterator[AdmissionProcess]:
     running = AdmissionProcess(url, limits, replicas)
-    tasks = [asyncio.create_task(running.admission.repeat_settlements())]
+    task = asyncio.create_task(running.admission.repeat_settlements())
     try:
         yield running
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await running.store.close()
 
 

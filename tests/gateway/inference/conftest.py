@@ -18,11 +18,11 @@ from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.tcp_proxy import Proxy
 
 BRISK = {  # seconds
-    "gateway.inference.auth.users.TOKEN_SECONDS": 2,
-    "gateway.inference.auth.key_sets.FETCH_INTERVAL_SECONDS": 2,
-    "gateway.inference.auth.key_sets.FETCH_SECONDS": 3,
-    "gateway.inference.auth.backend.CALL_SECONDS": 3,
-    "gateway.outbound.backoff.LONGEST_PAUSE_SECONDS": 3,
+    "gateway.inference.auth.users.TOKEN_SECONDS": 1.5,
+    "gateway.inference.auth.key_sets.FETCH_INTERVAL_SECONDS": 1,
+    "gateway.inference.auth.key_sets.FETCH_SECONDS": 1.5,
+    "gateway.inference.auth.backend.CALL_SECONDS": 1.5,
+    "gateway.outbound.backoff.LONGEST_PAUSE_SECONDS": 2,
 }
 
 

@@ -13,7 +13,7 @@ from tests.fakes.provider import DONE, ROLE, chunk, joined, tokens
 from tests.fakes.server import HANG, Exchange
 from tests.support.accounts import App
 from tests.support.gateway_process import OPERATOR, Gateway, gateway
-from tests.support.key_leaks import unexplained
+from tests.support.key_leaks import assert_no_leak
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import RedisServer
@@ -31,7 +31,7 @@ async def durable(provider: FakeProvider, folder: Path) -> AsyncIterator[Gateway
             gw.redis = server
             yield gw
         with server.client() as client:
-            assert unexplained(client) == []
+            assert_no_leak(client)
     finally:
         server.stop()
 

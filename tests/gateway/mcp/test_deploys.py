@@ -3,30 +3,22 @@
 import pytest
 
 from tests.support.accounts import App
-from tests.support.agents import Connect, call, over_http, over_stdio, refused
-from tests.support.deploys import report_phases
+from tests.support.agents import Connect, call, refused
+from tests.support.deploys import publish, report_phases
 
 TOOL = "service_deploy"
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.fixture(params=[over_stdio, over_http()], ids=["stdio", "http"])
-def connect(request: pytest.FixtureRequest) -> Connect:
-    return request.param
-
-
-async def publish(app: App) -> str:
-    headers = {"Authorization": f"Bearer {app.account.key}"}
-    source = b"\x1f\x8b" + bytes(50)
-    answer = await app.gateway.http.put(f"/account/apps/{app.name}/source", content=source, headers=headers)
-    deploy: str = answer.json()["deployId"]
-    await report_phases(app, deploy, "build", "health", "canary")
+async def go_live(app: App) -> str:
+    deploy: str = (await publish(app.account, app.name)).json()["deployId"]
+    await report_phases(app.gateway, deploy, "build", "health", "canary")
     return deploy
 
 
 async def test_list_show_rollback_and_cancel(connect: Connect, hosted: App) -> None:
-    first, second = await publish(hosted), await publish(hosted)
+    first, second = await go_live(hosted), await go_live(hosted)
     async with connect(hosted.gateway.address, hosted.account.key) as client:
         listed = (await call(client, TOOL, action="list", app="", id=""))["deploys"]
         assert [deploy["id"] for deploy in listed][:2] == [second, first]

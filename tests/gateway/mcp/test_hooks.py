@@ -6,16 +6,11 @@ import pytest
 
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import App
-from tests.support.agents import Connect, call, over_http, over_stdio, refused
+from tests.support.agents import Connect, call, over_http, refused
 
 TOOL = "service_hook"
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest.fixture(params=[over_stdio, over_http(), over_http("legacy")], ids=["stdio", "http", "http-legacy"])
-def connect(request: pytest.FixtureRequest) -> Connect:
-    return request.param
 
 
 async def test_create_list_and_revoke(connect: Connect, app: App) -> None:

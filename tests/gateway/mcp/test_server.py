@@ -54,10 +54,9 @@ async def test_an_account_key_is_required(gw: Gateway, credential: str | None) -
 
 
 async def test_requests_for_other_hosts_and_from_other_sites_are_refused(app: App) -> None:
-    headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "application/json, text/event-stream"}
-
     async def status(**more: str) -> int:
-        return (await app.gateway.http.post("/mcp", json=PING, headers={**headers, **more})).status_code
+        headers = {"Accept": "application/json, text/event-stream", **more}
+        return (await app.account.call("POST", "/mcp", PING, headers=headers)).status_code
 
     assert await status() == 200
     assert await status(Host="127.0.0.1") == 200  # nginx's `$host` leaves the port out
@@ -70,12 +69,12 @@ async def test_requests_for_other_hosts_and_from_other_sites_are_refused(app: Ap
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
 async def test_other_methods_are_refused(app: App, method: str) -> None:
-    answer = await app.gateway.http.request(method, "/mcp", headers={"Authorization": f"Bearer {app.account.key}"})
+    answer = await app.account.call(method, "/mcp")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
 
 
 async def test_bodies_are_limited(app: App) -> None:
-    headers = {"Authorization": f"Bearer {app.account.key}", "Content-Type": "application/json"}
-    assert (await app.gateway.http.post("/mcp", content=b" " * 65_537, headers=headers)).status_code == 413
-    assert (await app.gateway.http.post("/mcp", content=b"{" * 1000, headers=headers)).status_code == 400
+    for body, status in ((b" " * 65_537, 413), (b"{" * 1000, 400)):
+        answer = await app.account.call("POST", "/mcp", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == status

@@ -20,7 +20,7 @@ from gateway.monitors.keys import certificate_key, health_key, monitored_keys
 from gateway.monitors.scans import ReportedFinding, Scan
 from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeAppBackend
-from tests.support.accounts import App
+from tests.support.accounts import Account, App
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.responses import refused
 from tests.support.scans import scan_fixture
@@ -301,8 +301,8 @@ async def test_a_deleted_app_leaves_nothing(gw: Gateway, backend: FakeAppBackend
 async def test_only_operators_send_scans(app: App) -> None:
     path = f"/platform/apps/{app.name}/findings"
     for credential in ("x", app.account.key, OPERATOR[:-1]):
-        headers = {"Authorization": f"Bearer {credential}"}
-        refused(await app.gateway.http.post(path, json={"findings": []}, headers=headers), 401, "UNAUTHORIZED")
+        caller = Account(app.gateway, "", credential)
+        refused(await caller.call("POST", path, {"findings": []}), 401, "UNAUTHORIZED")
 
 
 @wire

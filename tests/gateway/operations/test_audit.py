@@ -1,7 +1,5 @@
 """The audit trail when Redis fails, its limit, and the fields of bodies that it records."""
 
-from collections.abc import AsyncIterator
-
 import msgspec
 import pytest
 
@@ -14,17 +12,11 @@ from gateway.operations.keys import audit_key
 from gateway.redis.client import Store
 from tests.support.logs import captured
 from tests.support.redis_servers import cluster
+from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
 ANA = Operator("ana", "0a1b2c3d", "operator:…")
 KEY = audit_key("changes")
-
-
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    store = Store(redis_url)
-    yield store
-    await store.close()
 
 
 async def test_a_record_without_a_result_stays(store: Store) -> None:
@@ -75,12 +67,11 @@ async def test_a_change_that_cannot_be_recorded_is_refused(proxy: Proxy) -> None
 
 async def test_in_a_cluster() -> None:
     with cluster("valkey") as url:
-        store = Store(url)
-        record = await AuditTrail(store).begin_record("reports", ANA, "report_crash", "shop", "request")
-        record.status = 202
-        await AuditTrail(store).finish_record("reports", record)
-        assert [each.status for each in await AuditTrail(store).list_records("reports", 10, None)] == [202]
-        await store.close()
+        async with opened(url) as store:
+            record = await AuditTrail(store).begin_record("reports", ANA, "report_crash", "shop", "request")
+            record.status = 202
+            await AuditTrail(store).finish_record("reports", record)
+            assert [each.status for each in await AuditTrail(store).list_records("reports", 10, None)] == [202]
 
 
 async def test_a_record_has_the_fields_that_are_not_secret() -> None:

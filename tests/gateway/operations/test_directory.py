@@ -1,7 +1,5 @@
 """Pages list each account and app once, and searches read a limited number of records."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from gateway.accounts.keys import accounts_key
@@ -13,13 +11,12 @@ from gateway.operations.directory import Directory
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 from tests.support.redis_servers import cluster
+from tests.support.stores import opened
 
 
 @pytest.fixture
-async def registry(redis_url: str) -> AsyncIterator[Registry]:
-    store = Store(redis_url)
-    yield Registry(store, Vault(""))
-    await store.close()
+def registry(store: Store) -> Registry:
+    return Registry(store, Vault(""))
 
 
 def app(name: str, account: str, **fields: object) -> App:
@@ -48,10 +45,8 @@ async def test_lists(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_lists_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster("valkey") as url:
-        store = Store(url)
-        registry = Registry(store, Vault(""))
-        await lists(registry, monkeypatch)
-        await store.close()
+        async with opened(url) as store:
+            await lists(Registry(store, Vault("")), monkeypatch)
 
 
 async def lists(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

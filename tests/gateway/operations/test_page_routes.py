@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import httpx
 import httpx_sse
 import pytest
-import pytest_asyncio
 
 from gateway.accounts.sessions import ACCOUNT, FAILED_PER_MINUTE, OPERATOR, SESSION_SECONDS
 from gateway.operations.page_routes import MAX_VIEWERS
@@ -22,36 +19,11 @@ from tests.support.gateway_process import OPERATOR as TOKEN
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.visitor import Visitor
 from tests.support.worker_process import Worker
 
-fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-
-
-class Visitor:
-    """A browser without a page, at an address of its own."""
-
-    def __init__(self, gw: Gateway) -> None:
-        self.gw = gw
-        self.http = httpx.AsyncClient(base_url=gw.address, trust_env=False, timeout=30)
-        self.headers = {"Origin": gw.address, "X-Forwarded-For": secrets.token_hex(8)}
-
-    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        return await self.http.request(method, path, json=body, headers={**self.headers, **headers})
-
-    async def log_in(self, token: str = TOKEN, **headers: str) -> httpx.Response:
-        response = await self.call("POST", "/ops/session", {"token": token}, **headers)
-        if cookie := response.cookies.get(OPERATOR):
-            self.gw.confidential.add(cookie)
-        return response
-
-
-@fixture
-async def visitor(gw: Gateway) -> AsyncIterator[Visitor]:
-    visitor = Visitor(gw)
-    yield visitor
-    await visitor.http.aclose()
 
 
 @asynccontextmanager
@@ -69,7 +41,7 @@ async def snapshot(gw: Gateway) -> dict[str, Any]:
 
 
 async def test_a_log_in_sets_a_cookie_that_scripts_cannot_read(visitor: Visitor) -> None:
-    response = await visitor.log_in()
+    response = await visitor.log_in_as_operator()
     assert (response.status_code, response.content) == (204, b"")
     _, *attributes = response.headers["set-cookie"].split("; ")
     assert set(attributes) == {"HttpOnly", "Path=/", "SameSite=strict", f"Max-Age={SESSION_SECONDS}"}
@@ -77,7 +49,7 @@ async def test_a_log_in_sets_a_cookie_that_scripts_cannot_read(visitor: Visitor)
 
 
 async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
-    await visitor.log_in()
+    await visitor.log_in_as_operator()
     async with watching(gw, Cookie=f"{OPERATOR}={visitor.http.cookies[OPERATOR]}") as seen:
         assert json.loads((await anext(seen)).data)["inference"]["managedInferenceStatus"]
 
@@ -89,7 +61,7 @@ async def test_other_credentials_are_refused(gw: Gateway, headers: dict[str, str
 
 async def test_an_account_is_not_an_operator(gw: Gateway, visitor: Visitor) -> None:
     account = await gw.account()
-    refused(await visitor.log_in(account.key), 401, "UNAUTHORIZED")
+    refused(await visitor.log_in_as_operator(account.key), 401, "UNAUTHORIZED")
     response = await visitor.call("POST", "/dashboard/session", {"apiKey": account.key})
     session = response.cookies[ACCOUNT]
     gw.confidential.add(session)
@@ -98,7 +70,7 @@ async def test_an_account_is_not_an_operator(gw: Gateway, visitor: Visitor) -> N
 
 
 async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, visitor: Visitor) -> None:
-    await visitor.log_in()
+    await visitor.log_in_as_operator()
     with gw.redis.client() as client:
         [key] = [k for k in client.scan_iter("session:*", count=1000) if client.get(k).startswith(b"operator:")][-1:]
         assert 0 < client.ttl(key) <= SESSION_SECONDS
@@ -110,8 +82,8 @@ async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, vis
 
 async def test_another_site_s_page_changes_nothing(gw: Gateway, visitor: Visitor) -> None:
     evil = "http://demo.apps.localhost"
-    refused(await visitor.log_in(Origin=evil), 403, "CSRF_REFUSED")
-    await visitor.log_in()
+    refused(await visitor.log_in_as_operator(Origin=evil), 403, "CSRF_REFUSED")
+    await visitor.log_in_as_operator()
     off = {"enabled": False}
     refused(await visitor.call("PUT", "/platform/inference", off, Origin=evil), 403, "CSRF_REFUSED")
     refused(await visitor.call("DELETE", "/ops/session", Origin=evil), 403, "CSRF_REFUSED")
@@ -120,7 +92,7 @@ async def test_another_site_s_page_changes_nothing(gw: Gateway, visitor: Visitor
 
 
 async def test_a_log_out_ends_the_session(visitor: Visitor) -> None:
-    await visitor.log_in()
+    await visitor.log_in_as_operator()
     token = visitor.http.cookies[OPERATOR]
     assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
     copied = await visitor.gw.http.get("/platform/inference", headers={"Cookie": f"{OPERATOR}={token}"})
@@ -129,8 +101,8 @@ async def test_a_log_out_ends_the_session(visitor: Visitor) -> None:
 
 async def test_failed_log_ins_are_limited(visitor: Visitor) -> None:
     for n in range(FAILED_PER_MINUTE):
-        refused(await visitor.log_in(f"wrong {n}"), 401, "UNAUTHORIZED")
-    refused(await visitor.log_in(), 429, "LOGINS_LIMITED")
+        refused(await visitor.log_in_as_operator(f"wrong {n}"), 401, "UNAUTHORIZED")
+    refused(await visitor.log_in_as_operator(), 429, "LOGINS_LIMITED")
 
 
 @pytest.mark.parametrize("path", ["/ops", "/ops/page.js", "/ops/style.css"])
@@ -155,12 +127,9 @@ async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend
             await app.events("x")
         refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
         await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
-
-        async def told() -> dict[str, Any] | None:
-            seen = await snapshot(gw)
-            return seen if sum(minute["requests"] for minute in seen["minutes"]) == 21 else None
-
-        seen = await wait_until(told)
+        seen = await wait_until(
+            lambda: snapshot(gw), holds=lambda seen: sum(minute["requests"] for minute in seen["minutes"]) == 21
+        )
         assert sum(minute["codes"].get("USER_RATE_LIMITED", 0) for minute in seen["minutes"]) == 1
         assert sum(minute["streams"] for minute in seen["minutes"]) == 20
         assert 0 < seen["firstToken"]["p50"] <= seen["firstToken"]["p99"]
@@ -186,11 +155,7 @@ async def test_open_streams_show(gw: Gateway, app: App) -> None:
     release = asyncio.Event()
     prompt = gw.provider.plays(ROLE, release, tokens("late"))
     asking = asyncio.create_task(app.ask(prompt))
-
-    async def one() -> bool:
-        return any(process["streams"] for process in (await snapshot(gw))["gateways"])
-
-    await wait_until(one)
+    await wait_until(lambda: snapshot(gw), holds=lambda seen: any(process["streams"] for process in seen["gateways"]))
     release.set()
     assert (await asking).status_code == 200
 

@@ -11,6 +11,7 @@ from gateway.accounts.vault import Vault
 from gateway.errors import BackboneRefused
 from gateway.events import scripts
 from gateway.events.catalog import AppCrashed
+from gateway.events.deliveries import count_stored_bytes
 from gateway.events.keys import bodies_key, dead_letters_key
 from gateway.events.webhooks import Webhooks
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
@@ -110,11 +111,11 @@ async def test_the_accounts_that_store_the_most(store: Store) -> None:
             await webhooks.emit(App(id="app", name="app", account=account.id, createdAt=""), CRASH)
     storage = await read_storage(store, registry)
     assert [row.name for row in storage.top] == [f"Account {n}" for n in range(9, 1, -1)]
-    assert storage.top[0].bytes == await webhooks.count_stored_bytes(accounts[9].id) == 10 * storage.top[-1].bytes / 3
+    assert storage.top[0].bytes == await count_stored_bytes(store, accounts[9].id) == 10 * storage.top[-1].bytes / 3
 
     # The log and the events of one account expire.
     gone = accounts[9].id
     await store.client.delete(bodies_key(gone))
     assert gone not in {row.account for row in (await read_storage(store, registry)).top}
-    assert await webhooks.count_stored_bytes(gone) == 0
-    assert await webhooks.count_stored_bytes(accounts[8].id) == storage.top[1].bytes
+    assert await count_stored_bytes(store, gone) == 0
+    assert await count_stored_bytes(store, accounts[8].id) == storage.top[1].bytes

@@ -7,6 +7,7 @@ import gzip
 import socket
 import time
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -34,24 +35,6 @@ async def test_a_call_and_its_kept_connection(serve: Serve, client: Client) -> N
     assert "\r\nAccept-Encoding: identity\r\n" in sent
 
 
-async def test_a_connection_the_server_closed_is_not_used_again(serve: Serve, client: Client) -> None:
-    close, closed = asyncio.Event(), asyncio.Event()
-
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await answering(OK, then=close.wait)(reader, writer)
-        writer.close()
-        await writer.wait_closed()
-        closed.set()
-
-    url = f"http://127.0.0.1:{await serve(once)}/"
-    for _ in range(3):
-        close.clear()
-        closed.clear()
-        assert (await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=9)).status == 200
-        close.set()
-        await closed.wait()
-
-
 @pytest.mark.parametrize(
     "location", ["http://127.0.0.1:1/", "https://xn--a/", "http://[", "//", "file:///etc/passwd", "\xff"]
 )
@@ -64,11 +47,15 @@ async def test_a_redirect_is_returned(serve: Serve, client: Client, location: st
     assert (await client.send("GET", url, tenant="acc", budget=5)).status == 302
 
 
-async def test_no_cookies_no_proxies_no_address_in_the_logs(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_no_cookies_no_proxies_no_netrc_no_address_in_the_logs(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password s3cret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
     caplog.set_level("DEBUG")
     server = Recorder(OK.replace(b"\r\n", b"\r\nSet-Cookie: a=b\r\n", 1))
     url = f"http://127.0.0.1:{await serve(server)}/s3cret"
@@ -77,7 +64,7 @@ async def test_no_cookies_no_proxies_no_address_in_the_logs(
             await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=9)
         assert (await client.send("GET", url, tenant="acc", budget=5)).status == 200
     assert len(server.requests) == 3
-    assert not any(b"cookie" in request.lower() for request in server.requests)
+    assert not any(word in request.lower() for request in server.requests for word in (b"cookie", b"authorization"))
     assert "s3cret" not in caplog.text
 
 
@@ -86,13 +73,9 @@ async def test_no_cookies_no_proxies_no_address_in_the_logs(
     [
         (answering(), "connect"),
         (answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), "connect"),
-        (answering(b"SSH-2.0-OpenSSH_9.2\r\n"), "connect"),
-        (answering(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), "connect"),
-        (answering(b"HTTP/1.1 200 OK\r\n" + b"X-Y: " + b"z" * 200_000), "connect"),
         (answering(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "connect"),
         (answering(OK[:-2] + b"o", then=forever), "timeout"),
         (answering(then=forever), "timeout"),
-        (answering(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100, then=forever), "timeout"),
     ],
 )
 async def test_a_response_that_fails(serve: Serve, client: Client, handler: Handler, reason: str) -> None:
@@ -189,17 +172,6 @@ async def test_a_compressed_response_is_never_decompressed(serve: Serve, client:
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
-
-
-async def test_send_succeeds_although_the_body_is_late_or_truncated(serve: Serve, client: Client) -> None:
-    head = b"HTTP/1.1 204 No\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
-    for handler, status in (
-        (answering(head[1], then=forever), 200),
-        (answering(head[1]), 200),
-        (answering(head[0], then=forever), 204),
-    ):
-        url = f"http://127.0.0.1:{await serve(handler)}/"
-        assert (await client.send("GET", url, tenant="acc", budget=0.3, drain_bytes=100)).status == status
 
 
 async def test_canceled_calls_release_their_slots(serve: Serve) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import socket
-import ssl
 import time
-import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -63,14 +61,6 @@ async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, 
     assert len(receiver.exchanges) == 1, "neither followed nor repeated"
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[", "//", "\xff", "http://127.0.0.1:1/"])
-async def test_a_redirect_is_not_even_parsed(client: Client, receiver: FakeReceiver, location: str) -> None:
-    receiver.plays(
-        "/events", [Raw(f"HTTP/1.1 302 F\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode("latin-1"))]
-    )
-    assert await post(client, receiver.url()) == 302
-
-
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
@@ -116,25 +106,6 @@ async def test_the_headers_decide_the_outcome(client: Client, receiver: FakeRece
     assert time.monotonic() - began < 1.5
 
 
-async def test_the_connection_of_a_drip_is_closed(client: Client, receiver: FakeReceiver) -> None:
-    receiver.plays("/s3cret", drip(pause=0.05))
-    await failure(client, receiver.url("/s3cret"), budget=0.2)
-    await asyncio.wait_for(receiver.exchanges[0].canceled.wait(), 2)
-
-
-async def test_a_huge_response_is_cut_off_with_flat_memory(client: Client, receiver: FakeReceiver) -> None:
-    receiver.plays("/events", HUGE_ANSWER)
-    await post(client, receiver.url())
-    tracemalloc.start()
-    try:
-        for _ in range(3):
-            assert await post(client, receiver.url()) == 200
-        assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    finally:
-        tracemalloc.stop()
-    assert all(exchange.written < 20_000_000 for exchange in receiver.exchanges)
-
-
 async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:
     for _ in range(5):
         await post(client, receiver.url())
@@ -167,30 +138,6 @@ async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, m
         await client.send(method, receiver.url(), tenant="acc", budget=5)
     assert failed.value.reason == "connect"
     assert len(receiver.exchanges) == 2
-
-
-async def test_neither_cookies_nor_proxies_nor_netrc(
-    receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    netrc = tmp_path_factory.mktemp("netrc") / "netrc"
-    netrc.write_text("machine 127.0.0.1 login me password s3cret\n")
-    netrc.chmod(0o600)
-    monkeypatch.setenv("NETRC", str(netrc))
-    receiver.default = answer(200, b"", {"Set-Cookie": "a=b"})
-    client = Client(allow_private=True)
-    for _ in range(2):
-        assert await post(client, receiver.url()) == 200
-    await client.close()
-    names = {name for exchange in receiver.exchanges for name, _ in exchange.headers}
-    assert not names & {"cookie", "authorization", "proxy-authorization"}
-
-
-async def test_nobody_listens(client: Client) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        assert await failure(client, f"http://127.0.0.1:{taken.getsockname()[1]}/s3cret") == "connect"
 
 
 # Names
@@ -253,52 +200,6 @@ async def test_only_names_under_the_operators_domain_are_the_operators(monkeypat
     assert len(asked) == 3
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://example.com/s3cret",
-        "https://127.0.0.1/s3cret",
-        "https://2130706433/s3cret",
-        "https://[::ffff:10.0.0.1]/s3cret",
-        "https://169.254.169.254/s3cret",
-        "https://localhost/s3cret",
-        "https://me:s3cret@example.com/",
-        "file:///s3cret",
-        "nonsense",
-    ],
-)
-async def test_an_address_that_is_not_public_is_blocked(url: str) -> None:
-    async with Client(allow_private=False) as client:
-        assert await failure(client, url) == "blocked"
-
-
-async def test_a_name_that_changes_gains_nothing(
-    monkeypatch: pytest.MonkeyPatch, tls: tuple[ssl.SSLContext, str]
-) -> None:
-    """Every connection checks the addresses again and goes to a checked one."""
-    closing_answer = [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"), CLOSE]
-    async with FakeReceiver(tls[0]) as receiver:
-        receiver.default = closing_answer
-        asked = names(monkeypatch, ["93.184.215.14"], ["93.184.215.14", "127.0.0.1"], ["127.0.0.1"])
-        loop, dialled = asyncio.get_running_loop(), []
-        connect = loop.sock_connect
-
-        async def to_loopback(sock: socket.socket, address: tuple[str, int]) -> None:
-            dialled.append(address[0])
-            await connect(sock, ("127.0.0.1", address[1]))
-
-        monkeypatch.setattr(loop, "sock_connect", to_loopback)
-        client = Client(allow_private=False, ca_file=tls[1])
-        url = receiver.url("/s3cret", host="receiver.example.com")
-        assert await post(client, url) == 200
-        assert (asked, dialled) == (["receiver.example.com."], ["93.184.215.14"])
-        assert await failure(client, url) == "blocked", "one private address refuses the name"
-        assert await failure(client, url) == "blocked"
-        await client.close()
-    assert dialled == ["93.184.215.14"], "not even a connection"
-    assert len(receiver.exchanges) == 1
-
-
 async def test_the_last_check_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds whatever aiohttp does with the name."""
 
@@ -332,66 +233,7 @@ async def test_a_name_whose_every_address_is_refused_at_the_socket(monkeypatch: 
         assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
 
 
-# TLS
-
-
-async def test_tls(
-    monkeypatch: pytest.MonkeyPatch, tls: tuple[ssl.SSLContext, str], bad_tls: tuple[ssl.SSLContext, str]
-) -> None:
-    names(monkeypatch, ["127.0.0.1"])
-
-    async def speak_plainly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(9)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-        writer.close()
-
-    plain = await asyncio.start_server(speak_plainly, "127.0.0.1", 0)
-    async with plain, FakeReceiver(tls[0]) as good, FakeReceiver(bad_tls[0]) as bad:
-        trusting, stranger = Client(allow_private=True, ca_file=tls[1]), Client(allow_private=True)
-        expired = Client(allow_private=True, ca_file=bad_tls[1])
-        try:
-            assert await post(trusting, good.url(host="receiver.example.com")) == 204
-            assert await post(trusting, good.url(host="receiver.example.com")) == 204
-            assert good.connections == 1, "one handshake"
-            assert await failure(trusting, good.url(host="other.example.com")) == "tls"
-            assert await failure(stranger, good.url(host="receiver.example.com")) == "tls"
-            assert await failure(expired, bad.url(host="receiver.example.com")) == "tls"
-            assert await failure(trusting, f"https://127.0.0.1:{plain.sockets[0].getsockname()[1]}/") == "tls"
-        finally:
-            for client in (trusting, stranger, expired):
-                await client.close()
-        assert len(good.exchanges) == 2, "nothing is sent before the certificate is verified"
-        assert not bad.exchanges
-
-
-async def test_a_handshake_that_hangs_is_in_the_budget() -> None:
-    gone = asyncio.Event()
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        gone.set()
-        writer.close()
-
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    client = Client(allow_private=True)
-    began = time.monotonic()
-    assert await failure(client, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/", budget=0.3) == "timeout"
-    assert time.monotonic() - began < 1
-    await asyncio.wait_for(gone.wait(), 2)
-    await client.close()
-    server.close()
-
-
-# Many
-
-
-async def test_calls_that_time_out_close_their_connections(client: Client, receiver: FakeReceiver) -> None:
-    receiver.hangs("/s3cret")
-    for _ in range(3):
-        calls = [failure(client, receiver.url("/s3cret"), budget=0.3) for _ in range(100)]
-        assert set(await asyncio.gather(*calls)) == {"timeout"}
-    await wait_until(lambda: all(exchange.canceled.is_set() for exchange in receiver.exchanges))
-    assert await post(client, receiver.url()) == 204
+# Other calls
 
 
 async def test_a_canceled_call_closes_its_connection(client: Client, receiver: FakeReceiver) -> None:

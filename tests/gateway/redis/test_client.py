@@ -100,37 +100,6 @@ def test_our_own_errors_are_not_mapped() -> None:
 # -- one server --------------------------------------------------------------------------------------------------
 
 
-async def test_a_script_the_server_forgot_is_sent_again(server_url: str) -> None:
-    async with opened(server_url) as store:
-        for _ in range(2):
-            await store.client.script_flush()
-            assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
-
-
-async def test_of_many_writers_over_one_record_one_wins(server_url: str) -> None:
-    async with opened(server_url) as first, opened(server_url) as second:
-        assert await compare_and_set(first, "inference", "0", expected="")
-        for n in range(20):
-            writers = [
-                compare_and_set(each, "inference", f"{n + 1}", expected=f"{n}")
-                for each in (first, second)
-                for _ in "ab"
-            ]
-            assert sorted(await asyncio.gather(*writers)) == [False, False, False, True]
-        assert await second.get("inference") == "20"
-        assert not await compare_and_set(first, "inference", "x", expected="")
-        assert await compare_and_set(first, "inference", "")
-        assert await second.get("inference") is None
-
-
-async def test_a_change_reaches_a_subscription(server_url: str) -> None:
-    async with opened(server_url) as store, store.subscription(CHANGES_CHANNEL) as subscription:
-        assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
-        await compare_and_set(store, "app:shop", "{}")
-        message = await subscription.get_message(timeout=1)
-        assert (message["type"], message["data"]) == ("message", "app:shop")
-
-
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[RedisServer]:
     """A server with a password, which also listens on a unix socket."""

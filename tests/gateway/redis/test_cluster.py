@@ -161,8 +161,9 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
         await asyncio.to_thread(step, target, source, slot)
 
 
-async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -> None:
+async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script would create a key that has already moved: a limit would be lost, and the migration would fail."""
+    monkeypatch.setattr("gateway.redis.cluster.TRY_AGAIN_SECONDS", 0.001)
     account = next(id for id in map("acc_{}".format, range(1000)) if partition_tag(id) == "{p09}")
     first, second = (QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
     fails = deploys_scripts.Transition(

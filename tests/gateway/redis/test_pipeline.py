@@ -2,21 +2,18 @@
 
 import asyncio
 import gc
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from gateway.inference.spend import scripts
-from gateway.redis.client import Store
 from gateway.redis.pipeline import Pipeline
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer, free_port
+from tests.support.redis_servers import free_port
+from tests.support.stores import opened
 
 
 @asynccontextmanager
@@ -26,17 +23,6 @@ async def connected(url: str, timeout: float = 1.0) -> AsyncIterator[Pipeline]:
         yield pipeline
     finally:
         await pipeline.close()
-
-
-@pytest.fixture
-def locked(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server with a password, on TCP and on a unix socket."""
-    server = RedisServer(
-        "valkey", "--unixsocket", str(tmp_path / "s"), "--user", "default", "on", ">secret", "~*", "&*", "+@all"
-    )
-    server.answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
-    yield server.start()
-    server.stop()
 
 
 async def test_each_caller_gets_its_own_answer(redis_url: str) -> None:
@@ -62,47 +48,7 @@ async def test_an_error_affects_only_its_call(redis_url: str) -> None:
         assert good == "PONG"
 
 
-async def test_password_database_and_unix_socket(locked: RedisServer, tmp_path: Path) -> None:
-    async with connected(f"redis://:secret@127.0.0.1:{locked.port}/3") as pipeline:
-        await pipeline.call("SET", "k", "v")
-    async with connected(f"unix://:secret@{tmp_path / 's'}?db=3") as pipeline:
-        assert await pipeline.call("GET", "k") == "v"
-    async with connected(f"redis://default:wrong@127.0.0.1:{locked.port}/0") as pipeline:
-        with pytest.raises(ResponseError, match="WRONGPASS"):
-            await pipeline.call("PING")
-
-
-async def test_tls(tmp_path: Path) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(
-        [*make.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-    )
-    tls_port = free_port()
-    server = RedisServer(
-        "redis",
-        "--tls-port",
-        str(tls_port),
-        "--tls-cert-file",
-        str(cert),
-        "--tls-key-file",
-        str(key),
-        "--tls-auth-clients",
-        "no",
-    ).start()
-    try:
-        async with connected(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}") as pipeline:
-            assert await pipeline.call("PING") == "PONG"
-        async with connected(f"rediss://localhost:{tls_port}/0") as pipeline:
-            with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-                await pipeline.call("PING")
-    finally:
-        server.stop()
-
-
-async def test_every_call_fails_when_the_server_stops_answering(redis_url: str) -> None:
+async def test_every_call_fails_when_the_server_stops_answering() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -115,26 +61,11 @@ async def test_every_call_fails_when_the_server_stops_answering(redis_url: str) 
         assert [type(e) for e in ended] == [RedisConnectionError] * 5
 
 
-async def test_it_connects_again(tmp_path: Path) -> None:
-    server = RedisServer("valkey", folder=tmp_path).start()
-    try:
-        async with connected(server.url) as pipeline:
-            await pipeline.call("SET", "k", "v")
-            server.kill()
-            with pytest.raises((RedisConnectionError, OSError)):
-                await pipeline.call("GET", "k")
-            server.start()
-            assert await pipeline.call("GET", "k") == "v"
-    finally:
-        server.stop()
-
-
 async def test_a_script_the_server_forgot_is_sent_again(redis_url: str) -> None:
-    store = Store(redis_url)
-    assert await scripts.list_expired_reservations(store, "{p09}", 5) == []
-    await store.client.script_flush()
-    assert await scripts.list_expired_reservations(store, "{p09}", 5) == []
-    await store.close()
+    async with opened(redis_url) as store:
+        for _ in range(2):
+            assert await scripts.list_expired_reservations(store, "{p09}", 5) == []
+            await store.client.script_flush()
 
 
 async def test_a_failed_connection_without_callers_is_not_reported_to_the_loop() -> None:

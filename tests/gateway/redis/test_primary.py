@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,30 +24,44 @@ from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
 
-async def test_one_address_whose_server_changes() -> None:
-    """The connections to the former server stay open, and it still accepts writes."""
+class Move:
+    """An address whose server changes. The connections to the former server stay open, and it still accepts writes."""
+
+    def __init__(self, former: RedisServer, successor: RedisServer, address: Proxy) -> None:
+        self.former, self.successor, self._address = former, successor, address
+        self.store = Store(address.url)
+
+    def to(self, server: RedisServer) -> None:
+        self._address.target = server.port
+
+    async def write(self, key: str) -> None:
+        """Writes over both kinds of connection."""
+        await increment_counters(self.store, "{p09}:tests", "hash", 60, {"calls": 1})
+        await self.store.client.set(key, "1", ex=60)
+
+
+@pytest.fixture
+async def move() -> AsyncIterator[Move]:
     former, successor = RedisServer().start(), RedisServer().start()
-    try:
-        async with Proxy(former.port) as address:
-            store = Store(address.url)
-            changes: list[float] = []
-            store.on_change(lambda: changes.append(time.monotonic()))
-            try:
-                await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
-                await store.client.set("a", "1", ex=60)
-                address.target = successor.port
-                await wait_until(lambda: changes, 5)
-                await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
-                await store.client.set("b", "1", ex=60)
-                with successor.client() as client:
-                    assert client.hget("{p09}:tests", "calls") == b"1"
-                    assert client.exists("b")
-                assert len(changes) == 1
-            finally:
-                await store.close()
-    finally:
-        former.stop()
-        successor.stop()
+    async with Proxy(former.port) as address:
+        move = Move(former, successor, address)
+        yield move
+        await move.store.close()
+    former.stop()
+    successor.stop()
+
+
+async def test_one_address_whose_server_changes(move: Move) -> None:
+    changes: list[float] = []
+    move.store.on_change(lambda: changes.append(time.monotonic()))
+    await move.write("a")
+    move.to(move.successor)
+    await wait_until(lambda: changes, 5)
+    await move.write("b")
+    with move.successor.client() as client:
+        assert client.hget("{p09}:tests", "calls") == b"1"
+        assert client.exists("b")
+    assert len(changes) == 1
 
 
 async def test_a_check_that_crashes_does_not_end_the_watch() -> None:
@@ -66,69 +81,41 @@ async def test_a_check_that_crashes_does_not_end_the_watch() -> None:
 
 
 async def test_connections_that_fail_to_close_do_not_keep_the_next_ones_at_the_former_server(
-    monkeypatch: pytest.MonkeyPatch,
+    move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    former, successor = RedisServer().start(), RedisServer().start()
-    try:
-        async with Proxy(former.port) as address:
-            store = Store(address.url)
-            try:
-                await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
-                await store.client.set("a", "1", ex=60)
-                disconnect = store.client.connection_pool.disconnect
+    await move.write("a")
+    disconnect = move.store.client.connection_pool.disconnect
 
-                async def disconnect_and_fail() -> None:
-                    await disconnect()
-                    raise TimeoutError
+    async def disconnect_and_fail() -> None:
+        await disconnect()
+        raise TimeoutError
 
-                monkeypatch.setattr(store.client.connection_pool, "disconnect", disconnect_and_fail)
-                for server in (successor, former):  # the second change shows that the watch goes on
-                    address.target = server.port
-                    with server.client() as client:
-                        client.delete("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(move.store.client.connection_pool, "disconnect", disconnect_and_fail)
+        for server in (move.successor, move.former):  # the second change shows that the watch goes on
+            move.to(server)
+            with server.client() as client:
+                client.delete("b")
 
-                        async def is_written(client: Any = client) -> bool:
-                            with contextlib.suppress(BackboneUnavailable):  # the connections are being closed
-                                await increment_counters(store, "{p09}:tests", "hash", 60, {"calls": 1})
-                                await store.client.set("b", "1", ex=60)
-                            return bool(client.exists("b"))
+                async def is_written(client: Any = client) -> bool:
+                    with contextlib.suppress(BackboneUnavailable):  # the connections are being closed
+                        await move.write("b")
+                    return bool(client.exists("b"))
 
-                        await wait_until(is_written, 10, 0.1)
-            finally:
-                monkeypatch.undo()
-                await store.close()
-    finally:
-        former.stop()
-        successor.stop()
+                await wait_until(is_written, 10, 0.1)
 
 
-async def test_settlements_that_a_former_primary_confirmed_are_repeated() -> None:
-    former, successor = RedisServer().start(), RedisServer().start()
-    try:
-        async with Proxy(former.port) as address:
-            store, settings = Store(address.url), Settings()
-            admission = Admission(settings, store, Metrics({}))
-            now = int(time.time() * 1000)
-            day = time.strftime("%Y-%m-%d", time.gmtime())
-            record = ReservationRecord("account", day, 500, now + 60_000, "app", "")
-            repeating = asyncio.create_task(admission.repeat_recent())
-            try:
-                await admission.settle(Reservation("r1", "account", 500, record), 120)
-                address.target = successor.port
-                spend = spend_key("account", day)
-
-                def settled() -> bool:
-                    with successor.client() as client:
-                        return client.hget(spend, "settled") == b"120"
-
-                await wait_until(settled, 5)
-            finally:
-                repeating.cancel()
-                await asyncio.gather(repeating, return_exceptions=True)
-                await store.close()
-    finally:
-        former.stop()
-        successor.stop()
+async def test_settlements_that_a_former_primary_confirmed_are_repeated(move: Move) -> None:
+    admission = Admission(Settings(), move.store, Metrics({}))
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    record = ReservationRecord("account", day, 500, int(time.time() * 1000) + 60_000, "app", "")
+    repeating = asyncio.create_task(admission.repeat_recent())
+    await admission.settle(Reservation("r1", "account", 500, record), 120)
+    move.to(move.successor)
+    with move.successor.client() as client:
+        await wait_until(lambda: client.hget(spend_key("account", day), "settled") == b"120")
+    repeating.cancel()
+    await asyncio.gather(repeating, return_exceptions=True)
 
 
 class Answers:

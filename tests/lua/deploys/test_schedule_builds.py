@@ -11,6 +11,10 @@ KEYS = ["{builds}:waiting", "{builds}:running", "{builds}:order"]
 LEASE = 15
 
 
+def owner(deploy: str) -> dict[str, str]:
+    return {"account": deploy[0], "app": deploy.partition("/")[2] or deploy}
+
+
 class Queue:
     """Tests deploys. The first letter of an id is the account; the app follows a slash, or is the id itself."""
 
@@ -30,12 +34,11 @@ class Queue:
         waiting, running = self.waiting.setdefault(builder, []), self.running.setdefault(builder, {})
         args: list[Any] = [builder, LEASE * 1000, slots, spare, len(waiting)]
         for deploy in waiting:
-            account, app = deploy[0], deploy.partition("/")[2] or deploy
-            reuse = deploy.startswith(f"{account}r")
-            record = {"account": account, "app": app, "reuse": reuse, "tag": "{p13}", "entry": f"1-{deploy}"}
+            reuse = deploy[1] == "r"
+            record = {**owner(deploy), "reuse": reuse, "tag": "{p13}", "entry": f"1-{deploy}"}
             args += [deploy, json.dumps(record)]
         for deploy, builds in running.items():
-            args += [deploy, "1" if builds else ""]
+            args += [deploy, json.dumps({**owner(deploy), "building": builds})]
         granted, elsewhere = self.script(KEYS, args)
         assert [part.decode() for part in granted[1::3]] == ["{p13}"] * (len(granted) // 3)
         turns = [deploy.decode() for deploy in granted[::3]]
@@ -127,6 +130,15 @@ def test_a_builder_that_was_considered_dead_frees_no_deploy_of_another(queue: Qu
     assert queue.call("one") == queue.call("two") == [], "the app's deploy still runs at the other builder"
     queue.end("a0/shop")
     assert queue.call("two") == ["a1/shop"]
+
+
+def test_a_builder_that_was_considered_dead_keeps_what_no_other_has_started(queue: Queue) -> None:
+    queue.wait("one", "a0/shop", "a1/shop", "b0", "b1")
+    assert queue.call("one", slots=1) == ["a0/shop", "b0"]
+    queue.clock += LEASE + 1
+    assert queue.call("one", slots=1) == [], "the app's deploy still runs, and both slots are taken"
+    queue.end("a0/shop")
+    assert queue.call("one", slots=1) == ["a1/shop"]
 
 
 def test_a_builder_that_leaves_is_granted_nothing(queue: Queue) -> None:

@@ -4,14 +4,13 @@ import itertools
 import math
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.lua.model import Model
-from tests.lua.scripts import DAY, MINUTE, SECOND, TAG, Reply, Scripts, at, day_of
+from tests.lua.scripts import DAY, MINUTE, ON_VALKEY, SECOND, TAG, Reply, Scripts, at, day_of
 
 ACCOUNT_OF = {"shop": "acc_1", "blog": "acc_1", "forum": "acc_2"}
 BEGINNINGS = ("1970-01-02T00:00:00", "2024-02-28T23:59:59.999", "2025-12-31T23:59:30", "2026-11-21T12:00:00.000001")
@@ -195,7 +194,7 @@ class Admissions(RuleBasedStateMachine):
             assert not self.scripts.reservations()
 
 
-def test_any_interleaving(client: Any, request: pytest.FixtureRequest) -> None:
-    fake = "fakeredis" in request.node.name
+@ON_VALKEY
+def test_any_interleaving(client: Any) -> None:
     machine = type("Admissions", (Admissions,), {"client": client})
-    run(machine, settings=settings(max_examples=15 if fake else 40, stateful_step_count=40))
+    run(machine, settings=settings(max_examples=40, stateful_step_count=40))

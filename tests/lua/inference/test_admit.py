@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.redis.client import Script
-from tests.lua.scripts import MINUTE, SECOND, TAG, Scripts, at
-from tests.support.redis_servers import BINARIES
+from tests.lua.scripts import MINUTE, ON_SERVERS, SECOND, TAG, Scripts, at
 
 NOON = at("2026-11-21T12:00:00")
 
@@ -194,7 +193,7 @@ def test_a_reservation_ends_on_the_day_it_was_made(scripts: Scripts) -> None:
     assert scripts.settle("early", 0) == 0
 
 
-@pytest.mark.parametrize("any_server", BINARIES, indirect=True)  # fakeredis rounds expiries differently
+@ON_SERVERS
 def test_a_window_outlives_its_last_request(client: Any) -> None:
     """The key's own expiry never frees a slot before its sixty seconds are over."""
     source = Script("inference/admit").source

@@ -8,14 +8,13 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
 from gateway.inference.spend.reservations import ReservationRecord
-from tests.lua.scripts import CLOCK, MINUTE, SECOND, Scripts, at
+from tests.lua.scripts import CLOCK, MINUTE, ON_VALKEY, SECOND, Scripts, at
 
 LEASE = 360_000  # milliseconds
 GRACE = 600_000  # milliseconds after the end of the lease
@@ -162,7 +161,7 @@ class Failovers(RuleBasedStateMachine):
             assert reservation.id in self.booked or self.clock // 1000 >= reservation.record.lease_end + GRACE
 
 
-def test_money_moves_once_over_failovers(client: Any, request: pytest.FixtureRequest) -> None:
-    fake = "fakeredis" in request.node.name
+@ON_VALKEY
+def test_money_moves_once_over_failovers(client: Any) -> None:
     machine = type("Failovers", (Failovers,), {"client": client})
-    run(machine, settings=settings(max_examples=10 if fake else 25, stateful_step_count=40))
+    run(machine, settings=settings(max_examples=25, stateful_step_count=40))

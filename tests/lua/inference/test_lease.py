@@ -4,13 +4,13 @@ import itertools
 from collections import Counter
 from typing import Any
 
-import fakeredis
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.inference.concurrency.fair_queue import FairQueue
 from tests.lua.leases import CHANNEL, LEASE, Process, Provider
+from tests.lua.scripts import ON_SERVERS, ON_VALKEY
 
 
 @pytest.fixture
@@ -281,7 +281,8 @@ steps = st.lists(
 WEIGHTS = {"ana": 1.0, "ben": 3.0, "cid": 0.5, "zoe": 10.0}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@ON_VALKEY
+@settings(max_examples=60)
 @given(steps=steps)
 def test_the_order_is_that_of_the_fair_queue(client: Any, steps: list[tuple[str, int] | None]) -> None:
     """A single permit always goes to the account that FairQueue chooses."""
@@ -332,12 +333,11 @@ def test_an_account_that_holds_its_share_comes_after_the_others(provider: Provid
     assert held == [(1, 0), (1, 1), (2, 1), (2, 2), (2, 2), (2, 2), (2, 2)]
 
 
+@ON_SERVERS
 def test_the_cost_of_a_call_does_not_grow_with_the_processes(provider: Provider, client: Any) -> None:
     """A call that read all processes would take 1.8 ms with 300 of them, eleven times a second for each."""
 
     def commands() -> Counter[str]:
-        if isinstance(client, fakeredis.FakeRedis):  # it does not count commands
-            return Counter()
         return Counter({name: counts["calls"] for name, counts in client.info("commandstats").items()})
 
     (first,) = processes(provider, "first")

@@ -7,7 +7,6 @@ and messages may be lost, and messages may come late and in any order. A process
 from collections import Counter
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,6 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from gateway.inference.concurrency.lease import Lease
 from gateway.inference.concurrency.lease_replies import LeaseCall as Call
 from tests.lua.leases import CHANNEL, LEASE, Demand, Provider
+from tests.lua.scripts import ON_VALKEY
 
 LIMIT = 6
 NAMES = ("p0", "p1", "p2", "p3")
@@ -38,7 +38,7 @@ class Sim:
 
     def held(self, now: float) -> int:
         """Returns the number of permits with which it may serve requests."""
-        return self.lease.used + (self.lease.spare if self.lease.is_valid(now) else 0)
+        return self.lease.used + (self.lease.spare if now < self.lease.ends else 0)
 
 
 class Leases(RuleBasedStateMachine):
@@ -96,7 +96,7 @@ class Leases(RuleBasedStateMachine):
         lease = self.living[name].lease
         for _ in range(count):
             taken = lease.take(self.now)
-            assert lease.is_valid(self.now) or not taken
+            assert self.now < lease.ends or not taken
 
     @rule(name=names, count=st.integers(1, 4))
     def free(self, name: str, count: int) -> None:
@@ -231,7 +231,7 @@ class Leases(RuleBasedStateMachine):
     def no_process_believes_to_hold_more_than_redis_knows(self) -> None:
         records = self.provider.records()
         for sim in self.living.values():
-            if sim.lease.is_valid(self.now):
+            if self.now < sim.lease.ends:
                 epoch, _, granted, returned, *_ = records[sim.name]
                 if sim.pending and sim.lease.is_new:
                     continue  # the call with the new epoch has not arrived yet
@@ -240,7 +240,7 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def the_limit_holds(self) -> None:
-        in_lease = [sim for sim in self.living.values() if sim.lease.is_valid(self.now)]
+        in_lease = [sim for sim in self.living.values() if self.now < sim.lease.ends]
         if not self.overdrawn:
             assert sum(sim.held(self.now) for sim in in_lease) <= LIMIT
 
@@ -270,7 +270,7 @@ class Leases(RuleBasedStateMachine):
         self.client.flushall()
 
 
-def test_any_interleaving(client: Any, request: pytest.FixtureRequest) -> None:
-    few = "valkey" not in request.node.name  # the servers run the same script
+@ON_VALKEY
+def test_any_interleaving(client: Any) -> None:
     machine = type("Leases", (Leases,), {"client": client})
-    run(machine, settings=settings(max_examples=10 if few else 30, stateful_step_count=50))
+    run(machine, settings=settings(max_examples=30, stateful_step_count=50))

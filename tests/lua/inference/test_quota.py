@@ -13,6 +13,9 @@ from gateway.inference.concurrency.quota import Budget
 from gateway.inference.keys import QUOTA_NAMES
 from gateway.settings import ProviderRate
 from tests.lua.leases import LEASE, Demand, Provider
+from tests.lua.scripts import ON_VALKEY
+
+pytestmark = ON_VALKEY
 
 WINDOW = 60.0
 

@@ -74,15 +74,6 @@ def test_a_day_is_kept_for_five_weeks_and_a_users_for_two_days(client: Any, scri
     assert [client.ttl(key) // 86_400 for key in keys] in ([34, 1], [35, 2])
 
 
-def test_the_totals_of_the_account_and_the_app_are_returned(scripts: Scripts) -> None:
-    for n, app in enumerate(("shop", "blog", "shop")):
-        scripts.admit(100, reservation=f"r{n}", app=app)
-    booked = [scripts.book(f"r{n}", cost) for n, cost in enumerate((40, 30, 20))]
-    assert [(each.account_total, each.app_total) for each in booked] == [(40, 40), (70, 30), (90, 60)]
-    repeated, unknown = scripts.book("r1", 30), scripts.book("never-made", 30)
-    assert (repeated.account_total, repeated.app_total) == (unknown.account_total, unknown.app_total) == (0, 0)
-
-
 NOON = at(f"{DAY}T12:00:00") // 1000
 RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000, "app")
 

@@ -106,12 +106,8 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, rep
     assert await host.page(f"{app}--p-feature-new-thing") == f"three {ai_url}\n"
     assert await host.page(app) == "two \n"
 
-    assert (
-        await host.gateway.http.delete(
-            f"/account/hooks/{(await host.call('GET', '/account/hooks'))[0]['id']}",
-            headers={"Authorization": f"Bearer {host.account.key}"},
-        )
-    ).status_code == 204
+    (listed,) = await host.call("GET", "/account/hooks")
+    assert (await host.account.call("DELETE", f"/account/hooks/{listed['id']}")).status_code == 204
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
@@ -195,11 +191,7 @@ async def test_deep_folders_do_not_stop_workers(own: Host) -> None:
     failed = await own.over(await own.publish(deep, {"build.sh": nested + "exit 3"}))
     assert failed["error"] == "build: the build command ended with status 3"
     killed = await own.publish(deep, {"build.sh": nested + "echo nested; sleep 60"})
-
-    async def is_nested() -> bool:
-        return "nested" in (await own.deploy(killed))["log"]
-
-    await wait_until(is_nested, 20)
+    await wait_until(lambda: own.deploy(killed), 20, holds=lambda deploy: "nested" in deploy["log"])
     worker.kill()
     await own.worker("deploys", constants=OFTEN, **SOON)
     assert (await own.over(killed))["state"] == "failed"
@@ -268,11 +260,7 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_deploy_succeeds(
     worker = await own.worker("deploys")
     begun = "echo begun; mkdir dist; echo done > dist/index.html; "
     killed = await own.publish(app, {"build.sh": begun + "sleep 61.234"})
-
-    async def builds() -> bool:
-        return "begun" in (await own.deploy(killed))["log"]
-
-    await wait_until(builds, 10)
+    await wait_until(lambda: own.deploy(killed), 10, holds=lambda deploy: "begun" in deploy["log"])
     waits = await own.publish(app, {"build.sh": begun})
     assert (await own.deploy(waits))["state"] == "queued"
     worker.kill()

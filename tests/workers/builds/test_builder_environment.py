@@ -5,7 +5,6 @@ import secrets
 import statistics
 import time
 
-import httpx
 import pytest
 
 from tests.support.deployment import Host
@@ -95,28 +94,23 @@ async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host)
     release = host.gateway.data_folder / "releases" / app / "live"
     assert not (release / first["id"] / "environment").exists()
     assert secret not in (release / back["id"] / "environment").read_text()
-    logs = await host.gateway.http.get(
-        f"/account/apps/{app}/logs", headers={"Authorization": f"Bearer {host.account.key}"}
-    )
-    assert "starting with ***" in logs.text
+    assert "starting with ***" in (await host.account.get(f"/account/apps/{app}/logs")).text
 
 
 async def test_the_output_of_a_start_command_can_be_read_and_followed(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
     assert (await host.over(await host.publish(app, {"server.js": SERVER})))["state"] == "live"
-    headers = {"Authorization": f"Bearer {host.account.key}"}
     path = f"/account/apps/{app}/logs"
 
     async def text(query: str = "") -> str:
-        answer = await host.gateway.http.get(path + query, headers=headers)
+        answer = await host.account.get(path + query)
         assert answer.headers["content-type"] == "text/plain; charset=utf-8"
         return answer.text
 
     assert (await text()).startswith("starting with none\nGET /\n")
     assert (await text("?tail=1")) == "GET /\n"
-    stranger = {"Authorization": f"Bearer {(await host.gateway.account('maker')).key}"}
-    assert (await host.gateway.http.get(path, headers=stranger)).status_code == 404
-    events = {**headers, "Accept": "text/event-stream"}
+    assert (await (await host.gateway.account("maker")).get(path)).status_code == 404
+    events = {"Authorization": f"Bearer {host.account.key}", "Accept": "text/event-stream"}
     async with asyncio.timeout(60), host.gateway.http.stream("GET", path + "?tail=1", headers=events) as stream:
         assert stream.headers["content-type"] == "text/event-stream"  # no EventSource takes another
         lines = stream.aiter_lines()
@@ -132,8 +126,6 @@ async def test_the_output_of_a_start_command_can_be_read_and_followed(host: Host
 
 async def test_an_app_without_a_start_command_has_no_output(host: Host) -> None:
     app = await host.app(build={"command": "true", "output": "."})
-    answer: httpx.Response = await host.gateway.http.get(
-        f"/account/apps/{app}/logs", headers={"Authorization": f"Bearer {host.account.key}"}
-    )
+    answer = await host.account.get(f"/account/apps/{app}/logs")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
     assert "no start command" in answer.json()["error"]["message"]

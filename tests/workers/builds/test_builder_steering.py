@@ -56,8 +56,7 @@ async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) 
 async def test_a_rollback_to_a_removed_release_is_refused_at_once(host: Host) -> None:
     app = await host.app(build=BUILD)
     deploys = [await live(host, app, page(f"version {n}")) for n in range(7)]
-    headers, path = {"Authorization": f"Bearer {host.account.key}"}, f"/account/apps/{app}/rollback"
-    answer = await host.gateway.http.post(path, json={"deployId": deploys[0]}, headers=headers)
+    answer = await host.account.call("POST", f"/account/apps/{app}/rollback", {"deployId": deploys[0]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (410, "TARBALL_GONE")
     assert (await host.over(await roll_back(host, app, deploys[2])))["state"] == "live"
     assert await host.page(app) == "version 2\n"
@@ -133,11 +132,7 @@ async def test_canceling_a_build_ends_all_its_processes(host: Host) -> None:
     app = await host.app(build=BUILD)
     await live(host, app, page("one"))
     deploy = await host.publish(app, page("two", "(sleep 64.321 &) ; echo begun; sleep 64.321;"))
-
-    async def begun() -> bool:
-        return "begun" in (await host.deploy(deploy))["log"]
-
-    await wait_until(begun, 20)
+    await wait_until(lambda: host.deploy(deploy), 20, holds=lambda found: "begun" in found["log"])
     canceled = await host.call("POST", f"/account/deploys/{deploy}/cancel")
     assert canceled["state"] == "canceled"
     await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 64.321"], capture_output=True).stdout, 10)
@@ -189,10 +184,7 @@ async def test_of_several_concurrent_cancellations_one_succeeds(host: Host) -> N
     app = await host.app(build=BUILD)
     deploy = await host.publish(app, page("one", "sleep 120;"))
     await host.in_state(deploy, "building")
-    headers = {"Authorization": f"Bearer {host.account.key}"}
-    answers = await asyncio.gather(
-        *[host.gateway.http.post(f"/account/deploys/{deploy}/cancel", headers=headers) for _ in range(5)]
-    )
+    answers = await asyncio.gather(*[host.account.call("POST", f"/account/deploys/{deploy}/cancel") for _ in range(5)])
     assert sorted(answer.status_code for answer in answers) == [202, 400, 400, 400, 400]
     await live(host, app, page("two"))  # this deploy does not wait for the canceled build
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from gateway.deploys.keys import BUILDER_KEY
 from gateway.redis.client import COMMAND_SECONDS, Store
@@ -14,13 +13,10 @@ from workers.builds import lock
 from workers.builds.lock import LIFETIME_SECONDS, BuilderLock
 
 
-@pytest_asyncio.fixture
-async def store(redis_url: str) -> AsyncIterator[Store]:
-    store = Store(redis_url)
+@pytest.fixture(autouse=True)
+async def no_lock(store: Store) -> AsyncIterator[None]:
+    yield
     await store.client.delete(BUILDER_KEY)
-    yield store
-    await store.client.delete(BUILDER_KEY)
-    await store.close()
 
 
 async def test_builders_with_the_same_folder_share_the_lock_and_others_wait(

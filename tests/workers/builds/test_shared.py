@@ -286,8 +286,7 @@ async def test_an_outage_of_the_storage_delays_deploys_and_stops_no_app(host: Ho
     coming = await host.publish(app, page("second", "echo begun; sleep 1;"))
     await host.in_state(coming, "building")
     (folder / "storage").rename(folder / "elsewhere")
-    headers = {"Authorization": f"Bearer {host.account.key}"}
-    answer = await host.gateway.http.put(f"/account/apps/{app}/source", content=packed(page("x")), headers=headers)
+    answer = await host.account.call("PUT", f"/account/apps/{app}/source", content=packed(page("x")))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORAGE_UNAVAILABLE")
     assert await host.gateway.answers("/ready")
     assert "storage does not answer" in (await host.deploy(first))["log"]
@@ -315,10 +314,7 @@ async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: 
     async def building() -> list[str]:
         return [deploy for deploy in slow if (await host.deploy(deploy))["state"] == "building"]
 
-    async def each_builds() -> bool:
-        return len(await building()) == 4
-
-    await wait_until(each_builds, 20)
+    await wait_until(building, 20, holds=lambda found: len(found) == 4)
     app = await host.app(build=PAGE)
     behind = await host.publish(app, page("behind"))
     other.worker.kill()

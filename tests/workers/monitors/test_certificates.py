@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import datetime
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 
 from gateway.accounts.records import App
@@ -23,6 +20,7 @@ from gateway.operations.needs_attention import count_expiring_certificates
 from gateway.outbound import addresses
 from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
+from tests.fakes.receiver import certificate
 from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
@@ -44,26 +42,8 @@ NOW = 1_782_979_200_000
 
 def made(folder: Path, days: float, domain: str = DOMAIN) -> tuple[ssl.SSLContext, int]:
     """Makes a self-signed certificate that expires in so many days. Returns it, and the time of its end in ms."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    ends = (now + datetime.timedelta(days=days)).replace(microsecond=0)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, domain)])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=90))
-        .not_valid_after(ends)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    file = folder / f"{certificate.serial_number}.pem"
-    file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
+    context, file = certificate(folder, domain, days=days)
+    ends = x509.load_pem_x509_certificate(Path(file).read_bytes()).not_valid_after_utc
     return context, int(ends.timestamp() * 1000)
 
 
@@ -147,11 +127,7 @@ async def test_the_account_is_notified_once_per_certificate_within_seven_days(ow
     assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 3  # for operators
     # A renewed certificate causes no event until its own end is near.
     ends[near] = edge.shows("near.example.com", 90)
-
-    async def renewed() -> bool:
-        return (await known(near))["expiresAt"] == str(ends[near])
-
-    await wait_until(renewed, 10)
+    await wait_until(lambda: known(near), 10, holds=lambda found: found["expiresAt"] == str(ends[near]))
     for worker in workers:
         worker.kill()
     assert near.types() == ["domain.expiring"]
@@ -173,11 +149,7 @@ async def test_a_changed_or_removed_domain(own: Fleet, edge: Edge) -> None:
     await app.receives("domain.expiring")
     assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
     await own.registry.put_app(_replace(app, customDomain=None), changed)
-
-    async def forgotten() -> bool:
-        return await known(app) == {}
-
-    await wait_until(forgotten, 10)
+    await wait_until(lambda: known(app), 10, holds=lambda found: found == {})
 
 
 def _replace(app: Watched, **fields: Any) -> App:

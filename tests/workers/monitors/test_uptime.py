@@ -163,11 +163,7 @@ async def test_a_worker_killed_during_an_incident(own: Fleet) -> None:
     first = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2", GATEWAY_PROBE_INTERVAL="0.5")
     await app.until("healthy")
     app.fails()
-
-    async def failed_twice() -> bool:
-        return (await app.health()).failures == 2
-
-    await wait_until(failed_twice)
+    await wait_until(app.health, holds=lambda health: health.failures == 2)
     first.kill()
     assert app.types() == []
     second = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
@@ -230,11 +226,7 @@ async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> Non
     client = shared.queue.store.client
     await client.hset(findings_key(tag, app.app.id), "version", "x")
     await client.zadd(certificates_key(tag), {app.app.id: 0})
-
-    async def forgotten() -> bool:
-        return await app.keys() == []
-
-    await wait_until(forgotten, 10)
+    await wait_until(app.keys, 10, holds=lambda keys: keys == [])
 
 
 async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:

@@ -1,6 +1,8 @@
 """The output of commands: bounded, without secrets, and read while it is written."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "running" / "dep_1.output"
 
 
+@contextmanager
+def opened(path: Path, conceal: Callable[[str], str] = str) -> Iterator[Output]:
+    lines = Output(path, conceal)
+    try:
+        yield lines
+    finally:
+        lines._file.close()
+
+
 def sizes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.iterdir())
 
@@ -24,7 +35,7 @@ def sizes(path: Path) -> int:
 async def test_the_newest_mebibyte_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "BYTES_PER_SECOND", 1 << 40)
     log = RuntimeLog(str(path.parents[1]))
-    with Output(path) as lines:
+    with opened(path) as lines:
         for number in range(40_000):
             lines.write_line(f"line {number} " + "x" * 60)
             assert number % 1_000 or sizes(path) <= 1_048_576
@@ -80,7 +91,7 @@ def test_the_number_of_concealed_secrets_is_bounded() -> None:
 
 
 async def test_a_flood_of_output_is_dropped(path: Path) -> None:
-    with Output(path) as lines:
+    with opened(path) as lines:
         for _ in range(500_000):
             lines.write_line("y")
         written = path.stat().st_size
@@ -94,14 +105,14 @@ async def test_a_flood_of_output_is_dropped(path: Path) -> None:
 
 def test_a_restart_appends_to_the_same_file(path: Path) -> None:
     for word in ("one", "two"):
-        with Output(path) as lines:
+        with opened(path) as lines:
             lines.write_line(word)
     assert path.read_text() == "one\ntwo\n"
 
 
 def test_secrets_are_concealed(path: Path) -> None:
     variables = {"A": "short", "B": "a long secret", "C": "a long secret, longer", "D": "line one of\nline two of"}
-    with Output(path, make_concealer(variables)) as lines:
+    with opened(path, make_concealer(variables)) as lines:
         for line in ("short", "x a long secret y", "a long secret, longer", "line two of it"):
             lines.write_line(line)
     assert path.read_text() == "short\nx *** y\n***\n*** it\n"

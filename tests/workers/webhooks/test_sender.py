@@ -6,8 +6,6 @@ import signal
 import ssl
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -37,13 +35,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> AsyncIte
         worker = await running.worker(constants=SHORT, GATEWAY_CA_FILE=tls[1])
         yield running
         assert await worker.stop() == 0
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Queue]:
-    """A queue without a worker."""
-    async with queue(tmp_path) as running:
-        yield running
 
 
 # Delivered
@@ -273,12 +264,8 @@ async def test_a_hanging_receiver_does_not_delay_other_accounts(own: Queue, rece
     ids = await hanging.emit_many(1000)
     await wait_until(lambda: receiver.got(f"/{hanging.id}"))
     # One account of the same partition, and so of the same stream, and one of another.
-    same = own.unset_account()
-    while partition_tag(same.id) != partition_tag(hanging.id):
-        same = own.unset_account()
-    other = own.unset_account()
-    while partition_tag(other.id) == partition_tag(hanging.id):
-        other = own.unset_account()
+    same = own.unset_account(lambda tag: tag == partition_tag(hanging.id))
+    other = own.unset_account(lambda tag: tag != partition_tag(hanging.id))
     for account in (same, other):
         path = f"/{account.id}"
         await account.set(receiver.url(path))
@@ -290,7 +277,7 @@ async def test_a_hanging_receiver_does_not_delay_other_accounts(own: Queue, rece
     assert await own.waiting() >= 990
     receiver.plays(f"/{hanging.id}", OK)
     await wait_until(lambda: len(receiver.ids(f"/{hanging.id}")) == 1000, 20)
-    await wait_until(_at_most(own, 0))
+    await own.drained()
     assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "each event arrives once"
     assert len(await hanging.log()) == 1000
 
@@ -309,17 +296,15 @@ async def test_a_full_lane_drops_its_newest_events(own: Queue, receiver: FakeRec
         return (await own.outcomes()).get("dropped:overflow", 0)
 
     await wait_until(lambda: dropped(), 20)
-    other = own.unset_account()
-    while partition_tag(other.id) != tag:
-        other = own.unset_account()
+    other = own.unset_account(lambda each: each == tag)
     await other.set(receiver.url(f"/{other.id}"))
-    await wait_until(_at_most(own, lane + 1), 20)
+    await own.drained(20, lane + 1)
     began = time.monotonic()
     await other.emit()
     await wait_until(lambda: receiver.got(f"/{other.id}"))
     assert time.monotonic() - began < BUDGET
     receiver.plays(path, OK)
-    await wait_until(_at_most(own, 0), 30)
+    await own.drained(30)
     outcomes = await own.outcomes()
     assert outcomes["delivered"] + outcomes.get("failed", 0) + outcomes["dropped"] == count + 1
     sent = set(receiver.ids(path))
@@ -341,7 +326,7 @@ async def test_events_are_sent_in_order_of_arrival(own: Queue, receiver: FakeRec
     await asyncio.sleep(0.2)
     assert [exchange.header("x-service-delivery") for exchange in receiver.got(path)] == ids[:2]
     answering.set()
-    await wait_until(_at_most(own, 0))
+    await own.drained()
     assert [row["outcome"] for row in await account.log()] == ["delivered"] * 3 + ["failed"]
 
 
@@ -349,7 +334,7 @@ async def test_several_workers_send_each_event_once(own: Queue, receiver: FakeRe
     await asyncio.gather(own.worker(), own.worker(), own.worker())
     accounts = [await own.account(receiver) for _ in range(8)]
     sent = await asyncio.gather(*(account.emit_many(100) for account in accounts))
-    await wait_until(_at_most(own, 0), 20)
+    await own.drained(20)
     for account, ids in zip(accounts, sent, strict=True):
         assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
         assert sorted(row["id"] for row in await account.log()) == sorted(ids)
@@ -377,7 +362,7 @@ async def test_the_log_has_at_most_a_thousand_entries(own: Queue, receiver: Fake
     account = await own.account(receiver)
     await own.worker()
     await account.emit_many(1200)
-    await wait_until(_at_most(own, 0), 20)
+    await own.drained(20)
     assert len(await account.log(2000)) == 1000
     assert await own.outcomes() == {"delivered": 1200}
 
@@ -403,7 +388,7 @@ async def test_sigterm_finishes_deliveries_and_releases_the_rest(own: Queue, rec
     assert len(under_way) < 50
     began = time.monotonic()
     await own.worker()
-    await wait_until(_at_most(own, 0), 8)
+    await own.drained(8)
     assert time.monotonic() - began < 6
     assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
 
@@ -423,10 +408,3 @@ async def test_sigterm_waits_for_hanging_receivers_only_within_the_budget(own: Q
 async def test_a_worker_with_an_invalid_setting_names_it(own: Queue) -> None:
     with pytest.raises(AssertionError, match="GATEWAY_WEBHOOK_CLAIM_IDLE"):
         await own.worker(GATEWAY_WEBHOOK_CLAIM_IDLE="1")
-
-
-def _at_most(own: Queue, count: int) -> Any:
-    async def few() -> bool:
-        return await own.waiting() <= count
-
-    return few

@@ -2,18 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from gateway.events.keys import bodies_key
 from gateway.redis.partitions import partition_tag, stream_key
 from tests.fakes.receiver import OK, FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster
-from tests.support.worker_process import Account, Queue, queue
+from tests.support.worker_process import Account, Queue
 from workers.webhooks import sender
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,12 +24,6 @@ end
 redis.call('EXPIRE', KEYS[2], 86400)
 """
 FEW_FILES = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Queue]:
-    async with queue(tmp_path) as running:
-        yield running
 
 
 async def write_events(own: Queue, accounts: list[Account], each: int) -> None:
@@ -111,11 +103,7 @@ async def test_events_that_a_worker_releases_are_sent_at_once(own: Queue, receiv
     gate.set()
     assert await stopping == 0
     began = time.monotonic()
-
-    async def nothing_waits() -> bool:
-        return await own.waiting() == 0
-
-    await wait_until(nothing_waits, 10)
+    await own.drained(10)
     assert time.monotonic() - began < 4
     for account, ids in zip(accounts, sent, strict=True):
         assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
@@ -136,11 +124,7 @@ async def test_outcomes_are_recorded_after_redis_has_stalled(own: Queue, receive
     await asyncio.sleep(idle + 0.5)
     own.redis.thaw()
     await own.store.client.connection_pool.disconnect()
-
-    async def nothing_waits() -> bool:
-        return await own.waiting() == 0
-
-    await wait_until(nothing_waits, 30)
+    await own.drained(30)
     for account, ids in zip(accounts, sent, strict=True):
         assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
     assert await own.outcomes() == {"delivered": 800}
@@ -152,11 +136,8 @@ async def test_memory_does_not_grow(own: Queue, receiver: FakeReceiver) -> None:
 
     async def round_trip() -> int:
         await write_events(own, accounts, 20)
-        await wait_until(nothing_waits, 20)
+        await own.drained(20)
         return worker.memory
-
-    async def nothing_waits() -> bool:
-        return await own.waiting() == 0
 
     for _ in range(2):
         await round_trip()

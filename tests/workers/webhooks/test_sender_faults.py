@@ -21,12 +21,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Queue]:
-    async with queue(tmp_path) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="session")
 async def durable(tmp_path: Path) -> AsyncIterator[Queue]:
     """A queue on a Redis server that persists its data."""
     async with queue(tmp_path, durable=True) as running:
@@ -50,13 +44,6 @@ async def next_worker(own: Queue) -> None:
 async def restart_redis(durable: Queue) -> None:
     durable.redis.start()
     await durable.store.client.connection_pool.disconnect()  # the test's own connections died as well
-
-
-async def over(own: Queue, timeout: float = 10) -> None:
-    async def nothing_waits() -> bool:
-        return await own.waiting() == 0
-
-    await wait_until(nothing_waits, timeout)
 
 
 async def assert_each_has_one_outcome(own: Queue, account: Account, ids: list[str], outcome: str = "delivered") -> None:
@@ -163,7 +150,7 @@ async def test_workers_killed_while_many_events_wait(own: Queue, receiver: FakeR
         worker.kill()
         await next_worker(own)
         worker = own.workers[-1]
-    await over(own, 20)
+    await own.drained(20)
     times = receiver.ids(path)
     assert times.keys() == set(ids)
     # At most eight deliveries of an account are under way.
@@ -202,11 +189,11 @@ async def test_one_worker_is_killed_and_one_stalls(own: Queue, receiver: FakeRec
             "workers.webhooks.sender.BUDGET_SECONDS": 1,
         }
         await own.worker(constants=claims_soon, GATEWAY_WEBHOOK_CLAIM_IDLE="2.5")
-        await over(own, 20)
+        await own.drained(20)
     finally:
         frozen.signal(signal.SIGCONT)
     ids += [await account.emit() for account in accounts]
-    await over(own)
+    await own.drained()
     assert await frozen.stop() == 0
     times = receiver.ids("")
     for account in accounts:
@@ -231,7 +218,7 @@ async def test_redis_is_killed(durable: Queue, receiver: FakeReceiver) -> None:
         durable.redis.kill()
         await wait_until(lambda: "delivery.waiting" in worker.log)
         await restart_redis(durable)
-    await over(durable, 20)
+    await durable.drained(20)
     assert receiver.ids(path) == dict.fromkeys(ids, 1)
     ids.append(await account.emit())
     assert await account.outcome(ids[-1]) == ("delivered", 204)
@@ -250,7 +237,7 @@ async def test_redis_and_the_worker_are_killed(durable: Queue, receiver: FakeRec
     worker.kill()
     await restart_redis(durable)
     await next_worker(durable)
-    await over(durable, 20)
+    await durable.drained(20)
     times = receiver.ids(path)
     assert times.keys() == set(ids)
     assert sum(times.values()) <= len(ids) + 8
@@ -284,7 +271,7 @@ async def test_a_reply_of_redis_is_lost(own: Queue, proxy: Proxy, receiver: Fake
     proxy.lose_answer = step
     ids.append(await account.emit())
     await wait_until(lambda: proxy.lose_answer is None)
-    await over(own)
+    await own.drained()
     assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
     await assert_each_has_one_outcome(own, account, ids)
 

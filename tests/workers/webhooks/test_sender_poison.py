@@ -1,16 +1,12 @@
 """Entries and records that cannot be processed stop no worker, delay no other events, and stay visible."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
 
 from gateway.events.keys import bodies_key, dead_letters_key, webhook_key
 from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.support.polling import wait_until
-from tests.support.worker_process import Queue, queue
+from tests.support.worker_process import Queue
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 # The constants of a worker that claims entries early, and whose deliveries end well before that.
@@ -19,13 +15,6 @@ QUICK = {
     "workers.webhooks.sender.BUDGET_SECONDS": 0.5,
     "workers.stream.CLAIM_PAUSE_SECONDS": 0.1,
 }
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def own(tmp_path: Path) -> AsyncIterator[Queue]:
-    """A queue without a worker."""
-    async with queue(tmp_path) as running:
-        yield running
 
 
 async def dead(own: Queue, tag: str) -> list[dict[str, str]]:
@@ -37,9 +26,7 @@ async def test_unreadable_entries_become_dead_letters(own: Queue, receiver: Fake
     account = await own.account(receiver)
     tag = partition_tag(account.id)
     whole = {"id": "evt_x", "account": account.id, "app": "shop", "type": "app.crashed", "at": "1"}
-    elsewhere = own.unset_account()
-    while partition_tag(elsewhere.id) == tag:
-        elsewhere = own.unset_account()
+    elsewhere = own.unset_account(lambda other: other != tag)
     poison = [
         {"garbage": "1"},
         {b"\xff": b"\xfe"},
@@ -56,11 +43,7 @@ async def test_unreadable_entries_become_dead_letters(own: Queue, receiver: Fake
         worker = worker or await own.worker()
         assert await account.outcome(event_id) == ("delivered", 204)
 
-    async def all_dead() -> list[dict[str, str]]:
-        letters = await dead(own, tag)
-        return letters if len(letters) == 2 * len(poison) else []
-
-    letters = await wait_until(all_dead)
+    letters = await wait_until(lambda: dead(own, tag), holds=lambda found: len(found) == 2 * len(poison))
     assert {letter["reason"].split(":")[0] for letter in letters} == {"KeyError", "ValueError"}
     assert await own.waiting() == 0
     assert worker.process.poll() is None

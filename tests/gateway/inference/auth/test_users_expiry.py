@@ -139,7 +139,7 @@ async def test_a_verified_token_keeps_no_key_set(users: Users, hosts: Hosts, mon
 async def test_a_signed_out_user_is_out_within_a_minute(brisk: Gateway) -> None:
     """So is a token with a withdrawn key, once the keys were fetched.
 
-    The test's minute takes 2 seconds.
+    The test's minute takes 1.5 seconds.
     """
     assert TOKEN_SECONDS == 60
     async with FakeAppBackend() as backend:

@@ -50,7 +50,7 @@ async def test_a_private_key_does_not_block_the_process(gw: Gateway) -> None:
         private = {"kty": "RSA", "n": number(8192), "e": number(8192), "d": number(16384), "kid": "k"}
         backend.jwks = answer(200, {"keys": [private, jwk("ES256", backend.keys["ES256"][1], "good")]})
         app = await gw.app(backend)
-        health = asyncio.create_task(worst_health(gw, 3))
+        health = asyncio.create_task(worst_health(gw, 1.5))
         refused(await app.ask("x", token=app.token(headers={"kid": "k"})), 401, "TOKEN_INVALID")
         assert (await app.ask("x", token=app.token(headers={"kid": "good"}))).status_code == 200
         assert await health < 1

@@ -1,20 +1,15 @@
 """The order of waiting requests, tested against properties and a model."""
 
 import itertools
-import os
 from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.inference.concurrency.fair_queue import FairQueue, QueueFull
-
-settings.register_profile("here", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 weights = st.sampled_from([1, 1, 2, 3, 10, 0.5, 0.25])
 names = st.sampled_from(["ana", "ben", "cid", "dan"])
@@ -236,7 +231,6 @@ class Model(RuleBasedStateMachine):
         assert self.queue.pop() is None
 
 
-Model.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
 TestModel = Model.TestCase
 
 

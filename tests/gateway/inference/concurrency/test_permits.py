@@ -151,7 +151,7 @@ async def test_a_crowd_does_not_delay_the_others(simulated: SimulatedRedis) -> N
             try:
                 await ask(permits, "crowd")
             except ProviderQuotaExhausted:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.2)
 
     async def visit(n: int) -> list[int]:
         await asyncio.sleep(1 + n / 20)

@@ -5,6 +5,7 @@ test_permits_handler.py shows how callers experience it.
 
 import asyncio
 import collections
+import itertools
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from redis.crc import key_slot
 from gateway.errors import ProviderQuotaExhausted, ProviderRefused
 from gateway.inference.concurrency.permits import Permits
 from gateway.settings import ProviderRate
-from tests.gateway.inference.permit_processes import Quota, SimulatedRedis, now, real_processes, settle_down
+from tests.gateway.inference.permit_processes import Quota, SimulatedRedis, now, real_processes, settle_down, take
 from tests.support.polling import wait_until
 from tests.support.redis_servers import replicated_cluster
 from tests.support.virtual_time import virtual_time
@@ -28,7 +29,7 @@ def seed() -> None:
 
 @virtual_time
 async def test_any_minute_is_within_the_quota_and_the_quota_is_used(simulated: SimulatedRedis) -> None:
-    rate, quota, seconds = ProviderRate(requests=200), Quota(), 180
+    rate, quota, seconds = ProviderRate(requests=200), Quota(), 130
     processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(5)]
     end = now() + seconds
 
@@ -179,6 +180,31 @@ async def test_a_request_that_leaves_loses_no_budget(simulated: SimulatedRedis) 
     quota = Quota()
     for _ in range(20):
         await asyncio.wait_for(quota.request(one, "acc"), 3)
+
+
+@virtual_time
+async def test_a_request_canceled_at_the_moment_of_its_grant_loses_no_budget(simulated: SimulatedRedis) -> None:
+    permits = simulated.start(limit=1, rate=ProviderRate(requests=3))
+    (held,) = await take(permits, 1)
+    waiting = [asyncio.create_task(permits.wait_for_permit("acc", "app", 1)) for _ in range(5)]
+    await asyncio.sleep(0.1)
+    simulated.freeze()
+    await asyncio.sleep(1)  # from now on, a freed permit is granted at once
+    for task in waiting:
+        task.cancel()
+    permits.release(held, served=False)
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert await asyncio.wait_for(permits.wait_for_permit("acc", "app", 1), 1)
+
+
+@virtual_time
+async def test_a_waiting_request_is_served_when_the_quota_frees(simulated: SimulatedRedis) -> None:
+    permits, quota = simulated.start(limit=100, rate=ProviderRate(requests=1), max_wait=300), Quota()
+    await settle_down()
+    for _ in range(4):
+        await quota.request(permits, "acc")
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(quota.starts)]
+    assert all(quota.window <= gap < quota.window + 1.1 for gap in gaps), "usage is counted by the second"
 
 
 async def test_the_quota_holds_across_a_failover() -> None:

@@ -104,7 +104,7 @@ async def relay(parts: list[bytes], *, lost: bool = False) -> tuple[str, Stream,
 
 
 @given(st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 async def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newline: bytes) -> None:
     body = b"".join(token(t) for t in texts) + token(None, "length")
     body += event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
@@ -140,11 +140,6 @@ async def test_usage_in_a_last_event_without_its_blank_line() -> None:
     usage = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})[:-2]
     _, stream, error = await relay([CHUNKED + piece(token("a", "stop")), piece(usage), END])
     assert (error, stream.answer.usage) == (None, Usage(3, 4))
-
-
-async def test_an_answer_without_an_end_is_truncated() -> None:
-    text, _, error = await relay([sized(token("a"))])
-    assert (text, type(error)) == ("a", ProviderFailed)
 
 
 async def test_a_close_before_the_declared_end_is_a_truncation() -> None:
@@ -185,6 +180,18 @@ async def test_statuses(
 async def test_a_long_body_of_an_error_status_is_not_awaited() -> None:
     wire = b"HTTP/1.1 500 x\r\ntransfer-encoding: chunked\r\n\r\n" + piece(b"x" * (HIGH_WATER_BYTES + 1))
     assert isinstance((await relay([wire]))[2], ProviderFailed)
+
+
+async def test_an_unframed_error_ends_with_the_connection() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    reading = asyncio.create_task(stream.read())
+    await asyncio.sleep(0.01)
+    connection.data_received(b"HTTP/1.1 500 x\r\n\r\noverloaded")
+    await asyncio.sleep(0.01)
+    connection.connection_lost(None)
+    with pytest.raises(ProviderFailed):
+        await asyncio.wait_for(reading, 1)
 
 
 async def test_a_connection_is_kept_after_a_whole_message() -> None:

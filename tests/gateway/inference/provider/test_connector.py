@@ -156,6 +156,8 @@ def test_a_first_address_that_accepts_and_then_hangs(run: Run, tmp_path: Path) -
             assert 0.2 < passed < 1.8
             failure, _ = await connect("https://other.test/v1", addresses[1:], ca_file=file)
             assert isinstance(failure, ProviderUnreachable), "the name is checked at every address"
+            failure, _ = await connect("https://model.test/v1", addresses[1:])
+            assert isinstance(failure, ProviderUnreachable), "the authority is not trusted by default"
 
     run(scenario())
 

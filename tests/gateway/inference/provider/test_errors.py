@@ -3,15 +3,8 @@
 import msgspec
 import pytest
 
-from gateway.errors import ProviderQuotaExhausted, ProviderRefused, ServiceError
+from gateway.errors import ProviderQuotaExhausted, ProviderRefused
 from gateway.inference.provider.errors import ProviderSignal, classify, error_status
-from tests.gateway.inference.provider.events import STATUSES
-
-
-@pytest.mark.parametrize(("status", "body", "kind", "signal"), STATUSES)
-def test_statuses(status: int, body: bytes, kind: type[ServiceError], signal: ProviderSignal | None) -> None:
-    error, found = classify(status, body)
-    assert (type(error), found) == (kind, signal)
 
 
 def test_the_time_of_a_rate_limit_is_passed_on() -> None:

@@ -98,27 +98,6 @@ async def test_silence_in_the_middle(hasty: Gateway, backend: FakeAppBackend, pr
         await asyncio.wait_for(asked.canceled.wait(), 1)
 
 
-async def test_a_slow_drip_ends_at_the_total_timeout(
-    hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    async def ends(drop: bytes) -> None:
-        app = await hasty.app(backend)
-        prompt = provider.plays(ROLE, chunk("Gu"), *[drop, 0.2] * 100)
-        started = time.monotonic()
-        assert failed(await app.events(prompt)) == "PROVIDER_TIMEOUT"
-        assert 0.4 < time.monotonic() - started < 6, "the drip itself lasts 20 s"
-        assert await app.account.settled() == max_cost(prompt)
-
-    await asyncio.gather(ends(chunk("x")), ends(b": still thinking\n\n"))
-
-
-async def test_the_first_byte_may_take_longer_than_the_next(
-    hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider
-) -> None:
-    app = await hasty.app(backend)
-    assert text_of(await app.events(provider.plays(0.75, tokens("late")))) == "late"
-
-
 async def test_keep_alives_while_waiting_for_the_first_token(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:

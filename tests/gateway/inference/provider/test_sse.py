@@ -10,7 +10,7 @@ from gateway.errors import ProviderFailed, ProviderQuotaExhausted
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.sse import MAX_REPORTED_TOKENS, AnswerReader
 from gateway.inference.spend.prices import Usage
-from tests.gateway.inference.provider.events import DONE, GARBAGE, event, token
+from tests.gateway.inference.provider.events import DONE, event, token
 
 
 def read(*parts: bytes, together: bool = False) -> tuple[str, AnswerReader]:
@@ -21,13 +21,13 @@ def read(*parts: bytes, together: bool = False) -> tuple[str, AnswerReader]:
         reader.received.append(part)
         if not together:
             deltas += reader.read()
-    reader.receive_eof()
+    reader.eof = True
     deltas += reader.read()
     return "".join(delta.content or "" for delta in deltas), reader
 
 
 @given(st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newline: bytes, together: bool) -> None:
     body = b": hello\n\n" + b"".join(token(t) for t in texts)
     body += b"event: ping\nid: 7\nretry: 5\n\n" + token(None, "length")
@@ -69,7 +69,7 @@ def read_in_frames(parts: list[bytes]) -> tuple[str, AnswerReader]:
         reader.received.append(part)
         texts = reader.read_texts()
         text += "".join(map(json.loads, texts) if texts is not None else (d.content or "" for d in reader.read()))
-    reader.receive_eof()
+    reader.eof = True
     text += "".join(delta.content or "" for delta in reader.read())
     return text, reader
 
@@ -109,7 +109,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=12))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_frame_does_not_change_the_text(events: list[bytes]) -> None:
     text, reader = read(*events)
     assert read_in_frames(events)[0] == text
@@ -129,17 +129,19 @@ def test_tokens_after_the_second_are_not_decoded() -> None:
     assert (reader.read(), reader.produced) == ([], 5)
 
 
+def test_another_field_of_the_same_length_is_not_in_the_frame() -> None:
+    refused = framed('"d"').replace(b'"content"', b'"refusal"')
+    assert refused != framed('"d"')
+    text, reader = read_in_frames([framed('"a"'), framed('"b"'), refused, framed('"c"'), DONE])
+    assert (text, reader.failure) == ("abc", None)
+
+
 def test_an_event_is_held_until_its_end_arrives() -> None:
     reader = AnswerReader([])
     reader.received.append(token("a")[:-1])
     assert (reader.read(), reader.complete) == ([], False)
     reader.received.append(b"\n")
     assert [delta.content for delta in reader.read()] == ["a"]
-
-
-def test_an_event_of_several_data_lines() -> None:
-    body = b'data: {"choices":[{"delta":\ndata:{"content":"a"}}]}\n\n' + token(None, "stop")
-    assert read(body)[0] == "a"
 
 
 def test_reasoning_counts_as_output_but_not_as_content() -> None:
@@ -239,11 +241,6 @@ def test_the_body_of_an_error_status() -> None:
         reader.received.append(part)
     reader.refuse(429, None)
     assert (type(reader.failure), reader.signal, reader.unread) == (ProviderQuotaExhausted, ProviderSignal.QUOTA, 0)
-
-
-@pytest.mark.parametrize("body", GARBAGE)
-def test_garbage(body: bytes) -> None:
-    assert isinstance(read(body)[1].failure, ProviderFailed)
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,21 @@
-"""Faults of Redis, the network and the caller: money moves once, and none stays reserved."""
+"""Faults of Redis, the network and the caller, and failovers: money moves once, and none stays reserved."""
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneUnavailable, NotReplicated, SpendCapReached
 from gateway.inference.spend import admission as admission_module
-from gateway.inference.spend import scripts
-from gateway.inference.spend.admission import PendingSettlement, RedisClock, Reservation
+from gateway.inference.spend.admission import Admitted, PendingSettlement, RedisClock, Reservation
+from gateway.redis import client as store_module
 from gateway.redis.partitions import partition_tag
-from tests.gateway.inference.admissions import EVALSHA, AdmissionProcess, Books
+from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, Books, admission_process
 from tests.support.polling import wait_until
+from tests.support.redis_servers import BINARIES, RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
-
-
-async def test_without_redis_requests_are_refused(proxy: Proxy, remote: AdmissionProcess) -> None:
-    proxy.go_down()
-    with pytest.raises(BackboneUnavailable) as refused:
-        await remote.admit(1000)
-    assert (refused.value.status, refused.value.code) == (503, "BACKBONE_UNAVAILABLE")
-    assert refused.value.retry_after
+from workers.monitors.leases import settle_overdue
 
 
 async def test_a_redis_that_does_not_answer(remote: AdmissionProcess, proxy: Proxy, books: Books) -> None:
@@ -100,11 +95,13 @@ async def test_canceled_during_admission(proxy: Proxy, remote: AdmissionProcess,
     assert await books.passed() <= 2
 
 
-async def test_a_settlement_waits_for_redis(proxy: Proxy, remote: AdmissionProcess, books: Books) -> None:
+async def test_settlements_wait_for_redis(proxy: Proxy, remote: AdmissionProcess, books: Books) -> None:
+    """The first one of a reservation counts."""
     reservations = [await remote.reserve(1000) for _ in range(5)]
     proxy.go_down()
     for n, reservation in enumerate(reservations):
         await remote.settle(reservation, 100 + n)
+        await remote.settle(reservation, 0)
     assert await books.spend() == (0, 5000)
     proxy.down = False
     await wait_until(books.closed)
@@ -147,34 +144,12 @@ async def test_canceled_during_settlement(proxy: Proxy, remote: AdmissionProcess
     assert await books.spend() == (400, 0)
 
 
-async def test_the_first_of_several_settlements_counts(here: AdmissionProcess, books: Books) -> None:
-    reservation = await here.reserve(1000)
-    await here.settle(reservation, 300)
-    await asyncio.gather(*[here.settle(reservation, cost) for cost in (0, 300, 999, 1000)])
-    assert await books.spend() == (300, 0)
-
-
-async def test_one_of_several_concurrent_settlements_counts(here: AdmissionProcess, books: Books) -> None:
-    costs = [0, 111, 222, 333, 1000]
-    for _ in range(20):
-        before = (await books.spend())[0]
-        reservation = await here.reserve(1000)
-        await asyncio.gather(*[here.settle(reservation, cost) for cost in costs])
-        after, reserved = await books.spend()
-        assert after - before in costs
-        assert reserved == 0
-
-
-async def test_the_first_settlement_counts_while_redis_is_away(
-    proxy: Proxy, remote: AdmissionProcess, books: Books
+async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(
+    here: AdmissionProcess, books: Books
 ) -> None:
-    reservation = await remote.reserve(1000)
-    proxy.go_down()
-    await remote.settle(reservation, 300)
-    await remote.settle(reservation, 0)
-    proxy.down = False
-    await wait_until(books.closed)
-    assert await books.spend() == (300, 0)
+    await here.settle(Reservation("never-answered", "acc_one", 1000), 0)
+    assert not await books.client.keys("*")
+    assert here.counted("gateway_reservations_lost_total") == 0
 
 
 async def test_the_number_of_pending_settlements_is_limited(
@@ -219,23 +194,6 @@ async def test_a_partition_that_refuses_does_not_delay_the_others(
         await books.client.rename("aside", key)
     await wait_until(books.closed)
     assert await books.spend() == (10 * stuck, 0)
-
-
-async def test_a_settlement_after_that_of_the_monitors_worker(here: AdmissionProcess, books: Books) -> None:
-    reservation = await here.reserve(1000)
-    assert (await scripts.settle(here.store, partition_tag("acc_one"), reservation.id, None)).nano_euro == 1000
-    await here.settle(reservation, 5)
-    assert await books.spend() == (1000, 0)
-    assert not here.admission.pending
-
-
-async def test_missing_scripts_are_sent_again(here: AdmissionProcess, books: Books) -> None:
-    for _ in range(2):
-        await books.client.script_flush()
-        reservations = await asyncio.gather(*[here.reserve(10) for _ in range(20)])
-        await books.client.script_flush()
-        await asyncio.gather(*[here.settle(each, 1) for each in reservations])
-    assert await books.spend() == (40, 0)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -313,3 +271,199 @@ async def test_an_overflow_during_a_repetition_does_not_stop_the_queue(
     assert (await books.spend())[0] >= 20
     for reservation in reservations:
         await remote.settle(reservation, reservation.max_cost)
+
+
+# -- a failover, in which a replica that lacks the latest writes takes over ---------------------------------------
+
+on_redis = pytest.mark.parametrize("servers", ["redis"], indirect=True)  # a Valkey replica needs a second to start
+
+
+class Pair:
+    """A primary and its replica. A test may disturb the network between them, and the gateway's network to them."""
+
+    def __init__(self, primary: RedisServer, replica: RedisServer, link: Proxy, gateway: Proxy) -> None:
+        self.primary, self.replica, self.link, self.gateway = primary, replica, link, gateway
+
+    async def replicated(self) -> None:
+        """Waits until the replica has what the primary has."""
+        with self.primary.client() as primary, self.replica.client() as replica:
+            written = primary.info("replication")["master_repl_offset"]
+            await wait_until(lambda: replica.info("replication").get("slave_repl_offset", -1) >= written)
+
+    def fail_over(self) -> None:
+        self.primary.kill()
+        with self.replica.client() as replica:
+            replica.replicaof("NO", "ONE")
+        self.gateway.target = self.replica.port
+        self.gateway.cut()
+
+
+@pytest.fixture(scope="module", params=BINARIES)
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[RedisServer, RedisServer]]:
+    primary, replica = RedisServer(request.param), RedisServer(request.param)
+    yield primary, replica
+    primary.stop()
+    replica.stop()
+
+
+@pytest.fixture
+async def pair(servers: tuple[RedisServer, RedisServer]) -> AsyncIterator[Pair]:
+    primary, replica = servers
+    for server in servers:
+        server.kill()
+        server.start()
+    async with Proxy(primary.port) as link, Proxy(primary.port) as gateway:
+        with primary.client() as client:
+            client.config_set("repl-diskless-sync-delay", 0)
+        with replica.client() as client:
+            client.replicaof("127.0.0.1", str(link.port))
+        pair = Pair(primary, replica, link, gateway)
+        await wait_until(lambda: asyncio.to_thread(acknowledges, primary))
+        yield pair
+
+
+@pytest.fixture
+async def paired(pair: Pair) -> AsyncIterator[AdmissionProcess]:
+    async with admission_process(pair.gateway.url) as running:
+        yield running
+
+
+async def test_a_lost_reservation_is_settled_once(pair: Pair, paired: AdmissionProcess) -> None:
+    kept = await paired.reserve(1_000_003)
+    await pair.replicated()
+    pair.link.go_down()
+    lost = await paired.reserve(2_000_033)
+    pair.fail_over()
+    books = Books(paired.store.client)
+    assert await books.spend() == (0, 1_000_003)
+    await paired.settle(kept, 7)
+    for _ in range(3):
+        await paired.settle(lost, 1_234_567)
+    await wait_until(lambda: not paired.admission.pending)
+    assert await books.spend() == (1_234_574, 0)
+    assert await books.closed()
+    assert paired.counted("gateway_reservations_lost_total") == 1
+
+
+@on_redis
+async def test_a_lost_answer_after_a_failover_counts_once(pair: Pair, paired: AdmissionProcess) -> None:
+    await pair.replicated()
+    pair.link.go_down()
+    lost = await paired.reserve(2_000_033)
+    pair.fail_over()
+    pair.gateway.lose_answer = EVALSHA
+    await paired.settle(lost, 1_234_567)
+    await wait_until(lambda: paired.retries() >= 1 and not paired.admission.pending)
+    assert await Books(paired.store.client).spend() == (1_234_567, 0)
+
+
+@on_redis
+async def test_a_lost_settlement_is_written_again(pair: Pair, paired: AdmissionProcess) -> None:
+    """The failover loses the settlement with its answer, but keeps the reservation."""
+    reservation = await paired.reserve(2_000_033)
+    await pair.replicated()
+    pair.link.go_down()
+    pair.gateway.lose_answer = EVALSHA
+    await paired.settle(reservation, 1_234_567)
+    pair.fail_over()  # before it is repeated
+    books = Books(paired.store.client)
+    await wait_until(books.closed)
+    await wait_until(lambda: not paired.admission.pending)
+    assert await books.spend() == (1_234_567, 0)
+
+
+@on_redis
+async def test_a_settlement_lost_after_its_answer_costs_the_maximum(pair: Pair, paired: AdmissionProcess) -> None:
+    """The gateway has forgotten it, so the monitors worker settles the reservation when its lease has expired."""
+    paired.admission._lease = 50
+    reservation = await paired.reserve(2_000_033)
+    await pair.replicated()
+    pair.link.go_down()
+    await paired.settle(reservation, 1_234_567)
+    pair.fail_over()
+    await wait_until(lambda: settle_overdue(paired.store))
+    await settle_overdue(paired.store)
+    await paired.settle(reservation, 1_234_567)
+    assert await Books(paired.store.client).spend() == (2_000_033, 0)
+
+
+# -- GATEWAY_REDIS_WAIT --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def careful(pair: Pair) -> AsyncIterator[AdmissionProcess]:
+    """A gateway that waits for one replica."""
+    async with admission_process(pair.gateway.url, replicas=1) as running:
+        yield running
+
+
+async def test_a_reservation_that_a_replica_has_survives(pair: Pair, careful: AdmissionProcess) -> None:
+    reservations = await asyncio.gather(*[careful.reserve(1000, user=f"u{n}") for n in range(30)])
+    pair.link.go_down()
+    pair.fail_over()
+    books = Books(careful.store.client)
+    assert set(await books.open()) == {reservation.id for reservation in reservations}
+    assert await books.spend() == (0, 30_000)
+
+
+@on_redis
+@pytest.mark.parametrize("fault", ["away", "frozen", "behind"])
+async def test_a_reservation_that_no_replica_has_is_refused_and_released(
+    pair: Pair, careful: AdmissionProcess, fault: str
+) -> None:
+    running = await careful.reserve(500)
+    match fault:
+        case "away":
+            pair.replica.kill()
+        case "frozen":
+            pair.replica.freeze()
+        case "behind":
+            pair.link.swallowing = True
+    began = asyncio.get_running_loop().time()
+    answers = await asyncio.gather(
+        *[careful.admit(1000, user=f"u{n}") for n in range(20)], careful.admit(0), return_exceptions=True
+    )
+    assert asyncio.get_running_loop().time() - began < store_module.COMMAND_SECONDS
+    assert all(isinstance(answer, NotReplicated) for answer in answers[:-1])
+    assert (answers[0].status, answers[0].code) == (503, "BACKBONE_UNAVAILABLE")
+    assert isinstance(answers[-1], Admitted)  # it reserves nothing
+    await careful.settle(running, 7)  # does not wait
+    books = Books(careful.store.client)
+    await wait_until(books.closed)
+    assert await books.spend() == (7, 0)
+    if fault == "frozen":
+        pair.replica.thaw()
+
+        async def passes() -> bool:
+            return await careful.refusal(1) is None
+
+        await wait_until(passes)
+
+
+@on_redis
+async def test_without_a_replica_a_full_cap_is_still_the_reason_of_a_refusal(
+    pair: Pair, careful: AdmissionProcess
+) -> None:
+    pair.replica.kill()
+    assert isinstance(await careful.refusal(CAP + 1), SpendCapReached)
+
+
+@on_redis
+async def test_missing_scripts_are_sent_again(pair: Pair, careful: AdmissionProcess) -> None:
+    await careful.settle(await careful.reserve(1), 0)
+    with pair.primary.client() as client:
+        client.script_flush()
+    await careful.settle(await careful.reserve(1), 0)
+
+
+@on_redis
+async def test_without_the_setting_no_command_waits_for_replicas(pair: Pair, paired: AdmissionProcess) -> None:
+    """No extra command is sent, whatever the replica does."""
+    pair.replica.freeze()
+    with pair.primary.client() as client:
+        client.config_resetstat()
+        await paired.settle(await paired.reserve(1), 0)
+        calls = client.info("commandstats")
+    assert "cmdstat_wait" not in calls
+    assert calls["cmdstat_evalsha"]["calls"] + calls.get("cmdstat_eval", {"calls": 0})["calls"] <= 4
+    pair.replica.thaw()

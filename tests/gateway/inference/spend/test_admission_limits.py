@@ -1,13 +1,12 @@
-"""Rate limits and the daily cap. `test_admission_windows.py` tests how a window slides in real time."""
+"""Rate limits and the daily cap over HTTP."""
 
 import asyncio
 
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import ROLE, answer, chunk, tokens
+from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import CLOSE
-from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -41,15 +40,6 @@ async def test_an_app_has_thirty_requests_per_minute(app: App) -> None:
     assert 50 <= int(response.headers["Retry-After"]) <= 60
 
 
-async def test_no_more_simultaneous_requests_pass_than_the_limit(app: App) -> None:
-    same = [app.ask("x", token=app.token("ana", jti=str(n))) for n in range(40)]
-    statuses = [r.status_code for r in await asyncio.gather(*same)]
-    assert (statuses.count(200), statuses.count(429)) == (20, 20)
-    others = [app.ask("x", token=app.token(f"u{n}")) for n in range(30)]
-    statuses = [r.status_code for r in await asyncio.gather(*others)]
-    assert (statuses.count(200), statuses.count(429)) == (10, 20)
-
-
 async def test_the_same_user_of_two_apps_has_two_limits(gw: Gateway, backend: FakeAppBackend) -> None:
     account = await gw.account()
     first, second = await account.app(backend), await account.app(backend)
@@ -59,11 +49,16 @@ async def test_the_same_user_of_two_apps_has_two_limits(gw: Gateway, backend: Fa
 
 
 async def test_requests_that_do_not_count(app: App) -> None:
-    for _ in range(35):
-        refused(await app.ask("x", token="no.to.ken"), 401, "TOKEN_INVALID")
-        evil = app.headers(Origin="https://evil.example")
-        refused(await app.post({"prompt": "x"}, headers=evil), 403, "ORIGIN_NOT_ALLOWED")
+    refused(await app.ask("x", token="no.to.ken"), 401, "TOKEN_INVALID")
+    evil = app.headers(Origin="https://evil.example")
+    refused(await app.post({"prompt": "x"}, headers=evil), 403, "ORIGIN_NOT_ALLOWED")
     assert counted(await app.ask("x"))[1] == 19
+
+
+async def test_a_user_id_that_is_not_valid_text(app: App) -> None:
+    """JSON can contain half a character. It is refused or counted as a user, but never causes a crash."""
+    response = await app.ask("x", token=app.token("\ud800"))
+    assert response.status_code in (200, 401)
 
 
 async def test_faulty_requests_count(app: App) -> None:
@@ -71,17 +66,6 @@ async def test_faulty_requests_count(app: App) -> None:
         assert 400 <= (await app.post(content=body, headers=app.headers())).status_code < 423
     assert counted(await app.ask("x"))[1] == 14
     assert (await app.account.spend())["reserved"] == 0
-
-
-async def test_other_rates_by_settings(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch(GATEWAY_RATE_LIMITS="app=3,user=2") as gw:
-        app = await gw.app(backend)
-        assert [counted(await app.ask("x"))[:2] for _ in range(2)] == [(2, 1), (2, 0)]
-        refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
-        assert counted(await app.ask("x", token=app.token("ben")))[1] == 0
-        refused(await app.ask("x", token=app.token("eve")), 429, "APP_RATE_LIMITED")
-        limits = (await app.account.get()).json()["limits"]
-        assert (limits["requestsPerMinutePerApp"], limits["requestsPerMinutePerUser"]) == (3, 2)
 
 
 @pytest.mark.parametrize(("plan", "cap"), [("free", 0.05), ("starter", 0.5), ("maker", 2), ("max", 10)])
@@ -124,22 +108,6 @@ async def test_the_cap_holds_for_simultaneous_requests(
     assert sum(r.status_code == 200 for r in await asyncio.gather(*asks)) == fitting
     assert await account.settled() == fitting * cost(3, 1)
     assert len(provider.asked(prompt)) == fitting
-
-
-async def test_released_money_can_be_spent_again(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    app = await gw.app(backend, "free")
-    prompt = provider.plays(answer(500), prompt="y" * 40_000)
-    for _ in range(3):
-        refused(await app.ask(prompt, model="llama-3.3-70b-instruct"), 502, "PROVIDER_ERROR")
-    assert await app.account.settled() == 0
-
-
-async def test_a_refused_request_is_not_counted(gw: Gateway, backend: FakeAppBackend) -> None:
-    app = await gw.app(backend, "free")
-    for _ in range(25):
-        response = await app.ask("z" * 60_000, model="llama-3.3-70b-instruct")
-        refused(response, 402, "SPEND_CAP_REACHED")
-    assert counted(await app.ask("x"))[1] == 19
 
 
 async def test_a_larger_plan_takes_effect_within_a_second(gw: Gateway, backend: FakeAppBackend) -> None:
