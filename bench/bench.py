@@ -206,7 +206,7 @@ class Bench:
         return _median(costs, "cost") / _median(others, "cost")
 
     def _simultaneous(self, name: str) -> bool:
-        """Whether the targets run simultaneously. Memory is always measured one target at a time, in new processes."""
+        """Returns whether the targets run simultaneously. Memory is measured one target at a time, in new processes."""
         return self.together and WORKLOADS[name].unit != "stream"
 
     def errors(self) -> int:

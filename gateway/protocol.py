@@ -453,7 +453,7 @@ class Connection(asyncio.Protocol):
         return self.answering is not None and not self.answering.complete
 
     def is_waiting_for_request(self) -> bool:
-        """Whether the connection waits only for the head or the body of a request."""
+        """Returns whether the connection waits only for the head or the body of a request."""
         return self.uploading or not self.is_answering()
 
     def eviction_key(self, now: float) -> tuple[bool, bool, float]:
@@ -479,7 +479,7 @@ class Connection(asyncio.Protocol):
         return (self.head_begun or not self.is_answering()) and waited > HEAD_SECONDS
 
     def is_idle(self, now: float) -> bool:
-        """Whether the connection has waited longer than KEEP_ALIVE_SECONDS for another request."""
+        """Returns whether the connection has waited longer than KEEP_ALIVE_SECONDS for another request."""
         if self.answering is None or self.is_answering() or self.head_begun or self.uploading:
             return False
         return now - self.since > KEEP_ALIVE_SECONDS

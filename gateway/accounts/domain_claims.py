@@ -53,7 +53,7 @@ class DomainClaims:
                 await compare_and_set(self._store, domain_key(domain), "", expected=present)
 
     async def is_owner(self, app: App) -> bool:
-        """Whether the app is the one to serve at its custom domain. A claim that Redis lost counts as the app's."""
+        """Returns whether this app is served at its custom domain. A claim that Redis lost counts as the app's."""
         domain = verified_domain(app)
         claim = await self._store.get(domain_key(domain)) or "" if domain else ""
         return bool(domain) and claim.partition(" ")[0] in ("", app.id)

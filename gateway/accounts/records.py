@@ -28,7 +28,7 @@ BRANCH = re.compile(
 
 
 class _Auth(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True):
-    """How an app's users are verified: the base of the kinds."""
+    """Verifies an app's users: the base of the kinds."""
 
 
 class JwksAuth(_Auth, frozen=True, tag="jwks"):

@@ -56,7 +56,7 @@ as_json = click.option(
 
 
 def wants_json() -> bool:
-    """Whether the running command has the option --json."""
+    """Returns whether the running command has the option --json."""
     return bool(click.get_current_context().meta.get(JSON))
 
 

@@ -117,7 +117,7 @@ class DeployActions:
             raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
 
     def _may_be_kept(self, deploy: Deploy) -> bool:
-        """Whether the release may still be kept. False only if this process can see that it is not."""
+        """Returns whether the release may still be kept. False only if this process can see that it is not."""
         if self._settings.storage_url:  # other hosts may have the release
             return True
         app = self._releases / deploy.appId

@@ -222,7 +222,7 @@ class Deploys:
         return await self._sources.open(deploy.appId, deploy.source) if deploy.source else None
 
     async def has_source(self, deploy: Deploy) -> bool:
-        """Whether the source is still stored. True while the storage is away: the build reports a missing source."""
+        """Returns whether the source is stored. True while the storage is away: the build reports a missing source."""
         try:
             return bool(deploy.source) and await self._sources.exists(deploy.appId, deploy.source)
         except StorageUnavailable:

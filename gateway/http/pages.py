@@ -94,7 +94,7 @@ def render(settings: Settings, *, open_today: bool) -> str:
 
 
 async def may_register(gateway: Gateway) -> bool:
-    """Whether the page offers registration at first. True while Redis is unavailable: the registration decides."""
+    """Returns whether the page offers registration. True while Redis is unavailable: the registration decides."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
     try:
         registered = await gateway.store.get(f"{REGISTRATIONS_KEY}:{day}")

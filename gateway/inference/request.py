@@ -137,7 +137,7 @@ class InferenceRequest:
 
     @property
     def stalled(self) -> bool:
-        """Whether the client has stopped reading. Under another server this is unknown: there, `send` waits."""
+        """Returns whether the client has stopped reading. Under another server this is unknown: there, `send` waits."""
         return self.connection is not None and self.connection.stalled
 
     def watch(self, fail: Callable[[Exception], None], resume: Callable[[], None] | None = None) -> None:

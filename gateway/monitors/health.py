@@ -142,7 +142,7 @@ def _record_answer(health: AppHealth, now: int) -> AppHealth:
 
 
 def is_probed(plan: str, live: bool) -> bool:
-    """Whether an app is probed: only live apps are, from the Starter plan on."""
+    """Returns whether an app is probed: only live apps are, from the Starter plan on."""
     return live and plan != "free"
 
 

@@ -55,7 +55,7 @@ OPEN_PORTS = {80, 443}
 
 
 def is_own_service(address: str, port: int) -> bool:
-    """Whether the address belongs to this machine and the port is not its proxy's. Sends nothing."""
+    """Returns whether the address belongs to this machine and the port is not its proxy's. Sends nothing."""
     if port in OPEN_PORTS:
         return False
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:

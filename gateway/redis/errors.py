@@ -36,7 +36,7 @@ def map_redis_errors() -> Iterator[None]:
 
 
 def _passed_redis_py(error: BaseException) -> bool:
-    """Whether the error came through redis-py, as it does when uvloop has closed a connection."""
+    """Returns whether the error came through redis-py, as it does when uvloop has closed a connection."""
     frames = (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(module.get("__name__")).startswith("redis.") for module in frames)
 

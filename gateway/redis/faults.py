@@ -101,7 +101,7 @@ def advise(error: BaseException | None) -> str:
 
 
 def concerns_every_write(error: BaseException | None) -> bool:
-    """Whether the server would also refuse any other write."""
+    """Returns whether the server would also refuse any other write."""
     return code_of(error) in _BY_CODE
 
 

@@ -148,11 +148,11 @@ class Servers(ABC):
 
     @abstractmethod
     async def takes_writes(self) -> bool:
-        """Whether every partition takes a write, and a replica confirms it if there are replicas."""
+        """Returns whether every partition takes a write, and a replica confirms it if there are replicas."""
 
     @abstractmethod
     async def is_whole(self) -> bool:
-        """Whether all nodes run and each replica is in sync with its primary."""
+        """Returns whether all nodes run and each replica is in sync with its primary."""
 
     async def fail_over(self, replica: Node) -> None:
         raise NotImplementedError

@@ -32,13 +32,13 @@ def make_word(number: int, index: int) -> str:
 
 
 def is_faithful(number: int, text: str, *, whole: bool) -> bool:
-    """Whether the text is the answer to the prompt, or if not `whole`, its beginning."""
+    """Returns whether the text is the answer to the prompt, or if not `whole`, its beginning."""
     expected = "".join(make_word(number, index) for index in range(sum(piece_sizes(number))))
     return text == expected if whole else expected.startswith(text)
 
 
 def is_left(number: int) -> bool:
-    """Whether the caller disconnects after the first token, before the slowed-down provider has answered completely."""
+    """Returns whether the caller disconnects after the first token, before the provider has answered completely."""
     return number % 12 == 5
 
 

@@ -1,5 +1,5 @@
-"""What one app may take of the server that all apps share: requests in progress, requests that wait, and patience with
-slow visitors.
+"""Limits what one app takes of the server that all apps share: requests in progress, requests that wait, and patience
+with slow visitors.
 
 An app has `APP_REQUESTS` requests in progress at once. The next `APP_WAITING` wait, in order and at most `WAIT_SECONDS`
 long; all others are refused at once. Together the apps have `total` requests in progress. When they are used up, an app
@@ -28,7 +28,7 @@ MOST_FILES = 65_536  # that are counted on where the machine sets no limit
 
 
 def open_files(*, hard: bool = False) -> int:
-    """How many files this process may open, or, with `hard`, allow itself and its children to open."""
+    """Returns the number of files that this process may open or, with `hard`, may allow itself and its children."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[hard]
     return MOST_FILES if limit == resource.RLIM_INFINITY else min(limit, MOST_FILES)
 

@@ -107,7 +107,7 @@ class Forwarder:
 
 
 class _SwitchResponse(web.StreamResponse):
-    """What aiohttp takes for the answer, after all has been sent past it."""
+    """Stands for the answer in aiohttp, after everything was sent past it."""
 
     def __init__(self) -> None:
         super().__init__(status=101)

@@ -68,7 +68,7 @@ class Output:
 
     @property
     def full(self) -> bool:
-        """Whether the rest of this second's output is dropped."""
+        """Returns whether the rest of this second's output is dropped."""
         return self._left <= 0 and time.monotonic() - self._second < 1
 
     def drop(self, lines: int) -> None:
@@ -122,7 +122,7 @@ class BuildOutput:
 
     @property
     def full(self) -> bool:
-        """Whether further output is dropped."""
+        """Returns whether further output is dropped."""
         return self._left <= 0
 
     def drop(self, lines: int) -> None:

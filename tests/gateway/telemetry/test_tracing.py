@@ -1,4 +1,4 @@
-"""When traces are on, the messages if they cannot be, and their cost while they are off."""
+"""Covers when traces are on, the messages if they cannot be, and their cost while they are off."""
 
 import os
 import re

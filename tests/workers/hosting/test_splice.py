@@ -1,4 +1,4 @@
-"""What one app and its visitors send over WebSockets, while another account's page is asked for."""
+"""Floods WebSockets of one app while another account's page is requested."""
 
 import asyncio
 import contextlib

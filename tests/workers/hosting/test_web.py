@@ -1,4 +1,4 @@
-"""What the web servers answer: both the same, but where they refuse what no browser sends."""
+"""Compares the answers of both web servers. They differ only in how they refuse what no browser sends."""
 
 import asyncio
 import os
@@ -317,7 +317,7 @@ async def test_links_in_a_release_are_not_followed(hosting: Hosting) -> None:
 
 
 async def test_files_are_read_as_nobody(hosting: Hosting) -> None:
-    """What nginx could not read, it had the worker read, which may be root."""
+    """A file that other users cannot read is not served, although the worker may be root."""
     pages, deploy = {"index.html": "home", "mine.txt": "for its owner"}, f"dep_{secrets.token_hex(4)}"
     site = hosting.publish(deploy, pages, "modes.apps.test", kind="preview", branch="modes")
     (site.release(deploy) / "files/mine.txt").chmod(0o600)
