@@ -12,7 +12,7 @@ import pytest
 
 from gateway import connections, protocol
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.support.gateway_process import gateway
+from tests.support.gateway_process import gateway, limit_descriptors
 from tests.support.http_site import GET, HANG, Site, serving
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -99,11 +99,6 @@ def test_each_connection_has_a_descriptor_for_the_provider(descriptors: int, mos
 # -- the process ---------------------------------------------------------------------------------------------
 
 
-def limited(option: str) -> list[str]:
-    """Returns a command that limits the descriptors of another one to 256."""
-    return ["/bin/sh", "-c", f'ulimit {option} 256; exec "$@"', "sh"]
-
-
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -121,7 +116,7 @@ async def test_the_limit_is_raised_in_each_process(
 ) -> None:
     """The soft limit of most systems, 1,024, allows only 500 streams."""
     hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65_536)
-    async with gateway(valkey.url, provider, tmp_path, workers=workers, prefix=limited("-Sn")) as gw:
+    async with gateway(valkey.url, provider, tmp_path, workers=workers, prefix=limit_descriptors("-Sn 256")) as gw:
         assert gw.process
         pid = gw.process.pid
         # Beside the workers, the supervisor starts a tracker of resources.
@@ -133,7 +128,7 @@ async def test_clients_leave_descriptors_for_the_provider(
     provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
 ) -> None:
     """Even if clients open as many connections as possible, requests reach the provider."""
-    async with gateway(valkey.url, provider, tmp_path, prefix=limited("-n")) as gw:
+    async with gateway(valkey.url, provider, tmp_path, prefix=limit_descriptors("-n 256")) as gw:
         app = await gw.app(backend)
         async with opened(gw.port, 400, b"POST /register HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"):
             assert gw.process

@@ -17,7 +17,7 @@ from gateway.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remo
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import HANG
-from tests.support.gateway_process import Gateway, gateway
+from tests.support.gateway_process import Gateway, gateway, limit_descriptors
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 
@@ -163,9 +163,8 @@ async def test_a_process_that_cannot_start_ends_the_service(
     provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
     """With a limit of 20 descriptors, the processes have none left."""
-    few = ("sh", "-c", 'ulimit -n 20; exec "$@"', "sh")
     with pytest.raises(RuntimeError, match="did not start") as failed:
-        async with gateway(valkey.url, provider, tmp_path, workers=2, prefix=few):
+        async with gateway(valkey.url, provider, tmp_path, workers=2, prefix=limit_descriptors("-n 20")):
             pass
     assert str(failed.value).count('"event":"process.ended"') <= 2
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
@@ -58,9 +59,11 @@ class Bystander:
 
 
 @contextlib.asynccontextmanager
-async def run_bystander(provider: FakeProvider, backend: FakeAppBackend, folder: Path) -> AsyncIterator[Bystander]:
+async def run_bystander(
+    provider: FakeProvider, backend: FakeAppBackend, folder: Path, **options: Any
+) -> AsyncIterator[Bystander]:
     """Runs a gateway with the bystander's app, measured without an attack."""
-    async with gateway_with_redis(provider, folder, CONSTANTS, **SETTINGS) as gateway:
+    async with gateway_with_redis(provider, folder, CONSTANTS, **SETTINGS, **options) as gateway:
         app = await gateway.app(backend)
         yield Bystander(app, await measure_app(app))
 

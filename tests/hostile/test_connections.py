@@ -1,6 +1,5 @@
 """Thousands of connections that never complete a request do not delay the bystander."""
 
-import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,7 +18,7 @@ from tests.hostile.bystander import (
     run_bystander,
     scale_attack,
 )
-from tests.support.gateway_process import Gateway
+from tests.support.gateway_process import limit_descriptors
 from tests.support.polling import wait_until
 from tests.support.raw_http import request
 
@@ -58,11 +57,8 @@ async def narrow_bystander(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Bystander]:
     """Runs a gateway that takes 384 connections."""
-    async with contextlib.AsyncExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Gateway, "prefix", ["/bin/sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"])
-            serving = run_bystander(provider, backend, tmp_path_factory.mktemp("narrow"))
-            bystander = await stack.enter_async_context(serving)
+    folder = tmp_path_factory.mktemp("narrow")
+    async with run_bystander(provider, backend, folder, prefix=limit_descriptors("-n 1024")) as bystander:
         yield bystander
 
 

@@ -50,10 +50,14 @@ def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
     return [sys.executable, "-c", "; ".join(lines)]
 
 
+def limit_descriptors(option: str) -> Sequence[str]:
+    """Returns the prefix of a command that sets its limit, with an option of `ulimit` such as `-n 256`."""
+    return ("/bin/sh", "-c", f'ulimit {option}; exec "$@"', "sh")
+
+
 class Gateway:
     redis: RedisServer
     wiretap: Wiretap
-    prefix: Sequence[str] = ()  # of the command, such as a shell that sets limits
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Gateway:
         self.off_file = folder / "inference.off"
         self.log_file = folder / f"gateway-{self.port}.log"
         self.workers = 1
+        self.prefix: Sequence[str] = ()  # of the command
         self.tracebacks_allowed = False
         self.confidential: set[str] = {OPERATOR, ENCRYPTION_KEY, provider.key}
         self.environment = {
@@ -228,12 +233,12 @@ async def gateway(
 
 @contextlib.asynccontextmanager
 async def gateway_with_redis(
-    provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
+    provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **options: Any
 ) -> AsyncIterator[Gateway]:
     """Runs a gateway with its own Redis (`.redis`), which is searched afterwards for content and leaked keys."""
     server = RedisServer().start()
     try:
-        async with Wiretap(server) as tap, gateway(server.url, provider, folder, constants, **settings) as running:
+        async with Wiretap(server) as tap, gateway(server.url, provider, folder, constants, **options) as running:
             running.redis, running.wiretap = server, tap
             yield running
         written = [secret for secret in running.secrets if tap.heard(secret)]

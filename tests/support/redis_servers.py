@@ -123,7 +123,7 @@ class RedisServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has exited by itself."""
+        """Returns whether the process has exited by itself."""
         return self._process is not None and self._process.poll() is not None
 
     def kill(self) -> None:

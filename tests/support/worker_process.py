@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -155,7 +155,7 @@ class Queue:
         self,
         url: str | None = None,
         *,
-        wrapper: tuple[str, ...] = (),
+        wrapper: Sequence[str] = (),
         constants: Mapping[str, float] = {},
         **settings: str,
     ) -> Worker:

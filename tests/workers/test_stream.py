@@ -145,7 +145,7 @@ async def proxy(events: Stream, valkey: RedisServer) -> AsyncIterator[Proxy]:
 
 
 def got(numbers: list[str], *readers: Reader) -> Callable[[], bool]:
-    """Whether the readers got each of the entries once."""
+    """Returns whether the readers got each of the entries once."""
     return lambda: sorted((number for reader in readers for number in reader.taken), key=int) == numbers
 
 

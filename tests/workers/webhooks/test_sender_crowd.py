@@ -9,6 +9,7 @@ import pytest
 from gateway.events.keys import bodies_key
 from gateway.redis.partitions import partition_tag, stream_key
 from tests.fakes.receiver import OK, FakeReceiver, verified
+from tests.support.gateway_process import limit_descriptors
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster
 from tests.support.worker_process import Account, Queue
@@ -23,7 +24,6 @@ for n = 0, ARGV[3] - 1 do
 end
 redis.call('EXPIRE', KEYS[2], 86400)
 """
-FEW_FILES = ("sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh")
 
 
 async def write_events(own: Queue, accounts: list[Account], each: int) -> None:
@@ -51,7 +51,7 @@ async def test_hundreds_of_hanging_receivers_do_not_delay_others(own: Queue, rec
         receiver.hangs(f"/{account.id}")
     healthy = await own.account(receiver)
     await write_events(own, hanging, 10)
-    await own.worker(wrapper=FEW_FILES)
+    await own.worker(wrapper=limit_descriptors("-Sn 256"))
     await wait_until(lambda: sum(bool(receiver.got(f"/{account.id}")) for account in hanging) > 300, 10)
     assert max(await delays(healthy, receiver, 20)) < sender.BUDGET_SECONDS / 2
     await wait_until(lambda: all(receiver.got(f"/{account.id}") for account in hanging), 10)

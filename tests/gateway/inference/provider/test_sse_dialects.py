@@ -77,7 +77,7 @@ async def test_dialects(app: App, provider: FakeProvider, dialect: str) -> None:
 
 
 async def test_a_stream_without_the_final_mark(app: App, provider: FakeProvider) -> None:
-    """Whether it counts as complete or as truncated, the tokens and the money are the same."""
+    """Complete or truncated, the tokens and the money are the same."""
     prompt = provider.plays(PLAIN[:-1])
     events = await app.events(prompt)
     assert text_of(events) == "".join(WORDS)
