@@ -71,6 +71,7 @@ async def test_pages_of_deploys_and_a_redeploy(capsule: Tool, hosted: App, tmp_p
     page = await capsule("deploys", "list", "--limit", "1", "--app", hosted.name)
     assert queued in page.out
     assert page.err == f"More: capsule deploys list --app {hosted.name} --before {queued}\n"
+    assert not (await capsule("deploys", "list", "--limit", "1", "--json")).err
     older = (await capsule("deploys", "list", "--before", queued)).out
     assert first in older
     assert "current" in older
