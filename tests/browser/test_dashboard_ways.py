@@ -127,6 +127,7 @@ async def test_hostile_names_stay_text_and_do_not_widen_the_page(
             ).to_be_focused()
             if view == "webhooks":
                 await expect(holder.row("app.crashed")).to_be_visible()
+            await expect(page.get_by_role("main")).not_to_contain_text("Loading")
             assert await holder.width() == width, view
             shown = await page.get_by_role("main").inner_text()
             assert (HOSTILE in shown) == (view not in ("webhooks", "usage", "requests")), view
