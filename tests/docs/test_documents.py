@@ -115,8 +115,9 @@ def test_listed_log_events_are_logged() -> None:
 
 
 def test_every_attribute_of_a_trace_is_listed() -> None:
-    sources = ("gateway/telemetry/spans.py", "gateway/inference/traces.py")
-    code = "".join(read_page(path) for path in (*sources, "workers/webhooks/sender.py", "workers/builds/builder.py"))
+    sources = ("telemetry/spans.py", "inference/traces.py", "inference/provider/pool.py")
+    workers = ("workers/webhooks/sender.py", "workers/builds/builder.py")
+    code = "".join(map(read_page, (*(f"gateway/{path}" for path in sources), *workers)))
     there = set(re.findall(r'"((?:capsule|gen_ai|http|server|error)\.[\w.]+)"', code))
     assert set(find_table(read_page("docs/traces.md"), "attribute")) == there
 
