@@ -234,6 +234,8 @@ class Checker:
 
     async def check_deploys(self, hosts: Sequence[str], patience: float) -> None:
         """Checks every deploy. `hosts`: addresses that serve the apps. `patience`: seconds that a deploy may take."""
+        final: Counter[str] = Counter()  # deploys by app
+        served: dict[str, str] = {}  # app → its last live deploy; an app's deploys are made one after the other
         for name, deploy in self._population.deploys.items():
             ended = await self._population.read_end(name)
             if ended and ended.state not in books.FINAL and time.monotonic() < deploy.at + patience:
@@ -242,10 +244,14 @@ class Checker:
                 self.failed_deploys[ended.error] += 1
             events = self.deploy_events[name]
             self.add_violations(books.check_deploy(name, deploy.account.id, ended, deploy.at, events, self._faults))
-            if ended and ended.state == "live" and self._population.published[deploy.app] == 1:
-                for host in hosts:
-                    if (page := await self._population.fetch_page(host, deploy.app)) != deploy.page:
-                        self.add_violations([f"deploy {name} is live, and host {host} answers {page[:60]}"])
+            if ended and ended.state in books.FINAL:
+                final[deploy.app] += 1
+                if ended.state == "live":
+                    served[deploy.app] = name
+        for app, name in served.items():
+            for host in hosts if final[app] == self._population.published[app] else ():
+                if (page := await self._population.fetch_page(host, app)) != self._population.deploys[name].page:
+                    self.add_violations([f"deploy {name} is live, and host {host} answers {page[:60]}"])
 
     # -- files -----------------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class Population:
         self.events: dict[str, tuple[float, str]] = {}  # time and account of each accepted event
         self.deploys: dict[str, Deploy] = {}
         self.published: Counter[str] = Counter()  # attempts by app
+        self._republishable: list[tuple[Account, str]] = []  # apps whose last attempt was accepted
         self.unexpected: list[str] = []
 
     async def __aenter__(self) -> Population:
@@ -190,16 +191,21 @@ class Population:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(self._chance.expovariate(DEPLOYS_PER_SECOND))
-                if self.current:
-                    tasks.create_task(self._publish(self._chance.choice(self.current)))
+                if self._republishable and self._chance.random() < 0.5:
+                    tasks.create_task(self._publish(*self._republishable.pop()))
+                elif self.current:
+                    account = self._chance.choice(self.current)
+                    if new := [app for app in account.apps if not self.published[app]]:
+                        tasks.create_task(self._publish(account, self._chance.choice(new)))
 
-    async def _publish(self, account: Account) -> None:
-        deploy = Deploy(account, self._chance.choice(account.apps), secrets.token_hex(8), time.monotonic())
+    async def _publish(self, account: Account, app: str) -> None:
+        deploy = Deploy(account, app, secrets.token_hex(8), time.monotonic())
         self.published[deploy.app] += 1
         source = packed({"index.html": deploy.page})
         status, body = await self.call("PUT", f"/account/apps/{deploy.app}/source", account.key, data=source)
         if status == 202:
             self.deploys[body["deployId"]] = deploy
+            self._republishable.append((account, app))
 
     async def read_end(self, deploy: str) -> Ended | None:
         """Returns how a deploy ended, or None if it does not exist."""

@@ -12,10 +12,11 @@ import redis.asyncio
 
 from gateway.inference.keys import spend_key
 from gateway.redis.partitions import stream_key
+from tests.chaos.books import Ended
 from tests.chaos.checker import Checker
 from tests.chaos.load import Answer
 from tests.chaos.nodes import Servers
-from tests.chaos.population import Account, Population
+from tests.chaos.population import Account, Deploy, Population
 from tests.chaos.prompts import PROMPT, cost
 from tests.support.redis_servers import RedisServer
 
@@ -117,6 +118,28 @@ async def test_backlog_counts_open_deploys(checker: Any) -> None:
     assert await checker.count_backlog() == 0
     await checker._servers.execute("XADD", stream_key("{p19}", "builds"), "*", "deploy", "dep_1")
     assert await checker.count_backlog() == 1
+
+
+async def test_app_serves_its_last_live_deploy(checker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    population, page = checker._population, "new"
+    for name in ("old", "new"):
+        population.deploys[f"dep_{name}"] = Deploy(population.accounts["acc_1"], "app", name, 50.0)
+        checker.deploy_events[f"dep_{name}"] = [(f"evt_{name}", "deploy.succeeded")]
+    population.published["app"] = 2
+
+    async def read_end(deploy: str) -> Ended:
+        return Ended("live", 50.0, 60.0)
+
+    async def fetch_page(host: str, app: str) -> str:
+        return page
+
+    monkeypatch.setattr(population, "read_end", read_end)
+    monkeypatch.setattr(population, "fetch_page", fetch_page)
+    await checker.check_deploys(["host"], 0)
+    assert not checker.violations
+    page = "old"
+    await checker.check_deploys(["host"], 0)
+    assert checker.violations == ["deploy dep_new is live, and host host answers old"]
 
 
 async def test_event_signed_with_another_secret_is_seen(checker: Any, tmp_path: Path) -> None:
