@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tests.browser import dashboard
 from tests.browser.dashboard import Holder
@@ -23,6 +23,7 @@ Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
 # Intervals, in seconds, at which counters and the operators' figures are written.
 SOON = {"gateway.telemetry.counters.FLUSH_SECONDS": 0.2, "gateway.operations.overview.SNAPSHOT_SECONDS": 0.5}
 
+expect.set_options(timeout=15_000)
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
 

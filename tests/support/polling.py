@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def wait_until(
-    read: Callable[[], Any], timeout: float = 5, every: float = 0.02, *, holds: Callable[[Any], object] = bool
+    read: Callable[[], Any], timeout: float = 10, every: float = 0.02, *, holds: Callable[[Any], object] = bool
 ) -> Any:
     """Polls a value until a condition holds for it, by default that it is truthy, and returns it.
 

@@ -68,6 +68,6 @@ async def test_each_delivery_has_one_trace(tmp_path: Path, receiver: FakeReceive
         assert (root.error, root.failed, root.attributes["capsule.outcome"]) == ("no-receiver", False, "dropped")
         assert [span.name for span in stages] == ["confirm", "record"]
 
-        hidden = {PATH, "secret-in", "oom", "137", HEADER_SECRET, *running.confidential}
+        hidden = {PATH, "secret-in", "oom", "exitCode", HEADER_SECRET, *running.confidential}
         assert not [text for text in hidden if text.encode() in collector.raw]
         running.confidential.add(HEADER_SECRET)
