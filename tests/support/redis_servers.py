@@ -176,15 +176,13 @@ def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list
     nodes = [RedisServer(name, *options) for _ in range(3)]
     everyone = [*nodes, *replicas]
     try:
-        for n, node in enumerate(everyone):
+        for node in everyone:
             node.start()
-            with node.client() as client:
-                for other in everyone[:n]:  # each meets each, because gossip takes seconds
-                    client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
+        _introduce(everyone)
         for node, first, end in zip(nodes, SLOTS, SLOTS[1:], strict=False):
             with node.client() as client:
                 client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
-        _wait_for(lambda: all(_whole(node, len(everyone)) for node in everyone))
+        _wait_for(lambda: all(_whole(node, len(everyone)) for node in everyone), lambda: _introduce(everyone))
         for node, replica in zip(nodes, replicas, strict=False):
             with node.client() as client:
                 own = client.execute_command("CLUSTER MYID")
@@ -197,10 +195,22 @@ def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list
             node.stop()
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+def _introduce(nodes: Sequence[RedisServer]) -> None:
+    """Lets each node of a cluster meet each other one, because gossip takes seconds."""
+    for n, node in enumerate(nodes):
+        with node.client() as client:
+            for other in nodes[:n]:
+                client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
+
+
+def _wait_for(condition: Callable[[], bool], introduce: Callable[[], None] = lambda: None) -> None:
+    """Raises TimeoutError after 30 seconds. Introduces the nodes again meanwhile: on a busy machine, they miss some."""
+    began = introduced = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        if time.monotonic() > introduced + 8:
+            introduce()
+            introduced = time.monotonic()
+        if time.monotonic() > began + 30:
             raise TimeoutError("the servers did not find each other")
         time.sleep(0.05)
 
