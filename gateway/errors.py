@@ -32,7 +32,7 @@ class ServiceError(Exception):
         if retry_after is not None:
             # Rounded up to whole seconds, so that a caller who waits this long is not refused again.
             self.retry_after = max(1, math.ceil(retry_after))
-        self.headers = self.own_headers if headers is None else headers
+        self.headers = [*self.own_headers] if headers is None else headers
 
     def event(self) -> dict[str, str]:
         """Returns the error as the data of a stream's event."""

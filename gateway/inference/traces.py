@@ -62,7 +62,7 @@ class RequestTraces:
 
     def _describe_exchange(self, request: InferenceRequest, span: Span) -> None:
         span.name = f"{EXCHANGE} {request.model}"
-        span.attributes = span.attributes | {
+        span.attributes |= {
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": request.model,
             "gen_ai.request.max_tokens": request.max_tokens,

@@ -56,7 +56,7 @@ class Trace:
         self._end_stage(now)
         stage = Span(name, kind, now)
         if attributes is not None:
-            stage.attributes = attributes
+            stage.attributes |= attributes
         self.stages.append(stage)
 
     def leave(self) -> None:

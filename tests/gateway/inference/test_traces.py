@@ -203,6 +203,8 @@ async def test_a_failure_of_the_provider_is_a_failure_of_the_exchange(
     chat, settle = stages[-2:]
     assert (chat.kind, chat.error, chat.failed) == (CLIENT, code, True)
     assert (settle.name, settle.error, settle.failed) == ("settle", None, False)
+    _, _, _, chat, _ = await trace_of(collector, await ask(shop, provider.plays(tokens("a"))))
+    assert (chat.failed, chat.attributes.get("error.type")) == (False, None)
 
 
 async def test_a_client_that_leaves_is_not_a_failure(
