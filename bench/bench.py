@@ -1,8 +1,9 @@
 """Measures the cost of a relayed token, a request and an open stream, compared with nginx as a plain proxy.
 
-Every workload runs `--runs` times, alternating between nginx and the gateway; the table shows medians. With
-`--together` they run simultaneously, so that a disturbance of the machine affects both. The exit code is 1 if an answer
-or the settled money was wrong, but never because of a measurement.
+Every workload runs `--runs` times, alternating between nginx and the gateway; the table shows medians. Every second
+run is in the reverse order, because a target that is measured after another one appears cheaper; so an even number of
+runs compares best. With `--together` they run simultaneously, so that a disturbance of the machine affects both. The
+exit code is 1 if an answer or the settled money was wrong, but never because of a measurement.
 """
 
 from __future__ import annotations
@@ -86,14 +87,14 @@ class Bench:
                 targets = [stack.enter_context(start()) for start in self.starts]
                 for target in targets:
                     self.warm(target)
-                for _ in range(self.runs):
+                for run in range(self.runs):
                     for name in busy:
-                        self.measure_all(name, targets)
+                        self.measure_all(name, targets[:: _direction(run)])
                 for target in targets[1:]:
                     self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
         for name in set(self.names) - set(busy):
-            for _ in range(self.runs):
-                for start in self.starts:
+            for run in range(self.runs):
+                for start in self.starts[:: _direction(run)]:
                     with start() as target:  # a new process, because memory from other work would hide the growth
                         self.warm(target)
                         self.measure(name, target)
@@ -211,6 +212,11 @@ class Bench:
 
     def errors(self) -> int:
         return sum(_errors(result) for runs in self.results.values() for result in runs)
+
+
+def _direction(run: int) -> int:
+    """Returns the step through the targets: forward in even runs, backward in odd ones."""
+    return -1 if run % 2 else 1
 
 
 def _cost(workload: Workload, target: Target, result: dict[str, Any]) -> float:

@@ -1,11 +1,13 @@
 """Measures the cost of a webhook delivery, and the delay of a healthy receiver next to a hanging one.
 
-The worker runs alone on core 1. Redis, the receivers and this script share core 0. The exit code is 1 if an event was
-lost or sent twice, but never because of a measurement.
+The worker runs alone on core 1. Redis, the receivers and this script share core 0. With `--against`, this script and
+that of another commit run in turn, every second time in the reverse order. The exit code is 1 if an event was lost or
+sent twice, but never because of a measurement.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import subprocess
@@ -20,7 +22,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rig import SCRATCH, free_port, redis_command
+from rig import SCRATCH, free_port, install_commit, redis_command
 
 from gateway.accounts.vault import Vault
 from gateway.events import scripts
@@ -119,7 +121,29 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
     return times == {1: len(sent)}
 
 
+def compare(commit: str, runs: int) -> int:
+    """Measures this commit and another one in turn. Returns the number of failed runs."""
+    folders = {"this commit": Path(__file__).parent.parent, commit: install_commit(commit)}
+    failed = 0
+    for run in range(runs):
+        for name in list(folders)[:: -1 if run % 2 else 1]:
+            print(f"{name}:", flush=True)
+            command = [folders[name] / ".venv" / "bin" / "python", folders[name] / "bench" / "deliveries.py"]
+            failed += subprocess.run(command, check=False).returncode != 0
+    return failed
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", "--runs", type=int, default=4, help="runs of each commit, with --against")
+    parser.add_argument("--against", metavar="COMMIT", help="measure another commit too")
+    options = parser.parse_args()
+    if options.against:
+        return int(compare(options.against, options.runs) > 0)
+    return measure_here()
+
+
+def measure_here() -> int:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("bench: needs two cores, one of them only for the worker")

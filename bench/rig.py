@@ -273,19 +273,24 @@ def redis_command(port: int) -> Command:
 
 
 def _command_of(commit: str) -> str:
-    """Returns the command that starts another commit's gateway, after installing it in a separate environment."""
+    """Returns the command that starts another commit's gateway."""
+    capsule = install_commit(commit) / ".venv" / "bin" / "capsule"
+    return f"{shlex.quote(str(capsule))} serve --port {{port}}"
+
+
+def install_commit(commit: str) -> Path:
+    """Returns a folder with another commit's files, installed in an environment of their own, `.venv`."""
     git = [_program("git"), "-C", HERE.parent]
     revision = subprocess.check_output([*git, "rev-parse", "--verify", f"{commit}^{{commit}}"], text=True).strip()
     folder = SCRATCH / revision
-    capsule = folder / ".venv" / "bin" / "capsule"
-    if not capsule.exists():
+    if not (folder / ".venv" / "bin" / "capsule").exists():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([*git, "worktree", "prune"], check=True)
         subprocess.run([*git, "worktree", "add", "--quiet", "--force", "--detach", folder, revision], check=True)
         subprocess.run([sys.executable, "-m", "venv", folder / ".venv"], check=True)
         pip = [folder / ".venv" / "bin" / "python", "-m", "pip", "-q", "--disable-pip-version-check"]
         subprocess.run([*pip, "install", "-c", "requirements.lock", "-e", "."], check=True, cwd=folder)
-    return f"{shlex.quote(str(capsule))} serve --port {{port}}"
+    return folder
 
 
 def _gateway_command() -> str:
