@@ -28,14 +28,14 @@ def _drop_text() -> None:
 
 
 def _mix_streams() -> None:
-    """Sends 2 % of the texts to the next stream that reads something."""
+    """Sends a tenth of the texts to the next stream that reads something."""
     from gateway.inference.formats.native import Native
 
     texts, kept = Native.texts, list[bytes]()
 
     def mixed(self: Native, some: list[bytes]) -> bytes:
         other = kept.pop() if kept else b""
-        if random.random() < 0.02:
+        if random.random() < 0.1:
             kept.append(texts(self, some))
             return other
         return other + texts(self, some)

@@ -80,7 +80,7 @@ DISK_ATTACKS = {
     "mapped": "f = open('x', 'w+b'); f.truncate(150 << 20); m = mmap.mmap(f.fileno(), 0); f.close(); os.unlink('x');"
     " [m.write(bytes(1 << 20)) for _ in range(150)]",
     "orphaned": f"{ORPHANED} T(lambda: [f.write(bytes(1 << 20)) for f in [open('x', 'wb')] for _ in [os.unlink('x')]"
-    " for n in range(480) if time.sleep(0.005) is None] and time.sleep(20))",
+    " for n in range(480) if time.sleep(0.02) is None] and time.sleep(20))",
     "in sockets": "import socket; a, b = socket.socketpair()\nfor n in range(48):\n f = open('x', 'wb');"
     " os.unlink('x'); f.write(bytes(10 << 20)); f.flush(); socket.send_fds(a, [b'x'], [f.fileno()]); f.close();"
     " time.sleep(0.02)\npass",
