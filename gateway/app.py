@@ -19,10 +19,10 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
-from gateway.accounts import app_routes, key_routes, limit_routes, operator_routes
+from gateway.accounts import app_routes, domain_routes, key_routes, limit_routes, operator_routes
 from gateway.accounts import routes as account_routes
 from gateway.accounts.pacing import RequestMeter, leave_lane
-from gateway.deploys import action_routes, engine_routes, environment_routes
+from gateway.deploys import action_routes, engine_routes, environment_routes, tls_routes
 from gateway.deploys import routes as deploy_routes
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from gateway.events import routes as webhook_routes
@@ -94,6 +94,8 @@ ROUTES: list[ControllerRouterHandler] = [
     *action_routes.ROUTES,
     *environment_routes.ROUTES,
     *limit_routes.ROUTES,
+    *domain_routes.ROUTES,
+    *tls_routes.ROUTES,
 ]
 
 

@@ -17,6 +17,7 @@ from litestar.di import NamedDependency
 
 from gateway import log
 from gateway.accounts.app_changes import AppChanges
+from gateway.accounts.custom_domains import CustomDomains
 from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import Pacing
 from gateway.accounts.registry import Registry
@@ -45,6 +46,7 @@ from gateway.operations.directory import Directory
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.outbound import client as outbound
+from gateway.outbound.dns import Resolver
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import find_folder_fault
@@ -63,6 +65,7 @@ class Gateway:
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.app_changes = AppChanges(self.registry)
+        self.custom_domains = CustomDomains(self.registry, Resolver(settings.dns))
         self.directory = Directory(self.registry)
         self.sessions = Sessions(self.store, settings.base_url)
         self.operators = Operators(settings)

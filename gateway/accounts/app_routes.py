@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 from litestar import delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from gateway.accounts import app_detail_routes
+from gateway.accounts.domain_names import apps_host, service_hosts
 from gateway.accounts.operator_routes import (
     NewAuth,
     check_auth,
@@ -81,8 +81,7 @@ async def create_app(account: Caller, data: JSONBody[NewApp], gateway: Injected)
 
 def check_service_host(name: str, gateway: Gateway) -> None:
     """Raises RequestMalformed for the name whose address would be the service's own."""
-    host = f"{name}.{gateway.settings.apps_domain.partition(':')[0]}"
-    if host in {urlsplit(url).hostname for url in (gateway.settings.base_url, gateway.settings.api_url)}:
+    if f"{name}.{apps_host(gateway.settings)}" in service_hosts(gateway.settings):
         raise RequestMalformed("name: this is the service's own address; choose another name.")
 
 

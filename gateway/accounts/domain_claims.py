@@ -37,9 +37,8 @@ class DomainClaims:
         async def compute(present: str) -> Change[None]:
             owner_id, _, since = present.partition(" ")
             if owner_id not in ("", app.id):
-                owner = await self._find_app(owner_id)
-                confirmed = owner is not None and owner.id == owner_id and verified_domain(owner) == domain
-                if confirmed or time.time() - float(since) < CLAIM_SECONDS:
+                confirmed = await self._confirm(owner_id, domain)
+                if confirmed is not None or time.time() - float(since) < CLAIM_SECONDS:
                     raise RequestMalformed("customDomain: another app has this domain.")
             return Change(f"{app.id} {time.time():.0f}", None)
 
@@ -51,6 +50,15 @@ class DomainClaims:
             present = await self._store.get(domain_key(domain)) or ""
             if present.partition(" ")[0] == app.id:
                 await compare_and_set(self._store, domain_key(domain), "", expected=present)
+
+    async def find_owner(self, domain: str) -> App | None:
+        """Returns the app that is served at the domain. Ignores a claim that its app's record does not confirm."""
+        claim = await self._store.get(domain_key(domain)) or ""
+        return await self._confirm(claim.partition(" ")[0], domain)
+
+    async def _confirm(self, owner_id: str, domain: str) -> App | None:
+        owner = await self._find_app(owner_id)
+        return owner if owner is not None and owner.id == owner_id and verified_domain(owner) == domain else None
 
     async def is_owner(self, app: App) -> bool:
         """Returns whether this app is served at its custom domain. A claim that Redis lost counts as the app's."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from gateway.accounts.keys import apps_key
 from gateway.accounts.records import App
-from gateway.monitors.keys import certificate_ends_key, certificates_key, monitored_keys, probes_key, unhealthy_key
+from gateway.monitors.keys import (
+    certificate_ends_key,
+    certificates_key,
+    domain_checks_key,
+    monitored_keys,
+    probes_key,
+    unhealthy_key,
+)
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 
@@ -14,6 +21,7 @@ async def enroll_app(store: Store, app: App) -> None:
     tag = partition_tag(app.account)
     await store.client.zadd(apps_key(tag), {app.id: 0})
     await store.client.zadd(probes_key(tag), {app.id: 0}, nx=True)
+    await store.client.zadd(domain_checks_key(tag), {app.id: 0}, nx=True)
     # The domain may be a new one: its certificate is due now.
     await store.client.zadd(certificates_key(tag), {app.id: 0})
 
@@ -21,7 +29,7 @@ async def enroll_app(store: Store, app: App) -> None:
 async def withdraw_app(store: Store, app: App) -> None:
     """Removes the app from the lists, and the monitors' records of it."""
     tag = partition_tag(app.account)
-    listed = [apps_key(tag), probes_key(tag), certificates_key(tag)]
+    listed = [apps_key(tag), probes_key(tag), certificates_key(tag), domain_checks_key(tag)]
     listed += [unhealthy_key(tag), certificate_ends_key(tag)]
     for zset in listed:
         await store.client.zrem(zset, app.id)

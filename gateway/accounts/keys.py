@@ -14,6 +14,7 @@ When a record changes, the name of its key is published on the channel `changes`
 | `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
 | `{pNN}:app-changes:<account>` | string | number of attempts to create, change or delete an app | 60 s |
 | `{pNN}:deleted-apps:<account>` | list | ids of its deleted apps, whose windows its next new apps inherit | 60 s |
+| `{pNN}:domain-lookups:<app id>` | string | number of times that its custom domain was to be verified | 60 s |
 | `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
 | `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
@@ -27,7 +28,7 @@ When a record changes, the name of its key is published on the channel `changes`
 
 from __future__ import annotations
 
-from gateway.redis.partitions import keys_of_account, keys_of_all, keys_of_partition
+from gateway.redis.partitions import keys_in_account, keys_of_account, keys_of_all, keys_of_partition
 
 REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
 REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `count_registration.lua` explains why
@@ -48,6 +49,8 @@ app_changes_key = keys_of_account("app-changes")
 deleted_apps_key = keys_of_account("deleted-apps")
 api_keys_key = keys_of_account("keys")
 api_keys_used_key = keys_of_account("keys-used")
+
+domain_lookups_key = keys_in_account("domain-lookups")
 
 accounts_key = keys_of_partition("accounts")
 apps_key = keys_of_partition("apps")

@@ -9,9 +9,10 @@ import msgspec
 from litestar import delete, get, put
 from litestar.params import FromPath, JSONBody
 
+from gateway.accounts.domain_claims import verified_domain
+from gateway.accounts.domain_names import normalize_domain
 from gateway.accounts.records import (
     BRANCH,
-    DOMAIN,
     PREVIEW,
     SLUG,
     AllowedRates,
@@ -119,13 +120,16 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
     before = await gateway.registry.find_app(app)
     name = data.name or (before.name if before else app)
     await check_names(app, name, data.account, before, gateway)
+    domain = check_domain(data.customDomain)
     record = App(
         id=before.id if before else app,
         name=name,
         account=data.account,
         auth=check_auth(data.auth, gateway),
-        customDomain=check_domain(data.customDomain),
+        customDomain=domain,
         customDomainVerified=data.customDomainVerified,
+        # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
+        customDomainProven=data.customDomainVerified and is_proven(before, data.account, domain),
         repository=check_repository(data.repository, gateway),
         build=check_build(data.build),
         allowedRates=None if data.limits == AllowedRates() else data.limits,
@@ -220,12 +224,15 @@ def check_build(build: Build | None) -> Build | None:
 
 
 def check_domain(domain: str | None) -> str | None:
-    """Returns the domain in lower case, without a final dot. Raises RequestMalformed."""
-    if domain is None:
-        return None
-    if not DOMAIN.fullmatch(domain := domain.lower().rstrip(".")):
-        raise RequestMalformed("customDomain: a host name such as app.example.com, without scheme or port.")
-    return domain
+    """Returns the normalized domain. Raises RequestMalformed."""
+    return None if domain is None else normalize_domain(domain, "customDomain")
+
+
+def is_proven(before: App | None, account: str, domain: str | None) -> bool:
+    """Returns whether the account has proven with a TXT record that it owns the domain."""
+    if before is None or before.account != account or not before.customDomainProven:
+        return False
+    return verified_domain(before) == domain
 
 
 @get("/apps/{app:str}", errors=[NotFound])

@@ -110,6 +110,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
     auth: Auth = JwksAuth()
     customDomain: str | None = None
     customDomainVerified: bool = False
+    customDomainProven: bool = False  # verified by its TXT record, and not by an operator
     repository: Repository | None = None
     build: Build | None = None
     limits: AppLimits | None = None  # the account holder's

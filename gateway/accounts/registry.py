@@ -169,6 +169,21 @@ class Registry:
         self.cache.forget(key)
         return changed
 
+    async def change_domain(self, app: App, change: Callable[[App], App]) -> App:
+        """Like `change_app`, for the custom domain. Releases the claim to a domain that is no longer verified."""
+        before = app
+
+        def apply(record: App) -> App:
+            nonlocal before
+            before = record
+            return change(record)
+
+        changed = await self.change_app(app, apply)
+        if verified_domain(before) != verified_domain(changed):
+            await self.domains.release(before)
+            await enroll_app(self.store, changed)
+        return changed
+
     async def change_limits(self, app: App, change: Callable[[AppLimits], AppLimits]) -> AppLimits:
         """Like `change_app`, for the limits that the account holder sets."""
 

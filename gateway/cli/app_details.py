@@ -40,8 +40,7 @@ def show_own_app(service: Service, name: str) -> None:
 
 
 def _describe(app: Row) -> dict[str, Cell | None]:
-    certificate, repository = nested_row(app, "certificate"), nested_row(app, "repository")
-    issuer = text_of("issuer")(certificate)
+    repository = nested_row(app, "repository")
     return {
         "app": text_of("name")(app),
         "address": text_of("url")(app),
@@ -51,9 +50,7 @@ def _describe(app: Row) -> dict[str, Cell | None]:
         "health": format_health(app),
         "since": age_of("healthSince")(app),
         "90 days": _format_uptime(app.get("healthDays")),
-        "certificate": f"until {text_of('expiresAt')(certificate)}{f', issued by {issuer}' if issuer else ''}"
-        if certificate
-        else None,
+        "certificate": format_certificate(nested_row(app, "certificate")),
         "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else None,
         "created": age_of("createdAt")(app),
     }
@@ -66,6 +63,13 @@ def format_health(row: Row) -> Cell:
 def format_domain(row: Row) -> Cell:
     domain = text_of("customDomain")(row)
     return domain if not domain or row.get("customDomainVerified") else f"{domain} (not verified)"
+
+
+def format_certificate(certificate: Row) -> str:
+    issuer = text_of("issuer")(certificate)
+    return (
+        f"until {text_of('expiresAt')(certificate)}{f', issued by {issuer}' if issuer else ''}" if certificate else ""
+    )
 
 
 def _format_uptime(days: Any) -> str:

@@ -18,6 +18,7 @@ from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.apps import apps
 from gateway.cli.deploys import deploys
 from gateway.cli.dev import dev
+from gateway.cli.domains import domain
 from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
 from gateway.cli.limits import limits
@@ -79,7 +80,7 @@ def main() -> None:
     """
 
 
-ACCOUNT_COMMANDS = (account, apps, deliveries, deploys, env, hook, keys, limits, logs, requests, usage, webhook)
+ACCOUNT_COMMANDS = (account, apps, deliveries, deploys, domain, env, hook, keys, limits, logs, requests, usage, webhook)
 SERVICE_COMMANDS = (accounts, audit, dev, inference, serve, worker)
 for command in (*ACCOUNT_COMMANDS, *SERVICE_COMMANDS):
     main.add_command(command)

@@ -6,7 +6,8 @@
 | `{pNN}:hooks:<account>` | hash | hook id → the hook's hash and record, JSON | each when revoked; 100 |
 | `{pNN}:hooks-used:<account>` | hash | hook id → time of its last use, ms | each when revoked |
 | `{pNN}:window:hook:<id>` | rate window | the hook's triggers | 60 s |
-| `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`: deploys; `source`: the stored source | with the app |
+| `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`, `preview:<address>`: deploys; `source` | with the app |
+| `{pNN}:certified-names:<account>` | zset | names that may have certificates, by the first request, s | 90 days |
 | `{pNN}:environment:<account>:<app id>` | string | the variables, JSON; values are encrypted | with the app; 64 KiB |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
 | `{pNN}:deploy-log:<id>` | string | the log of a deploy in progress, at most 256 KiB | at the deploy's end, or 2 days |
@@ -46,6 +47,7 @@ hook_key = keys_of_all("hook")
 hooks_key = keys_of_account("hooks")
 hooks_used_key = keys_of_account("hooks-used")
 deploys_key = keys_of_account("deploys")
+certified_names_key = keys_of_account("certified-names")
 deploys_on_prefix = keys_of_account("deploys-on")  # a script appends the day, in the same slot
 
 site_key = keys_in_account("site")

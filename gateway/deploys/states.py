@@ -63,6 +63,7 @@ from gateway.storage import Object, open_storage
 logger = structlog.get_logger()
 
 STREAM, GROUP = "builds", "deploys"
+PREVIEW_FIELD = "preview:"  # of the app's site, followed by the preview's address: the deploy that it serves
 LOG_BYTES = 262_144  # of one deploy
 LOG_SECONDS = 2 * 86_400  # in Redis after the last line; when the deploy ends, the log moves to the storage
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
@@ -429,6 +430,9 @@ class Deploys:
         )
         url = url_of(name, self._settings)
         live = await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
+        if deploy.kind == "preview":
+            field = PREVIEW_FIELD + address(deploy.kind, deploy.branch)
+            await self._store.client.hset(site_key(deploy.account, deploy.appId), field, deploy.id)
         if await self._registry.find_app(deploy.appId) is None:  # deleted meanwhile, so nothing else removes its site
             await self._forget_site(deploy.account, deploy.appId)
         return live

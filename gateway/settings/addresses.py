@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import re
 import ssl
 from collections.abc import Mapping
@@ -41,6 +42,32 @@ def read_host_port(text: str) -> str:
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not host:port")
     return text
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Splits an IP address, or localhost, and its port, as in 192.0.2.1:53 or [2001:db8::1]:53."""
+    host, _, port = read_host_port(text).rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    return str(ipaddress.ip_address(host)), int(port)
+
+
+def read_resolvers(text: str) -> str:
+    """Reads the addresses of DNS resolvers. They are no names, because looking those up would need a resolver."""
+    servers = [part.strip() for part in text.split(",")]
+    for server in servers:
+        try:
+            split_address(server)
+        except ValueError:
+            raise ValueError(f"{server!r} is not address:port, as in 192.0.2.1:53 or [2001:db8::1]:53") from None
+    return ",".join(servers)
+
+
+def read_acme(text: str) -> str:
+    if text.lower() in ("off", "internal"):
+        return "" if text.lower() == "off" else "internal"
+    if not text.startswith("https://"):
+        raise ValueError("must be off, internal, or the directory's URL, which begins with https://")
+    return read_url(text)
 
 
 def read_domain(text: str) -> str:

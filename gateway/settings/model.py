@@ -87,6 +87,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy_cooldown: float = 900  # seconds between two events about an unhealthy app
     certificate_interval: float = 86_400  # seconds between two checks of a certificate
     certificate_address: str = ""  # host:port to connect to instead of the custom domain
+    dns: str = ""  # address:port,… of the resolvers asked about custom domains; empty: those of the system
+    acme: str = ""  # the directory's URL, or `internal` for an authority of our own; empty: no certificates
     finding_deadlines: dict[str, int] = msgspec.field(  # days from the first scan that reports it
         default_factory=lambda: {"red": 7, "yellow": 30}
     )
@@ -98,7 +100,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     trust_builds: bool = False  # for development: builds and start commands run without a sandbox
     account_disk: int = 10_240  # MiB for the releases of an account
     apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
-    apps_server: str = "auto"  # nginx, embedded, or auto: nginx if it is installed
+    upstream: str = ""  # host:port of the gateway, if Caddy serves the API and the pages too; empty: it does not
 
     log_level: str = "info"
     log_format: str = "json"

@@ -191,6 +191,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "probe_url": addresses.read_probe_url,
     "probe_check_url": addresses.read_url,
     "certificate_address": addresses.read_host_port,
+    "dns": addresses.read_resolvers,
+    "acme": addresses.read_acme,
     "finding_deadlines": lambda text: {
         **Settings().finding_deadlines,
         **_read_pairs(text, ("red", "yellow"), _read_whole),
@@ -198,7 +200,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "webhook_claim_idle": _read_claim_idle,
     "deploy_engine": _choice_reader("local", "external"),
     "apps_listen": addresses.read_host_port,
-    "apps_server": _choice_reader("auto", "nginx", "embedded"),
+    "upstream": addresses.read_host_port,
     "log_level": _choice_reader("debug", "info", "warning", "error"),
     "log_format": _choice_reader("json", "text"),
 }

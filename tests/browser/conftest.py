@@ -12,6 +12,7 @@ from tests.browser.dashboard import Holder
 from tests.browser.site import Site
 from tests.browser.visitor import Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
+from tests.support.dns_server import DnsServer, dns_server
 from tests.support.fixtures import provider, session_fixture
 from tests.support.gateway_process import App, Gateway, gateway_with_redis
 from tests.support.worker_process import Worker
@@ -40,10 +41,19 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 
 
 @session_fixture
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+async def resolver() -> AsyncIterator[DnsServer]:
+    """The DNS server that the gateway asks about custom domains."""
+    async with dns_server() as server:
+        yield server
+
+
+@session_fixture
+async def gw(
+    provider: FakeProvider, resolver: DnsServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
     """Starts the gateway for all modules. Each test has accounts of its own."""
-    folder = tmp_path_factory.mktemp("gateway")
-    async with gateway_with_redis(provider, folder, SOON, GATEWAY_DEPLOY_ENGINE="external") as running:
+    settings = {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_DNS": resolver.address}
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), SOON, **settings) as running:
         yield running
 
 

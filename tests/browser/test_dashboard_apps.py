@@ -10,7 +10,9 @@ from playwright.async_api import expect
 from gateway.deploys.keys import deploy_key, deploys_key
 from gateway.monitors.keys import certificate_key
 from gateway.redis.partitions import partition_tag
+from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.dashboard import Holder
+from tests.support.dns_server import DnsServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -67,6 +69,52 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     await page.get_by_role("link", name=f"All deploys of {app}").click()
     await expect(holder.heading("Deploys")).to_be_focused()
     await expect(holder.row(app)).to_have_count(1)
+
+
+async def test_a_custom_domain_from_the_first_record_to_its_removal(holder: Holder, resolver: DnsServer) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.log_in()
+    await holder.go(f"apps/{app}")
+    card = page.get_by_role("region").or_(page.locator("section")).filter(has=holder.heading("Custom domain", 2))
+    await card.get_by_label("Domain").fill("not a domain")
+    await card.get_by_role("button", name="Set domain").click()
+    await expect(card.get_by_role("alert")).to_contain_text("a host name such as app.example.com")
+    await card.get_by_label("Domain").fill("Shop.Example")
+    await page.keyboard.press("Enter")
+    await expect(card.locator("#domain-state")).to_be_focused()
+    await expect(card.locator("#domain-state")).to_have_text("shop.exampleNot verified")
+    await assert_accessible(page, EVERY_LOOK)
+
+    await card.get_by_role("button", name="Copy: Name of the TXT record").click()
+    assert await holder.clipboard() == "_capsule.shop.example"
+    await card.get_by_role("button", name="Copy: Value of the CNAME record").click()
+    assert await holder.clipboard() == f"{app}.apps.localhost"
+    await card.get_by_role("button", name="Copy: Value of the TXT record").click()
+    token = await holder.clipboard()
+
+    verify = card.get_by_role("button", name="Verify")
+    for texts, words in (
+        ([], "There is no TXT record at _capsule.shop.example."),
+        (["x"], "The TXT record at _capsule.shop.example has another value."),
+    ):
+        resolver.sets("_capsule.shop.example", *texts)
+        await verify.click()
+        await expect(card.get_by_text(words)).to_be_visible()
+        await expect(page.get_by_role("status")).to_have_text(words)
+        await expect(verify).to_be_focused()
+    resolver.sets("_capsule.shop.example", token)
+    await verify.click()
+    await expect(card.locator("#domain-state")).to_have_text("shop.exampleVerified")
+    await expect(card.locator("#domain-state")).to_be_focused()
+    await expect(verify).to_have_count(0)
+    await expect(card.get_by_text("another value")).to_have_count(0)
+    await card.get_by_text("Records in its DNS").click()
+    await assert_accessible(page, EVERY_LOOK)
+
+    await card.get_by_role("button", name="Remove").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    await expect(card.get_by_label("Domain")).to_be_focused()
+    resolver.sets("_capsule.shop.example")
 
 
 async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
+from tests.support.dns_server import DnsServer, dns_server
 from tests.support.fixtures import provider, session_fixture
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.visitor import Visitor
@@ -31,15 +32,25 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 
 
 @session_fixture
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), COUNTED_SOON) as running:
+async def resolver() -> AsyncIterator[DnsServer]:
+    """The DNS server that the gateways ask about custom domains."""
+    async with dns_server() as server:
+        yield server
+
+
+@session_fixture
+async def gw(
+    provider: FakeProvider, resolver: DnsServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    async with gateway_with_redis(provider, folder, COUNTED_SOON, GATEWAY_DNS=resolver.address) as running:
         yield running
 
 
 @session_fixture
-async def twin(gw: Gateway, provider: FakeProvider) -> AsyncIterator[Gateway]:
+async def twin(gw: Gateway, provider: FakeProvider, resolver: DnsServer) -> AsyncIterator[Gateway]:
     """A second process on the same Redis."""
-    async with gateway(gw.redis.url, provider, gw.folder, COUNTED_SOON) as running:
+    async with gateway(gw.redis.url, provider, gw.folder, COUNTED_SOON, GATEWAY_DNS=resolver.address) as running:
         yield running
 
 

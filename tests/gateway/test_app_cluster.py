@@ -11,8 +11,9 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import CLOSE, answer
-from tests.support.accounts import Account
+from tests.support.accounts import DOMAIN, Account
 from tests.support.deploys import publish, report_phases
+from tests.support.dns_server import DnsServer
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
@@ -26,11 +27,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(scope="module", params=BINARIES, loop_scope="session")
 async def clustered(
-    provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    provider: FakeProvider,
+    resolver: DnsServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("cluster")
+    settings = {"GATEWAY_DEPLOY_ENGINE": "external", "GATEWAY_DNS": resolver.address}
     with cluster(request.param) as url:
-        async with gateway(url, provider, folder, GATEWAY_DEPLOY_ENGINE="external") as gw:
+        async with gateway(url, provider, folder, **settings) as gw:
             yield gw
 
 
@@ -134,3 +139,18 @@ async def test_events(provider: FakeProvider, tmp_path: Path) -> None:
                 assert (await holder.call("DELETE")).status_code == 204
             assert await worker.stop() == 0
             worker.assert_log_is_clean()
+
+
+async def test_custom_domains(clustered: Gateway, backend: FakeAppBackend, resolver: DnsServer) -> None:
+    for number in range(10):
+        app, domain = await clustered.app(backend), f"cluster-{number}.example.com"
+        path = f"/account/apps/{app.name}/domain"
+        record = (await app.account.call("PUT", path, {"domain": domain})).json()["records"][0]
+        resolver.sets(record["name"], record["value"])
+        assert (await app.account.call("POST", f"{path}/verify")).json()["verified"]
+        assert (await app.account.get(path)).json()["verified"]
+        for name, status in ((domain, 200), (f"{app.name}.{DOMAIN}", 200), (f"{app.name}-preview.{DOMAIN}", 404)):
+            allowed = await clustered.http.get("/platform/tls/allow", params={"domain": name})
+            assert allowed.status_code == status, allowed.text
+        assert (await app.account.call("DELETE", path)).status_code == 204
+        assert (await clustered.http.get("/platform/tls/allow", params={"domain": domain})).status_code == 404

@@ -12,7 +12,7 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.keys import site_key
 from gateway.ids import now_iso
 from gateway.monitors import health
-from gateway.monitors.keys import certificates_key, health_key, monitored_keys, probes_key
+from gateway.monitors.keys import certificates_key, domain_checks_key, health_key, monitored_keys, probes_key
 from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Script, answer
@@ -70,7 +70,7 @@ class Watched:
         """Returns the app's keys of the monitors."""
         client, tag = self.fleet.queue.store.client, partition_tag(self.account.id)
         found = [key for key in monitored_keys(tag, self.app.id) if await client.exists(key)]
-        for due in (probes_key(tag), certificates_key(tag)):
+        for due in (probes_key(tag), certificates_key(tag), domain_checks_key(tag)):
             found += [due] if await client.zscore(due, self.app.id) is not None else []
         return found
 

@@ -15,6 +15,7 @@ from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
 from workers.monitors.certificates import Certificates
+from workers.monitors.domains import Domains
 from workers.monitors.leases import keep_settling_leases
 from workers.monitors.uptime import Uptime
 
@@ -32,6 +33,7 @@ async def run_monitors(settings: Settings) -> None:
             group.create_task(keep_settling_leases(store))
             group.create_task(Uptime(settings, registry).run())
             group.create_task(Certificates(settings, registry).run())
+            group.create_task(Domains(settings, registry).run())
             if settings.deploy_engine == "external":
                 group.create_task(keep_failing_unreported(Deploys(settings, registry)))
     finally:

@@ -5,6 +5,7 @@ import { bare, capital, moment, plural } from "/pages/format.js";
 import { call, get, stream } from "./api.js";
 import { showSettings } from "./app-settings.js";
 import { deployTable } from "./deploys.js";
+import { domainCard } from "./domain.js";
 import { limitsCard } from "./limits.js";
 import { LogView } from "./log.js";
 import { condition } from "./overview.js";
@@ -36,6 +37,7 @@ export async function draw(signal, name) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
   const [state, about, health] = [h("div"), h("section", { class: "card" }), h("section", { class: "card" })];
   const [findings, crashes, deploys, hooks, variables] = Array.from({ length: 5 }, () => h("div", { class: "stack" }));
+  const domain = domainCard(at);
   let app;
   const refresh = async () => {
     const parts = [`${at}/findings`, `${at}/crashes`, `/account/deploys?app=${name}&limit=${DEPLOYS}`, "/account/hooks"];
@@ -47,6 +49,7 @@ export async function draw(signal, name) {
     redraw(findings, [lists[0], app.openFindings], () => findingList(lists[0], app.openFindings));
     redraw(crashes, lists[1], crashList);
     redraw(deploys, lists[2], (rows) => deployList(rows, app.name));
+    await domain.refresh(app, signal);
     redraw(hooks, lists[3].filter((hook) => hook.app === app.name), hookList);
   };
   const show = (rows) => redraw(variables, rows, (list) => variableList(list, at, show));
@@ -63,6 +66,7 @@ export async function draw(signal, name) {
     card("Crashes", crashes),
     app.build?.start && card("Output of the start command", output(at, app.name, signal)),
     card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy."), variableForm(at, show), variables),
+    domain.card,
     await limitsCard(name, signal),
     card("Deploy hooks", hooks),
     settings,

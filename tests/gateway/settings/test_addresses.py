@@ -89,3 +89,40 @@ def test_a_settings_file_that_cannot_be_read(tmp_path: Path) -> None:
         (folder / "locked").touch(mode=0)
         with as_ordinary_user(), pytest.raises(BadSettings, match="locked: cannot be read: Permission denied"):
             load(env_file=str(folder / "locked"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("192.0.2.1:53", "192.0.2.1:53"),
+        ("localhost:53", "localhost:53"),
+        (" 192.0.2.1:53 , [2001:db8::1]:5353 ", "192.0.2.1:53,[2001:db8::1]:5353"),
+    ],
+)
+def test_addresses_of_resolvers(text: str, kept: str) -> None:
+    assert load({"GATEWAY_DNS": text}).dns == kept
+
+
+@pytest.mark.parametrize("text", ["192.0.2.1", "resolver:53", "192.0.2.1:0", "192.0.2.1:53,", "2001:db8::1", "[x]:53"])
+def test_invalid_addresses_of_resolvers(text: str) -> None:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_DNS: .* is not address:port"):
+        load({"GATEWAY_DNS": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("", ""),
+        ("Off", ""),
+        ("Internal", "internal"),
+        ("https://acme.example.com/directory", "https://acme.example.com/directory"),
+    ],
+)
+def test_authorities(text: str, kept: str) -> None:
+    assert load({"GATEWAY_ACME": text}).acme == kept
+
+
+@pytest.mark.parametrize("text", ["on", "letsencrypt", "http://acme.example.com", "https://", "https://a b"])
+def test_invalid_authorities(text: str) -> None:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_ACME: must be"):
+        load({"GATEWAY_ACME": text})

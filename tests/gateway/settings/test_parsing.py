@@ -34,6 +34,8 @@ BAD = {
     "GATEWAY_PROBE_CHECK_URL": "example.com",
     "GATEWAY_CERTIFICATE_ADDRESS": "edge.example.com",
     "GATEWAY_FINDING_DEADLINES": "orange=7",
+    "GATEWAY_DNS": "resolver.example.com:53",
+    "GATEWAY_ACME": "http://acme.example.com/directory",
 }
 
 

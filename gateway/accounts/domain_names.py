@@ -1,0 +1,68 @@
+"""The names of custom domains, and the TXT record that proves who owns one."""
+
+from __future__ import annotations
+
+import hashlib
+from urllib.parse import urlsplit
+
+import idna
+import msgspec
+
+from gateway.accounts.records import DOMAIN, App
+from gateway.errors import RequestMalformed
+from gateway.outbound.addresses import INTERNAL_NAME
+from gateway.settings import Settings
+
+RECORD_LABEL = "_capsule"
+MAX_CHARACTERS = 253 - len(f"{RECORD_LABEL}.")  # of a domain, so that its record's name is a valid one
+TOKEN_DIGITS = 40
+
+
+def apps_host(settings: Settings) -> str:
+    """Returns the apps' domain without the port that development adds."""
+    return settings.apps_domain.partition(":")[0]
+
+
+def service_hosts(settings: Settings) -> set[str]:
+    """Returns the host names of the service itself."""
+    return {host for url in (settings.base_url, settings.api_url) if (host := urlsplit(url).hostname)}
+
+
+def normalize_domain(text: str, field: str) -> str:
+    """Returns a host name in lower case, in punycode and without a final dot. Raises RequestMalformed for `field`."""
+    try:
+        domain = text if text.isascii() else idna.encode(text, uts46=True, std3_rules=True).decode()
+    except UnicodeError:
+        domain = ""
+    domain = domain.lower().removesuffix(".")
+    if not DOMAIN.fullmatch(domain):
+        raise RequestMalformed(f"{field}: a host name such as app.example.com, without scheme or port.")
+    return domain
+
+
+def check_own_domain(text: str, settings: Settings) -> str:
+    """Returns the normalized domain that an account holder wants to use. Raises RequestMalformed."""
+    domain, apps = normalize_domain(text, "domain"), apps_host(settings)
+    if len(domain) > MAX_CHARACTERS:
+        raise RequestMalformed(f"domain: at most {MAX_CHARACTERS} characters.")
+    if f".{domain}".endswith(f".{apps}") or domain in service_hosts(settings):
+        raise RequestMalformed(f"domain: {domain} is an address of this service; use a domain of your own.")
+    if not settings.allow_private_addresses and INTERNAL_NAME.fullmatch(domain):
+        raise RequestMalformed(f"domain: {domain} is a name for internal use; use one that the internet can reach.")
+    return domain
+
+
+def record_name(domain: str) -> str:
+    """Returns the name of the TXT record that proves who owns the domain."""
+    return f"{RECORD_LABEL}.{domain}"
+
+
+def verification_token(app: App, domain: str) -> str:
+    """Returns the text of the TXT record.
+
+    It follows from the domain and from what identifies the app: its random id, that of its account, and its creation.
+    So it needs no storage and no key that could be rotated, no other app has the same one, and a record that was left
+    in the DNS proves nothing for a later app of the same name.
+    """
+    identity = msgspec.json.encode(("custom domain", domain, app.id, app.account, app.createdAt))
+    return hashlib.sha256(identity).hexdigest()[:TOKEN_DIGITS]

@@ -1,0 +1,102 @@
+// The card with an app's custom domain: the records for its DNS, and whether it is verified.
+
+import { h } from "/pages/dom.js";
+import { call, get } from "./api.js";
+import { action, announce, badge, card, confirmAction, field, form, redraw, refusal } from "./parts.js";
+import { snippet } from "./snippets.js";
+
+// Returns the card, and a function that brings it up to date with the app's record.
+export function domainCard(at) {
+  const body = h("div", { class: "stack" });
+  let [domain, problem] = [null, ""]; // the problem that the last verification in this page found
+
+  const draw = () => redraw(body, [domain, problem], () => (domain ? shown() : setting()));
+  const show = (answer, found = "") => {
+    [domain, problem] = [answer, found];
+    draw();
+  };
+  const refresh = async (app, signal) => {
+    const answer = app.customDomain ? await get(`${at}/domain`, signal).catch(gone) : null;
+    const same = answer && domain && answer.domain === domain.domain && answer.verified === domain.verified;
+    show(answer, same ? problem : "");
+  };
+
+  const setting = () => {
+    const input = h("input", {
+      id: "domain",
+      required: true,
+      autocomplete: "off",
+      spellcheck: "false",
+      autocapitalize: "none",
+      placeholder: "app.example.com",
+    });
+    const set = async () => {
+      show(await call("PUT", `${at}/domain`, { body: { domain: input.value.trim() } }));
+      announce(`Set ${domain.domain}. It is not verified yet.`);
+      focusState();
+    };
+    const button = h("button", { class: "main" }, "Set domain");
+    return [
+      h("p", { class: "quiet" }, "Serve this app at a domain of your own."),
+      form("with-button", [field("Domain", input)], button, set),
+    ];
+  };
+
+  const shown = () => {
+    const line = refusal();
+    const verify = action("Verify", { class: "main", "data-focus": "verify" }, line, async () => {
+      const answer = await call("POST", `${at}/domain/verify`);
+      show(answer, answer.problem);
+      announce(answer.verified ? `${answer.domain} is verified.` : answer.problem);
+      if (answer.verified) focusState();
+    });
+    const remove = action("Remove", { class: "danger", "data-focus": "remove" }, line, async (button) => {
+      const loss = `The app is no longer served at ${domain.domain}.`;
+      if (!(await confirmAction(`Remove ${domain.domain}?`, loss, "Remove"))) return button.focus();
+      await call("DELETE", `${at}/domain`);
+      announce("Removed the domain.");
+      show(null);
+      document.querySelector("#domain").focus();
+    });
+    const wrong = domain.problem ?? problem;
+    const records = domain.records.map(({ type, name, value }) => [
+      snippet(`Name of the ${type} record`, name),
+      snippet(`Value of the ${type} record`, value),
+    ]);
+    return [
+      state(domain),
+      wrong && h("p", { class: "refusal" }, wrong),
+      help(domain, records),
+      line,
+      h("div", { class: "row" }, !domain.verified && verify, remove),
+    ];
+  };
+
+  return { card: card("Custom domain", body), refresh };
+}
+
+// The domain was removed elsewhere since the app's record was read.
+function gone(error) {
+  if (error.status === 404) return null;
+  throw error;
+}
+
+const focusState = () => document.querySelector("#domain-state").focus();
+
+function state({ domain, verified }) {
+  const tone = verified ? badge("Verified", "good") : badge("Not verified", "warn");
+  return h("p", { id: "domain-state", class: "row", tabindex: "-1" }, domain, tone);
+}
+
+function help({ verified }, records) {
+  if (verified) return h("details", {}, h("summary", { class: "small" }, "Records in its DNS"), records);
+  return [
+    h(
+      "p",
+      { class: "quiet" },
+      "Create these records in the domain’s DNS, then verify it. New records can take an hour to be visible. " +
+        "Until the domain is verified, the app is not served there.",
+    ),
+    records,
+  ];
+}

@@ -1,0 +1,80 @@
+"""Lookups of TXT records, against a DNS server over UDP."""
+
+import time
+from collections.abc import AsyncIterator
+
+import dns.rcode
+import dns.resolver
+import pytest
+
+from gateway.outbound import dns as outbound_dns
+from gateway.outbound.addresses import CallFailed
+from gateway.outbound.dns import Resolver
+from tests.support.dns_server import DnsServer, dns_server
+from tests.support.redis_servers import free_port
+
+NAME = "_capsule.shop.example"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[DnsServer]:
+    async with dns_server() as server:
+        yield server
+
+
+async def test_the_parts_of_a_text_are_joined(server: DnsServer) -> None:
+    server.sets(NAME, ("first ", "second"), "another", ("", ""))
+    assert sorted(await Resolver(server.address).find_txt(NAME)) == ["", "another", "first second"]
+
+
+async def test_a_cname_is_followed(server: DnsServer) -> None:
+    server.aliases[NAME] = "records.example"
+    server.sets("records.example", "text")
+    assert await Resolver(server.address).find_txt(NAME) == ["text"]
+    server.sets("records.example")
+    assert await Resolver(server.address).find_txt(NAME) == []
+
+
+async def test_no_such_name_and_no_such_record(server: DnsServer) -> None:
+    assert await Resolver(server.address).find_txt(NAME) == []
+    server.addressed.add(NAME)
+    assert await Resolver(server.address).find_txt(NAME) == []
+    assert set(server.asked) == {NAME}, "no search domain is appended"
+
+
+@pytest.mark.parametrize("code", [dns.rcode.SERVFAIL, dns.rcode.REFUSED, dns.rcode.FORMERR])
+async def test_a_failure_is_not_a_missing_record(server: DnsServer, code: dns.rcode.Rcode) -> None:
+    server.failing[NAME] = code
+    with pytest.raises(CallFailed, match=r"^The DNS did not answer for _capsule\.shop\.example\.$") as raised:
+        await Resolver(server.address).find_txt(NAME)
+    assert raised.value.reason == "dns"
+
+
+async def test_silence_is_bounded(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound_dns, "LOOKUP_SECONDS", 0.5)
+    server.silent.add(NAME)
+    began = time.monotonic()
+    with pytest.raises(CallFailed) as raised:
+        await Resolver(server.address).find_txt(NAME)
+    assert raised.value.reason == "timeout"
+    assert time.monotonic() - began < 5
+
+
+async def test_the_next_resolver_is_asked(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound_dns, "ATTEMPT_SECONDS", 0.2)
+    server.sets(NAME, "text")
+    assert await Resolver(f"127.0.0.1:{free_port()},{server.address}").find_txt(NAME) == ["text"]
+
+
+async def test_a_machine_without_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: dns.resolver.BaseResolver, __: str) -> None:
+        raise dns.resolver.NoResolverConfiguration
+
+    monkeypatch.setattr(dns.resolver.BaseResolver, "read_resolv_conf", read)
+    with pytest.raises(CallFailed):
+        await Resolver("").find_txt(NAME)
+
+
+async def test_a_name_that_is_too_long(server: DnsServer) -> None:
+    with pytest.raises(CallFailed):
+        await Resolver(server.address).find_txt("a" * 64 + ".example")
