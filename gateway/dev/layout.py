@@ -56,7 +56,6 @@ class Layout:
             "GATEWAY_DATA_DIR": str(self.data_dir),
             "GATEWAY_TRUST_BUILDS": "on" if self.trust_builds else "off",
             "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}",
-            "GATEWAY_APPS_SERVER": "embedded",
             "GATEWAY_CANARY": "3",
             "GATEWAY_PROBE_URL": f"http://{{app}}.{{apps_domain}}:{self.demo_port}/",
             "GATEWAY_DRAIN": str(DRAIN_SECONDS),

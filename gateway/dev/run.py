@@ -82,6 +82,7 @@ async def start_parts(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     await enter(serve_app(demo, demo_listener))
     await enter(serve_front(apps_listener, demo_listener.getsockname()[1], layout.apps_port))
 
+    stack.push_async_callback(stop_caddy, layout.data_dir)  # after the workers, which it outlives
     command = [*CAPSULE, "worker"]
     workers = await enter(run_child("workers", *command, log=layout.logs / "workers.log", grace=10, settings=settings))
 
@@ -105,6 +106,12 @@ def make_data_folder(data_dir: Path) -> None:
     if os.geteuid() == 0:
         for folder in {data_dir, SHARED_DATA} & {data_dir, *data_dir.parents}:
             folder.chmod(0o711)
+
+
+async def stop_caddy(data_dir: Path) -> None:
+    from workers.hosting import caddy
+
+    await caddy.stop(data_dir)
 
 
 def find_sandbox_fault(layout: Layout) -> tuple[str, str]:

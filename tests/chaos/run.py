@@ -130,7 +130,6 @@ class Run:
             "GATEWAY_DEPLOY_QUOTAS": "free=1000,max=1000",
             "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
             "GATEWAY_CANARY": "1",
-            "GATEWAY_APPS_SERVER": "embedded",
             "GATEWAY_PROBE_INTERVAL": "30",
             "GATEWAY_LOG_LEVEL": "info",
         }

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.hostile.bystander import FULL, run_attack, scale_attack
 from tests.support.folders import passable_folder
-from tests.support.hosted_apps import SERVERS, Hosting, needs_nginx
+from tests.support.hosted_apps import Hosting
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
@@ -32,18 +32,14 @@ ATTACKS = {
     "heads that drip": ("hold", "GET / HTTP/1.1\r\nHost: hanging.apps.test\r\nX: "),
     "readers that stop": ("stall", "GET /big.bin HTTP/1.1\r\nHost: static.apps.test\r\n\r\n"),
 }
-# Requests above an app's limit wait only briefly, because an attack begins when each of them has its answer.
-CONSTANTS = {"workers.hosting.limits.WAIT_SECONDS": 1.0}
 
 
-@pytest_asyncio.fixture(scope="module", params=SERVERS, loop_scope="session")
-async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hosting() -> AsyncIterator[Hosting]:
     require_control_groups()
     server = RedisServer().start()
     with passable_folder() as folder, contextlib.ExitStack() as stack:
         stack.callback(server.stop)
-        if request.param == "nginx":
-            needs_nginx(folder)
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "page"}, "page.apps.test", app_id="page")
@@ -54,7 +50,7 @@ async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
             site.swap(deploy.id)
             hosting.releases.serve_as(f"{name}.apps.test", site)
             hosting.releases.run(site.release(deploy.id))
-        worker = Sites(hosting, server.url, request.param, CONSTANTS)
+        worker = Sites(hosting, server.url)
         worker.start()
         try:
             await worker.wait_until_serving()

@@ -13,6 +13,7 @@ import httpx
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import DOMAIN, Account
+from tests.support.folders import kill_caddies
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
@@ -116,7 +117,7 @@ class Host:
 
 @contextlib.asynccontextmanager
 async def hosting(provider: FakeProvider, folder: Path, **more: str) -> AsyncIterator[Host]:
-    settings = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded", **more}
+    settings = {"GATEWAY_CANARY": "0.5", **more}
     async with (
         FakeReceiver() as receiver,
         gateway_with_redis(provider, folder, **settings) as gw,
@@ -137,6 +138,7 @@ async def host_on(gw: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncI
     finally:
         for worker in host.workers:
             await worker.stop()
+        kill_caddies(gw.folder)
         await host.web.aclose()
 
 
@@ -146,7 +148,6 @@ async def all_processes(url: str, provider: FakeProvider, site: FakeReceiver, fo
     settings = {
         "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
         "GATEWAY_CANARY": "0.5",
-        "GATEWAY_APPS_SERVER": "embedded",
         "GATEWAY_PROBE_INTERVAL": "0.2",
         "GATEWAY_PROBE_TIMEOUT": "1",
         "GATEWAY_PROBE_URL": site.url(),

@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from workers.hosting import caddy
 
 
 @contextlib.contextmanager
@@ -19,7 +22,15 @@ def passable_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
+        kill_caddies(folder)
         subprocess.run(["rm", "-rf", folder], check=False)  # builds may leave folders too deep for `shutil.rmtree`
+
+
+def kill_caddies(folder: Path) -> None:
+    """Kills each Caddy with a data folder inside, because it outlives its worker."""
+    for record in (path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}web/caddy.json")):
+        if (process := caddy.read_process(record.parent.parent)) is not None:
+            os.kill(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -1,23 +1,23 @@
-"""A data folder with releases of apps, and the web servers for it."""
+"""A data folder with releases of apps, and the Caddy that serves it."""
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
-from tests.support.programs import miss
-from tests.support.redis_servers import free_port
-from workers.hosting import nginx, web
+from gateway.settings import Settings
+from workers.hosting import caddy
 from workers.hosting.releases import Releases, Site
 
 DOMAIN = "apps.test"
 HOST = f"shop.{DOMAIN}"
-SERVERS = ("embedded", "nginx")
 
 
 class Hosting:
@@ -61,21 +61,16 @@ class Hosting:
         return site
 
     @contextlib.asynccontextmanager
-    async def served(self, server: str) -> AsyncIterator[Self]:
-        (self.folder / "web").mkdir(mode=0o711, exist_ok=True)
-        self.port = free_port()
-        async with contextlib.AsyncExitStack() as stack:
-            if server == "nginx":
-                needs_nginx(self.folder)
-                await stack.enter_async_context(
-                    web.serve(self.folder, apps_domain=DOMAIN, socket=self.folder / "web" / "apps.sock")
-                )
-                await stack.enter_async_context(nginx.serve(self.folder, "127.0.0.1", self.port))
-            else:
-                await stack.enter_async_context(
-                    web.serve(self.folder, apps_domain=DOMAIN, host="127.0.0.1", port=self.port)
-                )
+    async def served(self, **more: str) -> AsyncIterator[Self]:
+        """Serves the folder with Caddy. `more` are further settings."""
+        settings = Settings(apps_listen="127.0.0.1:0", apps_domain=DOMAIN, data_dir=str(self.folder), **more)
+        server = caddy.Caddy(settings, self.folder)
+        try:
+            await server.start(socket.create_server(("127.0.0.1", 0), backlog=4_096))
+            self.port = urlsplit(caddy.read_address(self.folder)).port or 0
             yield self
+        finally:
+            await server.stop()
 
     def runs(self, site: Site) -> bool:
         return site.current is not None and (site.release(site.current) / "start").exists()
@@ -114,11 +109,6 @@ class Said:
         ours = ("content-type", "content-range", "cache-control", "x-content-type-options", "location", "allow")
         body = self.body if self.status in (200, 206) else b""
         return self.status, body, {name: self.headers[name] for name in ours if name in self.headers}
-
-
-def needs_nginx(folder: Path) -> None:
-    if not nginx.is_usable(folder):
-        miss("nginx")
 
 
 async def swapped_under_load(

@@ -15,9 +15,7 @@ from tests.support.redis_servers import free_port
 class Sites:
     """`python -m workers sites`, with some constants changed."""
 
-    def __init__(
-        self, hosting: Hosting, redis_url: str, server: str, constants: Mapping[str, float] | None = None
-    ) -> None:
+    def __init__(self, hosting: Hosting, redis_url: str, constants: Mapping[str, float] | None = None) -> None:
         self.hosting, self.constants = hosting, constants or {}
         self.log_file = hosting.folder / f"sites-{free_port()}.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -27,7 +25,6 @@ class Sites:
             "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
             "GATEWAY_DATA_DIR": str(hosting.folder),
             "GATEWAY_APPS_LISTEN": f"127.0.0.1:{hosting.port}",
-            "GATEWAY_APPS_SERVER": server,
             "GATEWAY_LOG_LEVEL": "debug",
         }
 

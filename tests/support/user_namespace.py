@@ -18,7 +18,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 # The sandbox's fault in it: a reason and a remedy.
 FAULT = (
     (
-        "builds use the user ids 60578 to 60593, and /proc/self/uid_map lacks them",
+        "builds use the user ids 60579 to 60593, and /proc/self/uid_map lacks them",
         "give the container's user a longer range in /etc/subuid and /etc/subgid",
     )
     if os.geteuid() == 0

@@ -26,7 +26,6 @@ async def test_every_worker_trusts_the_configured_authority(tls: tuple[ssl.SSLCo
             "GATEWAY_CA_FILE": file,
             "GATEWAY_DATA_DIR": str(folder / "data"),
             "GATEWAY_STORAGE_URL": f"file://{folder / 'storage'}",
-            "GATEWAY_APPS_SERVER": "embedded",
             "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}",
         }
         worker = Worker(f"rediss://127.0.0.1:{port}", tmp_path, **settings)

@@ -45,7 +45,6 @@ from workers.builds.lock import BuilderLock
 from workers.builds.log import DeployLog
 from workers.builds.schedule import Schedule
 from workers.builds.shared import MultiHostEngine
-from workers.hosting import sites
 from workers.hosting.archives import ReleaseArchive
 from workers.hosting.serving import DeployError, Job, find_app
 from workers.stream import Consumer, Entry, require_partition
@@ -66,12 +65,7 @@ async def run(settings: Settings) -> None:
     if settings.deploy_engine == "external":
         logger.info("deploys.external", action="an external engine builds the deploys")
         await asyncio.Event().wait()
-    async with asyncio.TaskGroup() as group:
-        if not settings.storage_url:
-            # Releases are only in the data folder, so this worker serves them too. If another process already serves
-            # them, `sites` stands by.
-            group.create_task(sites.run(settings))
-        group.create_task(Builder(settings).run())
+    await Builder(settings).run()
 
 
 class Builder:

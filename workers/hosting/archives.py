@@ -24,7 +24,7 @@ COMPRESSION_LEVEL = 1  # most files of a release are already compressed, or smal
 FOLDER, SUFFIX = "archives/", ".tar.gz"
 FILES = "files"  # the folder of a release with files that are served
 RECORD = "archive"  # the file of a release that identifies its archive
-HOST_FILES = {"size", ".size.new", "environment", RECORD}  # files of a release that belong to one host
+HOST_FILES = {"size", ".size.new", "environment", "sock", RECORD}  # files of a release that belong to one host
 
 
 class BadArchive(Exception):

@@ -4,8 +4,9 @@ For each address of each app, a task applies the newest step of its record. It f
 unpacks it only if its digest matches the record. The host then serves the release by the same renames as a single host
 (`serving.py`), so it keeps serving without Redis and the storage.
 
-A host counts while it sends heartbeats. After a pause, other hosts may have continued without it. It then answers no
-visitor until it has caught up, unless Redis is unavailable.
+A host counts while it sends heartbeats. After a pause, other hosts may have continued without it. Caddy then answers
+503 until the host has caught up, unless Redis is unavailable. Caddy itself keeps serving while this worker is stopped:
+only the next worker learns whether its host was left out.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ from gateway.events.catalog import Kind
 from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
-from workers.hosting import archives, disk
+from workers.hosting import archives, caddy, disk
 from workers.hosting.archives import ARCHIVE_BYTES, BadArchive, ReleaseArchive
 from workers.hosting.environment import FILE as ENVIRONMENT
 from workers.hosting.records import HostAnswer, Records, Wanted
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, find_app, run_in_thread
-from workers.hosting.web import read_address
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
@@ -47,7 +47,6 @@ TIDY_SECONDS = 15.0  # between rounds of tidying
 PAUSED_SECONDS = 10.0  # without a check, after which this host may not count; less than the lifetime of a heartbeat
 CATCH_UP_SECONDS = 30.0  # plus one per app, after which a host serves its present releases
 REDIS_FAILURES = 3  # in a row, after which a host that was paused serves its present releases
-START_SECONDS = 15.0  # in which the web server must start
 FETCHES = 4  # at once
 
 
@@ -73,7 +72,7 @@ class HostAgent:
         self._failed: set[str] = set()  # tokens of steps to repeat
         self._seen: dict[str, float] = {}  # the version of each partition
         self._checked = self._renewed = time.monotonic()  # of the last check for a pause, of the last heartbeat
-        self._state = State.CATCHING_UP
+        self._state: State | None = None  # not known yet
         self._synced = False  # whether all records have been read once
         self._storage_failed = asyncio.Event()
 
@@ -86,9 +85,12 @@ class HostAgent:
         await run_in_thread(remove_folder, self._fetched)
         self._fetched.mkdir(mode=0o700)
         with suppress(BackboneUnavailable):
+            if self._host not in await self._records.list_hosts():
+                self._enter(State.CATCHING_UP)
             await self._sync()
             await self._until_applied()
-        self._checked, self._state = time.monotonic(), State.CURRENT
+        self._checked = time.monotonic()
+        self._enter(State.CURRENT)
 
     async def run(self) -> None:
         """Runs until canceled."""
@@ -100,13 +102,14 @@ class HostAgent:
                 self._detect_pause()
                 now = self._checked
                 if self._state is State.PAUSED:
-                    self._state = State.CATCHING_UP
+                    self._enter(State.CATCHING_UP)
                 try:
                     if now >= resync:
                         resync, self._seen = now + RESYNC_SECONDS, {}
                     await self._sync()
-                    # Without a heartbeat, the others may have continued without this host.
-                    if self._state is not State.CURRENT or now - self._renewed > PAUSED_SECONDS:
+                    if now - self._renewed > PAUSED_SECONDS:  # the others may have continued without this host
+                        self._enter(State.CATCHING_UP)
+                    if self._state is not State.CURRENT:
                         await self._until_applied()
                     if now >= renewal and not self._was_paused():
                         await self._records.send_heartbeat(self._host)
@@ -117,7 +120,7 @@ class HostAgent:
                 self._detect_pause()
                 # After a pause, pending requests fail once even if Redis is available.
                 if not self._was_paused() and (failures == 0 or failures >= REDIS_FAILURES):
-                    self._state = State.CURRENT
+                    self._enter(State.CURRENT)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             tidying.cancel()
@@ -127,8 +130,16 @@ class HostAgent:
         now = time.monotonic()
         if now - self._checked > PAUSED_SECONDS:
             logger.warning("sites.was_paused", seconds=round(now - self._checked))
-            self._state = State.PAUSED
+            self._enter(State.PAUSED)
         self._checked = now
+
+    def _enter(self, state: State) -> None:
+        if state is not self._state:
+            self._state, catching_up = state, caddy.catching_up_file(self._releases.folder)
+            if state is State.CURRENT:
+                catching_up.unlink(missing_ok=True)
+            else:
+                catching_up.touch()
 
     def _was_paused(self) -> bool:
         """Returns whether a pause was detected since this round began."""
@@ -138,8 +149,6 @@ class HostAgent:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        with suppress(BackboneUnavailable):
-            await self._records.remove_host(self._host)
         await self._store.close()
 
     async def _find_app(self, app: str) -> App | None:
@@ -258,23 +267,13 @@ class HostAgent:
 
     async def _watch_canary(self, wanted: Wanted, job: Job) -> None:
         good_probes = 0
-        await self._until_serving()
+        await self._serving.wait_for_server()
         while True:
             if self.is_current():  # otherwise this host answers with 503 until it has caught up
                 await self._serving.probe(job)
                 good_probes += 1
                 await self._write_answer(wanted, HostAnswer(wanted.token, True, good_probes=good_probes))
             await asyncio.sleep(self._serving.canary_pause)
-
-    async def _until_serving(self) -> None:
-        """Waits for this host's web server, which starts after the host has caught up."""
-        for _ in range(round(START_SECONDS / POLL_SECONDS)):
-            host, _, port = read_address(self._releases.folder).rpartition(":")
-            with suppress(OSError, ValueError):
-                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-                writer.close()
-                return
-            await asyncio.sleep(POLL_SECONDS)
 
     # -- fetching --------------------------------------------------------------------------------------------
 

@@ -9,14 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO
 
 OPENAT2 = 437  # the number of the system call, on every architecture
-NO_MAGIC_LINKS, NO_LINKS, BENEATH = 0x02, 0x04, 0x08
-NOBODY = 65_534
+NO_MAGIC_LINKS, BENEATH = 0x02, 0x08
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,50 +45,9 @@ def replace_link(link: str, top: str, owner: int) -> bool:
     return True
 
 
-def open_file(path: Path, top: Path) -> BinaryIO | None:
-    """Opens the file at a path below `top` if everybody may read it. Follows no links.
-
-    The worker may be root, but it opens the files that it serves as the user `nobody`.
-    """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        if not hasattr(os, "O_PATH"):
-            if path.resolve() != top.resolve() / path.relative_to(top):
-                return None
-            file = os.fdopen(os.open(path, flags), "rb")
-        else:
-            folder = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                with _as_nobody():
-                    file = os.fdopen(_open_beneath(folder, path.relative_to(top), flags, NO_LINKS), "rb")
-            finally:
-                os.close(folder)
-    except (OSError, ValueError):
-        return None
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    return None
-
-
-@contextmanager
-def _as_nobody() -> Iterator[None]:
-    """Accesses file systems as the user `nobody`, in this thread only."""
-    if os.geteuid() != 0:
-        yield
-        return
-    _libc.setfsgid(NOBODY)
-    _libc.setfsuid(NOBODY)
-    try:
-        yield
-    finally:
-        _libc.setfsuid(0)
-        _libc.setfsgid(0)
-
-
-def _open_beneath(folder: int, path: str | Path, flags: int, resolve: int) -> int:
+def _open_beneath(folder: int, path: str) -> int:
     """Opens a path below the folder. Raises OSError."""
-    how = _How(flags, 0, BENEATH | NO_MAGIC_LINKS | resolve)
+    how = _How(os.O_PATH | os.O_CLOEXEC, 0, BENEATH | NO_MAGIC_LINKS)
     found: int = _libc.syscall(OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
     if found < 0:
         raise OSError(ctypes.get_errno(), "the file can't be opened")
@@ -106,7 +60,7 @@ def _find_beneath(link: str, top: str) -> str | None:
         return None
     folder = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        found = _open_beneath(folder, os.path.relpath(link, top), os.O_PATH | os.O_CLOEXEC, 0)
+        found = _open_beneath(folder, os.path.relpath(link, top))
         try:
             return os.readlink(f"/proc/self/fd/{found}")
         finally:

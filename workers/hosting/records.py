@@ -22,7 +22,7 @@ import structlog
 
 from gateway.deploys import scripts
 from gateway.deploys.addresses import address
-from gateway.deploys.keys import HOSTS_KEY, answers_key, served_apps_key, serving_key, tagged_serving_key
+from gateway.deploys.keys import answers_key, served_apps_key, serving_key, tagged_serving_key
 from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag
@@ -136,10 +136,6 @@ class Records:
     async def list_hosts(self) -> list[str]:
         """Lists the hosts that have a heartbeat."""
         return await scripts.heartbeat_host(self._store, "", round(HOST_LIFETIME_SECONDS * 1000))
-
-    async def remove_host(self, host: str) -> None:
-        """Removes a stopped host, so that no builder waits for it."""
-        await self._store.client.zrem(HOSTS_KEY, host)
 
     async def write_answer(self, wanted: Wanted, host: str, answer: HostAnswer) -> None:
         key = answers_key(wanted.account, wanted.deploy)

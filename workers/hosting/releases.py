@@ -3,12 +3,14 @@
     releases/<app id>/<variant>/<deploy id>/     a release: `files` to serve, or `app` to run; it never changes
     releases/<app id>/<variant>/current          link to the release that is served
     releases/<app id>/<variant>/previous         link to the release that `current` replaced
+    releases/<app id>/<variant>/recent           the same, for ten minutes: pages opened before the swap load its files
     addresses/<host>                             link to releases/<app id>/<variant>
     releases/<app id>/<variant>/canary           link to a release that is served but has not passed its canary
-    releases/<app id>/<variant>/noindex          in previews: nginx asks search engines not to list the pages
+    releases/<app id>/<variant>/noindex          in previews: Caddy asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
+    running/<deploy id>.sock                     where that app is reached; `sock` in its release links here
 
-A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request. A swap renames
+A variant is `live`, `preview` or `p-<slug>`. Caddy reads `addresses` on every request (`Caddyfile`). A swap renames
 `current`, and undoing it renames it back.
 
 Addresses are derived from the apps' records, at each deploy and regularly, because other processes rename and delete
@@ -101,6 +103,7 @@ class Site:
             replace_link(self.folder / "canary", deploy_id)
         if before is not None:
             replace_link(self.folder / "previous", before)
+            replace_link(self.folder / "recent", before)
         replace_link(self.folder / "current", deploy_id)
 
     def undo(self, deploy_id: str) -> bool:
@@ -121,6 +124,12 @@ class Site:
             return self.release(previous)
         return None
 
+    def forget_recent(self) -> None:
+        """Stops serving files of the previous release, some time after the swap."""
+        with suppress(OSError):
+            if self.seconds_since_swap > PREVIOUS_SECONDS:
+                (self.folder / "recent").unlink()
+
     def releases(self) -> list[Path]:
         """Returns the releases, newest first. A deploy's id begins with the time."""
         return sorted(_subfolders(self.folder), key=lambda path: path.name, reverse=True)
@@ -139,9 +148,10 @@ class Releases:
         self._sites, self._addresses = folder / "releases", folder / "addresses"
 
     def create_folders(self) -> None:
-        """Creates the folders. Users of builds and nginx may enter them, but not list them. `sources` is private."""
+        """Creates the folders. Users of builds and Caddy may enter them, but not list them. `sources` is private."""
         os.umask(0o022)  # with a stricter mask, they could not read the files they need
-        for folder in (self.folder, self.builds, self.running, self._sites, self._addresses, self.folder / "sources"):
+        inner = (self.builds, self.running, self._sites, self._addresses, self.folder / "web", self.folder / "sources")
+        for folder in (self.folder, *inner):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             self.folder.chmod(0o711)
@@ -203,6 +213,7 @@ class Releases:
     # -- apps that run ---------------------------------------------------------------------------------------
 
     def run(self, release: Path) -> None:
+        replace_link(release / "sock", os.path.relpath(self.running / f"{release.name}.sock", release))
         replace_link(self.running / release.name, os.path.relpath(release, self.running))
 
     def stop(self, deploy_id: str) -> None:
@@ -244,6 +255,8 @@ class Releases:
         if exists:
             gone.unlink(missing_ok=True)
             self._tidy_previews(app)
+            for folder in _subfolders(app):
+                Site(folder).forget_recent()
         elif not gone.exists():
             gone.touch()
         elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION_SECONDS:

@@ -24,10 +24,10 @@ from gateway.deploys.addresses import host
 from gateway.deploys.states import Deploy
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
-from workers.hosting import web
+from workers.hosting import caddy
 from workers.hosting.archives import ReleaseArchive
 from workers.hosting.releases import Releases, Site, remove_folder
-from workers.hosting.watchdog import LIMITS, output_path
+from workers.hosting.watchdog import LIMITS, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.sandbox import MIB
 
@@ -38,6 +38,7 @@ R = TypeVar("R")
 
 MIN_FREE_BYTES = LIMITS.memory // 2  # of memory, to start one more app; most apps use far less than their limit
 START_SECONDS = 60.0  # in which a start command must answer
+SERVER_SECONDS = 30.0  # in which Caddy must start
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 POLL_SECONDS = 0.2  # between checks of a start command
 DRAIN_SECONDS = 2.0  # for requests in progress, before a replaced release is stopped
@@ -89,9 +90,8 @@ class Serving:
         release = self._releases.site(job.deploy).release(job.deploy.id)
         if (release / "start").exists():
             await self._check_start_command(job, release)
-            return
-        async with web.serve_release(release) as port:
-            await self._request_root(f"127.0.0.1:{port}", self._host(job))
+        elif not (release / "files" / "index.html").is_file():
+            raise DeployError("GET / returned 404")
 
     async def _check_start_command(self, job: Job, release: Path) -> None:
         if (free := read_available_memory()) < MIN_FREE_BYTES:
@@ -101,12 +101,12 @@ class Serving:
         why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + START_SECONDS
         try:
             while time.monotonic() < ends:
-                state = web.read_state(self._releases.folder, release.name)
+                state = read_state(self._releases.folder, release.name)
                 if state.exits:
                     raise DeployError(state.last)
                 if state.socket:
                     try:
-                        await self._request_root("localhost", self._host(job), state.socket)
+                        await self._request_root(Path(state.socket), self._host(job))
                     except DeployError as error:
                         why = str(error)
                     else:
@@ -138,7 +138,17 @@ class Serving:
             for name in hosts:
                 self._releases.serve_as(name, site)
 
+    async def wait_for_server(self) -> None:
+        """Waits for this host's Caddy. It starts after this process, or after its host has caught up."""
+        ends = time.monotonic() + SERVER_SECONDS
+        while time.monotonic() < ends:
+            with suppress(OSError):
+                _, writer = await asyncio.open_unix_connection(caddy.canary_socket(self._releases.folder))
+                return writer.close()
+            await asyncio.sleep(POLL_SECONDS)
+
     async def watch_canary(self, job: Job) -> None:
+        await self.wait_for_server()
         ends = time.monotonic() + self._settings.canary
         while True:
             await self.probe(job)
@@ -153,22 +163,21 @@ class Serving:
         return min(1.0, self._settings.canary / 10)
 
     async def probe(self, job: Job) -> None:
-        """Raises DeployError unless this host's web server answers for the app, and the start command keeps running."""
-        if not (address := web.read_address(self._releases.folder)):
+        """Raises DeployError unless Caddy answers for the app, and the start command keeps running."""
+        if caddy.read_process(self._releases.folder) is None:
             raise DeployError("no process serves the apps; is the `sites` worker running?")
-        await self._request_root(address, self._host(job))
-        if exits := web.read_state(self._releases.folder, job.deploy.id).exits:
+        await self._request_root(caddy.canary_socket(self._releases.folder), self._host(job))
+        if exits := read_state(self._releases.folder, job.deploy.id).exits:
             self._copy_output(job, job.deploy.id)
             raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
 
-    async def _request_root(self, address: str, host_name: str, socket: str = "") -> None:
-        """Requests `/`. Raises DeployError unless the status is 2xx or 3xx."""
-        headers, url = {"Host": host_name}, f"http://{address}/"
-        connector = aiohttp.UnixConnector(socket) if socket else None
+    async def _request_root(self, socket: Path, host_name: str) -> None:
+        """Requests `/` at the socket. Raises DeployError unless the status is 2xx or 3xx."""
+        connector = aiohttp.UnixConnector(str(socket))
         try:
             async with (
                 aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=connector) as client,
-                client.get(url, headers=headers, allow_redirects=False) as answer,
+                client.get("http://localhost/", headers={"Host": host_name}, allow_redirects=False) as answer,
             ):
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -209,10 +218,10 @@ class Serving:
 
     async def _until_it_answers(self, release: Path, host_name: str) -> None:
         while True:
-            state = web.read_state(self._releases.folder, release.name)
+            state = read_state(self._releases.folder, release.name)
             if state.socket:
                 with suppress(DeployError):
-                    return await self._request_root("localhost", host_name, state.socket)
+                    return await self._request_root(Path(state.socket), host_name)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _undo_abandoned(self, in_progress: Set[str]) -> None:

@@ -1,8 +1,10 @@
-"""The worker that serves the hosted apps. Only the data folder determines which releases it serves and runs
-(`workers/hosting/releases.py`). So the worker works without Redis and the builder, and restarts independently of them.
-With shared storage, `host_agent.py` updates the data folder.
+"""The worker that decides what this host serves: it runs Caddy (`caddy.py`) and the apps (`watchdog.py`).
 
-One process per data folder serves, and a second one stands by. A proxy in front of it must terminate TLS.
+Only the data folder determines which releases are served and run (`releases.py`). So the worker works without Redis and
+the builder, and restarts independently of them. With shared storage, `host_agent.py` updates the data folder. Caddy and
+the apps keep running while the worker is stopped, and the next worker adopts them.
+
+One process per data folder works, and a second one stands by.
 """
 
 from __future__ import annotations
@@ -11,11 +13,10 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import structlog
 
@@ -29,13 +30,12 @@ from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
-from workers.hosting import nginx, web
+from workers.hosting import caddy
+from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.host_agent import HostAgent
-from workers.hosting.limits import open_files
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.serving import Serving
 from workers.hosting.watchdog import LIMITS, Watchdog
-from workers.hosting.web import read_address as read_address
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import APP_USERS, open_sandbox
 
@@ -43,13 +43,15 @@ logger = structlog.get_logger()
 
 REPORT_SECONDS = 300.0  # after which a crash that can't be reported is dropped
 RETRY_SECONDS = 1.0
+NO_CADDY_SECONDS = 10.0  # between attempts to start Caddy
+BACKLOG = 4_096  # connections that wait to be accepted
+MOST_FILES = 65_536  # that the worker and Caddy open, where the machine sets no limit
 
 
 async def run(settings: Settings) -> None:
     releases = Releases(Path(settings.data_dir))
     releases.create_folders()
     folder = releases.folder
-    (folder / "web").mkdir(mode=0o711, exist_ok=True)
     _open_many_files()
     # The stack closes the last part first, so requests in progress end before the apps.
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
@@ -65,44 +67,33 @@ async def run(settings: Settings) -> None:
             vault = Vault(settings.encryption_key)
             watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault)
             parts.append(await stack.enter_async_context(_run_in_background(watchdog.run())))
-        is_current: Callable[[], bool] = _always
         if settings.storage_url:
             agent = await stack.enter_async_context(aclosing(HostAgent(settings)))
             await agent.catch_up()
             parts.append(await stack.enter_async_context(_run_in_background(agent.run())))
-            is_current = agent.is_current
         else:
+            caddy.catching_up_file(folder).unlink(missing_ok=True)
             serving = Serving(settings, reporter.registry.find_app, builds=False)
             await stack.enter_async_context(_run_in_background(serving.undo_overdue()))
-        parts.append(await stack.enter_async_context(_serve(settings, folder, is_current)))
+        parts.append(await stack.enter_async_context(_run_in_background(_keep_serving(settings, folder))))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
-        raise RuntimeError("nginx ended unexpectedly")
 
 
-def _always() -> bool:
-    return True
-
-
-@asynccontextmanager
-async def _serve(
-    settings: Settings, folder: Path, is_current: Callable[[], bool]
-) -> AsyncIterator[asyncio.Task[object]]:
-    """Serves the apps. Yields a task that ends when the web server ends."""
-    apps = partial(web.serve, folder, apps_domain=settings.apps_domain.partition(":")[0], is_current=is_current)
-    await nginx.stop_former(folder)
-    host, port = await _find_port(settings)
-    async with AsyncExitStack() as stack:
-        ended: Coroutine[object, object, object]
-        if settings.apps_server == "nginx" or (settings.apps_server == "auto" and nginx.is_usable(folder)):
-            await stack.enter_async_context(apps(socket=folder / "web" / "apps.sock"))
-            ended = (await stack.enter_async_context(nginx.serve(folder, host, port))).wait()
-        else:
-            await stack.enter_async_context(apps(host=host, port=port))
-            ended = asyncio.Event().wait()
-        (folder / "web" / "address").write_text(f"{_connectable_host(host)}:{port}")
-        logger.info("sites.serving", address=f"http://{host}:{port}", domain=settings.apps_domain)
-        yield await stack.enter_async_context(_run_in_background(ended))
+async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
+    """Adopts the Caddy that runs, or starts one, and starts another one whenever it ends."""
+    server = Caddy(settings, folder)
+    while True:
+        try:
+            if not await server.adopt():
+                await server.start(await _listen(settings))
+        except NoCaddy as error:
+            logger.error("sites.no_caddy", action=str(error))
+            await asyncio.sleep(NO_CADDY_SECONDS)
+            continue
+        logger.info("sites.serving", address=caddy.read_address(folder), domain=settings.apps_domain)
+        await server.wait_for_end()
+        logger.error("sites.caddy_ended", action="another one is being started")
 
 
 @asynccontextmanager
@@ -118,16 +109,12 @@ async def _run_in_background(work: Coroutine[object, object, object]) -> AsyncIt
 def _open_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, open_files(hard=True)), hard))
+        wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-def _connectable_host(host: str) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    return f"[{host}]" if ":" in host else host
-
-
-async def _find_port(settings: Settings) -> tuple[str, int]:
-    """Waits until the port is free. In development, use another port instead."""
+async def _listen(settings: Settings) -> socket.socket:
+    """Waits until the port is free, and listens there. In development, listens at another port instead."""
     host, _, wanted = settings.apps_listen.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -137,8 +124,7 @@ async def _find_port(settings: Settings) -> tuple[str, int]:
     while True:
         for choice in choices:
             try:
-                with socket.create_server((host, choice), family=family) as server:
-                    return host, server.getsockname()[1]
+                return socket.create_server((host, choice), family=family, backlog=BACKLOG)
             except OSError as error:
                 reason = os.strerror(error.errno or 0)
         if not waiting:

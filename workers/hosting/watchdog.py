@@ -10,8 +10,6 @@ names the keeper. The next watchdog adopts the keepers that it finds.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -26,8 +24,8 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.monitors.crashes import MAX_LINES
 from workers.hosting.environment import read_environment
+from workers.hosting.processes import is_running, start_time
 from workers.hosting.releases import Releases, Site, remove_folder
-from workers.hosting.web import AppState, read_state, state_path
 from workers.sandbox.sandbox import MIB, Command, Detached, Outcome, Sandbox, SandboxLimits, read_outcome
 
 logger = structlog.get_logger()
@@ -42,6 +40,27 @@ STABLE_SECONDS = 60.0  # of running, after which the pause is short again
 PORTS = [443, 465, 587, 3306, 5432, 27017]
 PORT = 8080  # where an app listens; each app has its own network
 LIMITS = SandboxLimits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, processes=512, cpus=1, nice=5, grace=10)
+
+
+class AppState(msgspec.Struct, frozen=True):
+    """The state of a start command. The watchdog writes it beside the link in `running`."""
+
+    socket: str = ""  # of Unix, where the app is reached; empty while it does not run
+    exits: int = 0
+    last: str = ""  # how it ended last
+    keeper: int = 0  # the process id of its keeper, and when that started
+    began: int = 0
+
+
+def state_path(folder: Path, deploy_id: str) -> Path:
+    return folder / "running" / f"{deploy_id}.state"
+
+
+def read_state(folder: Path, deploy_id: str) -> AppState:
+    try:
+        return msgspec.json.decode(state_path(folder, deploy_id).read_bytes(), type=AppState)
+    except FileNotFoundError:
+        return AppState()
 
 
 class Watchdog:
@@ -130,7 +149,7 @@ class Watchdog:
             self._sandbox.give_to_user(scratch, uid)
             (release / "app").chmod(0o755)
             keeper = self._sandbox.detach(command, uid, detached)
-        began = _start_time(keeper) or 0
+        began = start_time(keeper) or 0
         state = AppState(str(socket), state.exits, state.last, keeper, began)
         self._write_state(release, state)
         return state
@@ -146,7 +165,7 @@ class Watchdog:
         names = {path.name.partition(".")[0] for path in self._releases.running.iterdir()}
         for name in names - wanted.keys():
             state = read_state(self._folder, name)
-            if not _is_running(state):
+            if not is_running(state.keeper, state.began):
                 self._remove_files(name)
 
     def _remove_files(self, deploy_id: str) -> None:
@@ -203,26 +222,7 @@ def output_path(folder: Path, deploy_id: str) -> Path:
     return folder / "running" / f"{deploy_id}.output"
 
 
-def _start_time(pid: int) -> int | None:
-    """Returns the start time of a process in clock ticks since boot; None if it has ended.
-
-    It distinguishes the process from a later process with the same id.
-    """
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] == b"Z" else int(fields[19])
-    if sys.platform != "linux":
-        with suppress(OSError):
-            os.kill(pid, 0)
-            return 0
-    return None
-
-
-def _is_running(state: AppState) -> bool:
-    return state.keeper != 0 and _start_time(state.keeper) == state.began
-
-
 async def _until_ended(state: AppState) -> None:
     """Waits until the keeper ends. Polls, because another process may have started it."""
-    while _is_running(state):  # noqa: ASYNC110
+    while is_running(state.keeper, state.began):  # noqa: ASYNC110
         await asyncio.sleep(CHECK_SECONDS)

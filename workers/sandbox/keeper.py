@@ -32,10 +32,10 @@ from workers.sandbox import bwrap, network
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
 from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, make_concealer
 
+CADDY_USER = 60_578  # the first of the free ids (`sandbox.py`), if the worker is root
 NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY_BYTES = 1_024  # counted for each file in addition to its size: removing a million empty files takes long
 CHECK_SECONDS = 0.25  # between checks of the limits
-BACKLOG = 4_096  # connections that wait to be accepted
 DRAIN_SECONDS = 300.0  # for the requests in progress of an app whose link is gone
 CONNECTED = "03"  # the state of a socket in /proc/net/unix
 CHUNK_BYTES = 65_536  # per read of the command's output
@@ -425,13 +425,16 @@ def _is_connected(path: str) -> bool:
 
 
 def _listen(path: str) -> socket.socket:
-    """Creates a Unix socket to which only the worker's user can connect."""
+    """Creates a Unix socket to which only the worker and Caddy can connect."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener, mask = socket.socket(socket.AF_UNIX), os.umask(0o177)
     listener.bind(path)
     os.umask(mask)
-    listener.listen(BACKLOG)
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # a root that cannot change users runs Caddy itself
+            os.chown(path, CADDY_USER, CADDY_USER)
+    listener.listen(network.BACKLOG)
     return listener
 
 

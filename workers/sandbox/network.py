@@ -7,7 +7,7 @@ Listeners exist for the ports that the sandbox may reach, and for DNS at 127.0.0
 device, no route, no forwarding. Unlike a proxy, this needs no settings in tools.
 
 In the other direction, a relay in the namespace accepts connections from a Unix socket outside and connects them to
-127.0.0.1 inside.
+127.0.0.1 inside. It bounds how many requests of an app are in progress, so that an app that hangs holds up no other.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import contextlib
 import ctypes
 import fcntl
 import ipaddress
+import math
 import os
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway.outbound.public import NOT_PUBLIC, is_own_service, is_public
@@ -36,7 +37,19 @@ LOCAL_TABLE, BOOT, HOST = 255, 3, 254  # table, protocol and scope of a route
 DESTINATION, DEVICE = 1, 4  # attributes of a route
 CONNECTIONS, LOOKUPS = 512, 32  # at a time, per sandbox
 CONNECT_SECONDS = 30.0
+REQUESTS, WAITING = 384, 128  # of an app's visitors: in progress, and waiting to begin
+WAIT_SECONDS = 5.0  # that they wait
+IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
+BUSY = b"""HTTP/1.1 503 Service Unavailable\r
+Retry-After: 1\r
+Content-Type: text/plain; charset=utf-8\r
+Content-Length: 44\r
+Connection: close\r
+\r
+The app has too many requests in progress.\r
+"""
 CHUNK_BYTES = 65_536
+BACKLOG = 4_096  # connections that wait to be accepted
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 NO_SUCH_NAME, SERVER_FAILURE = 3, 2
 TTL_SECONDS = 30
@@ -137,39 +150,76 @@ class Egress:
 async def relay(listener: socket.socket, port: int) -> None:
     """Connects the Unix socket to a port of this namespace. Runs until killed."""
     connections: Tasks = set()
+    room = asyncio.Semaphore(REQUESTS)
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         keep_task(connections)
         try:
-            await splice((reader, writer), await asyncio.open_connection("127.0.0.1", port))
+            if len(connections) > REQUESTS + WAITING:
+                raise TimeoutError
+            async with asyncio.timeout(WAIT_SECONDS):
+                await room.acquire()
+        except TimeoutError:
+            return await refuse(reader, writer)
+        try:
+            await splice((reader, writer), await asyncio.open_connection("127.0.0.1", port), IDLE_SECONDS)
         except OSError:
             abort(writer)
+        finally:
+            room.release()
 
-    async with await asyncio.start_unix_server(connect, sock=listener) as server:
+    async with await asyncio.start_unix_server(connect, sock=listener, backlog=BACKLOG) as server:
         await server.serve_forever()
+
+
+async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers the request, without reading more of it than has arrived."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(WAIT_SECONDS):
+            await reader.read(CHUNK_BYTES)
+            writer.write(BUSY)
+            await writer.drain()
+    writer.close()
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def splice(one: Connection, other: Connection) -> None:
-    """Copies bytes in both directions until both have ended. If one side aborts its connection, abort the other."""
+async def splice(one: Connection, other: Connection, idle_seconds: float = math.inf) -> None:
+    """Copies bytes in both directions until both have ended.
+
+    Aborts both connections if one side aborts its own, or if nothing has moved for `idle_seconds`.
+    """
+    loop = asyncio.get_running_loop()
+    moved_at = loop.time()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal moved_at
         while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
             await writer.drain()
+            moved_at = loop.time()
         writer.write_eof()
 
     directions = [asyncio.create_task(carry(one[0], other[1])), asyncio.create_task(carry(other[0], one[1]))]
     try:
-        await asyncio.gather(*directions)
+        pending: Iterable[asyncio.Task[None]] = directions
+        while pending:
+            left = moved_at + idle_seconds - loop.time()
+            if left < 0:
+                raise TimeoutError
+            done, pending = await asyncio.wait(
+                pending, timeout=None if left == math.inf else left, return_when=asyncio.FIRST_COMPLETED
+            )
+            for direction in done:
+                direction.result()
     except (OSError, RuntimeError):  # RuntimeError: the other direction has just closed the connection
         abort(one[1])
         abort(other[1])
     finally:
         for direction in directions:
             direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
         one[1].close()
         other[1].close()
 

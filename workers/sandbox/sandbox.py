@@ -33,7 +33,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.settings import Settings
 from gateway.storage import closed_folders
 from workers.sandbox import bwrap, cgroups, tools, unpack
-from workers.sandbox.keeper import NOT_ENTERED
+from workers.sandbox.keeper import CADDY_USER, NOT_ENTERED
 from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
 from workers.sandbox.output import LineSplitter
 
@@ -41,7 +41,7 @@ logger = structlog.get_logger()
 
 # These ranges are free: systemd assigns the ids above them, and people and packages use the ids below them. A container
 # may map only the first 65,536 ids.
-BUILD_USERS, APP_USERS = range(60_578, 60_594), range(60_594, 61_184)
+BUILD_USERS, APP_USERS = range(CADDY_USER + 1, 60_594), range(60_594, 61_184)
 # One file per user. A worker on this machine locks the file while it uses the user.
 USERS = Path("/run/capsule/users")
 EFFECTIVE = os.access in os.supports_effective_ids

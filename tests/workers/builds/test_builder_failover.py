@@ -14,7 +14,7 @@ from tests.support.redis_servers import free_port, replicated, sentinels
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SETTINGS = {"GATEWAY_REDIS_WAIT": "1", "GATEWAY_CANARY": "2", "GATEWAY_APPS_SERVER": "embedded"}
+SETTINGS = {"GATEWAY_REDIS_WAIT": "1", "GATEWAY_CANARY": "2"}
 
 
 async def is_ready(gw: Gateway) -> bool:

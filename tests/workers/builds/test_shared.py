@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shutil
 import signal
@@ -12,7 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.deploys.keys import served_apps_key, serving_key
+from gateway.deploys.keys import HOSTS_KEY, served_apps_key, serving_key
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeProvider
@@ -25,6 +26,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
 from tests.support.worker_process import Worker
+from workers.hosting import caddy
 from workers.hosting.records import HostAnswer, Records
 
 PAGE = {"command": "sh build.sh", "output": "dist"}
@@ -42,7 +44,7 @@ def server(text: str, more: str = "") -> dict[str, str]:
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SERVED = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded"}
+SERVED = {"GATEWAY_CANARY": "0.5"}
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.5,
     "workers.builds.schedule.LEASE_MS": 6_000,
@@ -173,14 +175,20 @@ async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
     assert (failed["state"], failed["error"]) == ("failed", "canary: GET / returned 404")
     assert [await machine.page(app) for machine in (one, dies, stops)] == ["good"] * 3
     # Hosts without a heartbeat do not count.
+    server = caddy.read_process(stops.folder)
+    assert server is not None
     stops.worker.signal(signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGSTOP)
     coming = await host.publish(app, page("second"))
     await host.in_state(coming, "checking")
     dies.worker.kill()
     assert (await host.over(coming))["state"] == "live"
     assert await one.page(app) == "second"
+    assert await dies.page(app) == "good", "Caddy goes on without its worker"
     # They catch up before they serve again.
     stops.worker.signal(signal.SIGCONT)
+    await wait_until(lambda: "sites.was_paused" in stops.worker.log)
+    os.kill(server.pid, signal.SIGCONT)
     pages: set[str] = set()
 
     async def caught_up() -> bool:
@@ -189,7 +197,11 @@ async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
 
     await wait_until(caught_up, 20)
     assert pages <= {"503", "second"}, "it answers no visitor before it has caught up"
-    await dies.start("sites")
+    began = asyncio.create_task(dies.start("sites"))
+    await wait_until(lambda: caddy.catching_up_file(dies.folder).exists())
+    while not began.done():
+        assert await dies.page(app) in ("503", "second")
+    await began
     assert await dies.page(app) == "second"
 
 
@@ -226,7 +238,7 @@ async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
     finally:
         haunting.cancel()
         await asyncio.gather(haunting, return_exceptions=True)
-        await records.remove_host("phantom")
+        await store.client.zrem(HOSTS_KEY, "phantom")
         await store.close()
 
 

