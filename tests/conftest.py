@@ -16,8 +16,8 @@ from tests.support.redis_servers import RedisServer
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
-TESTS = Path(__file__).parent
-SLOWEST = ["workers", "browser", "hostile", "chaos"]
+SHARED = ("workers/builds/", "browser/")  # their tests share processes, which end with the folder
+SLOW = ("workers/", "docs/")
 LONG = (  # tests that `make test` leaves out
     "browser/",
     "chaos/",
@@ -47,24 +47,33 @@ freeze_heap()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks long tests, and starts with the folders whose modules take longest, so that all processes end together.
+    """Marks long tests, and starts with the modules that take longest, so that all processes end together.
 
-    Modules of these folders alternate, because some wait most of the time and others keep a core busy.
+    The folders with shared processes come first, one after another. Of the other slow modules, those of different
+    folders alternate, because some wait most of the time and others keep a core busy.
     """
+    slow: dict[str, dict[Path, int]] = {}  # modules in each folder, with their positions
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(LONG):
+        name = item.nodeid.removeprefix("tests/")
+        if name.startswith(LONG):
             item.add_marker(pytest.mark.long)
-    modules = {folder: list(dict.fromkeys(i.path for i in items if _folder(i) == folder)) for folder in SLOWEST}
-    positions = {module: number for found in modules.values() for number, module in enumerate(found)}
-    items.sort(key=lambda item: positions.get(item.path, len(positions)))
+        if name.startswith((*LONG, *SLOW)) and not name.startswith(SHARED):
+            modules = slow.setdefault(name.partition("/")[0], {})
+            modules.setdefault(item.path, len(modules))
+    positions = {module: position for modules in slow.values() for module, position in modules.items()}
+
+    def order(item: pytest.Item) -> int:
+        name = item.nodeid.removeprefix("tests/")
+        for number, folder in enumerate(SHARED):
+            if name.startswith(folder):
+                return number
+        return len(SHARED) + positions.get(item.path, len(positions))
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:
     freeze_heap()
-
-
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).parts[0]
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,7 @@ def crossings(folder: str) -> Iterator[tuple[str, str]]:
 WORKERS_FROM_GATEWAY = {
     ("gateway.cli.processes", "workers.__main__"),
     ("gateway.cli.processes", "workers.check"),
+    ("gateway.dev.run", "workers.hosting.caddy"),
     ("gateway.dev.run", "workers.sandbox.machine"),
     ("gateway.dev.run", "workers.sandbox.sandbox"),
 }

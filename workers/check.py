@@ -23,9 +23,14 @@ CHECK_SECONDS = 4.0  # less than the timeout of a container's health check
 
 
 def combine_names(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Adds `sites` to `deploys` without shared storage: then the releases are only in this host's data folder."""
-    serves = "deploys" in names and settings.deploy_engine == "local" and not settings.storage_url
-    return [*names, "sites"] if serves and "sites" not in names else list(names)
+    """Adds `sites` to `deploys` without shared storage: then the releases are only in this host's data folder.
+
+    With an external engine, there are none.
+    """
+    if "deploys" not in names or settings.storage_url:
+        return list(names)
+    others = [name for name in names if name != "sites"]
+    return [*others, "sites"] if settings.deploy_engine == "local" else others
 
 
 async def find_fault(settings: Settings, names: Sequence[str]) -> str:
@@ -65,6 +70,6 @@ async def _find_sites_fault(folder: Path) -> str:
         async with asyncio.timeout(CHECK_SECONDS / 2):
             _, writer = await asyncio.open_connection(address.hostname, address.port)
     except OSError:
-        return f"Caddy does not answer for {folder} at {address.netloc}"
+        return f"the Caddy of {folder} does not answer at {address.netloc}"
     writer.close()
     return ""

@@ -1,6 +1,6 @@
-"""Answers the web server of this host, which asks for which names it may get certificates.
+"""Answers the Caddy of this host, which asks for which names it may get certificates.
 
-Anybody can connect to the web server with any name. So a name must be served, and an account's number of new names is
+Anybody can connect to Caddy with any name. So a name must be served, and an account's number of new names is
 limited: an authority limits the certificates of a domain, and those of all apps' addresses count together.
 
 Failure policy: closed. Without Redis, and beyond the limit, no certificate is requested.
@@ -62,7 +62,7 @@ async def allow_certificate(
 ) -> None:
     """Check that a name is served, and may get a certificate.
 
-    Only for the web server of the same host. 404 for any other name.
+    Only for the Caddy of the same host. 404 for any other name.
     """
     name = domain.lower().removesuffix(".")
     if name in service_hosts(gateway.settings):

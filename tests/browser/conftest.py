@@ -13,7 +13,7 @@ from tests.browser.site import Site
 from tests.browser.visitor import Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.dns_server import DnsServer, dns_server
-from tests.support.fixtures import provider, session_fixture
+from tests.support.fixtures import folder_fixture, provider
 from tests.support.gateway_process import App, Gateway, gateway_with_redis
 from tests.support.worker_process import Worker
 
@@ -28,26 +28,26 @@ expect.set_options(timeout=15_000)
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
 
-@session_fixture
+@folder_fixture
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as browser:
         yield browser
 
 
-@session_fixture
+@folder_fixture
 async def backend() -> AsyncIterator[FakeAppBackend]:
     async with FakeAppBackend() as backend:
         yield backend
 
 
-@session_fixture
+@folder_fixture
 async def resolver() -> AsyncIterator[DnsServer]:
     """The DNS server that the gateway asks about custom domains."""
     async with dns_server() as server:
         yield server
 
 
-@session_fixture
+@folder_fixture
 async def gw(
     provider: FakeProvider, resolver: DnsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
@@ -57,7 +57,7 @@ async def gw(
         yield running
 
 
-@session_fixture
+@folder_fixture
 async def worker(gw: Gateway) -> AsyncIterator[Worker]:
     """Starts a worker that delivers the events of `gw`."""
     worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()
@@ -73,7 +73,7 @@ async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
         yield holder
 
 
-@session_fixture
+@folder_fixture
 async def limited(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     limits = {"GATEWAY_RATE_LIMITS": "user=3", "GATEWAY_DAILY_CAPS": "free=0.0001"}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("limited"), **limits) as running:

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.server import Exchange, Script, answer
 from tests.support.accounts import Account
-from tests.support.fixtures import provider, session_fixture
+from tests.support.fixtures import folder_fixture, provider
 from tests.support.gateway_process import Gateway, gateway_with_redis
 
 __all__ = ["provider"]
@@ -22,13 +22,13 @@ class DemoBackend(FakeAppBackend):
         return super().script(exchange)
 
 
-@session_fixture
+@folder_fixture
 async def backend() -> AsyncIterator[FakeAppBackend]:
     async with DemoBackend() as backend:
         yield backend
 
 
-@session_fixture
+@folder_fixture
 async def gateway(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """Runs a gateway whose rate-limit window is a second long instead of a minute."""
     soon = {"gateway.inference.spend.admission.WINDOW_SECONDS": 1.0, "gateway.telemetry.counters.FLUSH_SECONDS": 0.3}
@@ -36,6 +36,6 @@ async def gateway(provider: FakeProvider, tmp_path_factory: pytest.TempPathFacto
         yield running
 
 
-@session_fixture
+@folder_fixture
 async def account(gateway: Gateway) -> Account:
     return await gateway.account()

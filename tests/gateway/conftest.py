@@ -1,4 +1,4 @@
-"""One gateway, provider and app backend for most tests of the session, on the session's event loop.
+"""One gateway, provider and app backend for most tests of this folder, on the session's event loop.
 
 Each test uses its own accounts, apps and prompts. A test with other settings starts its own gateway with `launch`.
 """
@@ -14,7 +14,7 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
 from tests.support.dns_server import DnsServer, dns_server
-from tests.support.fixtures import provider, session_fixture
+from tests.support.fixtures import folder_fixture, module_fixture, provider
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.visitor import Visitor
 
@@ -25,20 +25,20 @@ Launch = Callable[..., AbstractAsyncContextManager[Gateway]]
 COUNTED_SOON = {"gateway.telemetry.counters.FLUSH_SECONDS": 0.3}
 
 
-@session_fixture
+@folder_fixture
 async def backend() -> AsyncIterator[FakeAppBackend]:
     async with FakeAppBackend("ES256", "RS256", "EdDSA") as backend:
         yield backend
 
 
-@session_fixture
+@folder_fixture
 async def resolver() -> AsyncIterator[DnsServer]:
     """The DNS server that the gateways ask about custom domains."""
     async with dns_server() as server:
         yield server
 
 
-@session_fixture
+@folder_fixture
 async def gw(
     provider: FakeProvider, resolver: DnsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
@@ -47,14 +47,14 @@ async def gw(
         yield running
 
 
-@session_fixture
+@folder_fixture
 async def twin(gw: Gateway, provider: FakeProvider, resolver: DnsServer) -> AsyncIterator[Gateway]:
     """A second process on the same Redis."""
     async with gateway(gw.redis.url, provider, gw.folder, COUNTED_SOON, GATEWAY_DNS=resolver.address) as running:
         yield running
 
 
-@session_fixture
+@module_fixture
 async def low_caps(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway with daily caps of 0.0012 EUR for the free plan and 0.000001 EUR for the starter plan."""
     caps = "free=0.0012,starter=0.000001,maker=2,max=10"
@@ -63,7 +63,7 @@ async def low_caps(provider: FakeProvider, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
-@session_fixture
+@module_fixture
 async def strict(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway that refuses private addresses and plain HTTP, as in production."""
     folder = tmp_path_factory.mktemp("strict")
@@ -90,7 +90,7 @@ async def visitor(gw: Gateway) -> AsyncIterator[Visitor]:
     await visitor.http.aclose()
 
 
-@session_fixture
+@folder_fixture
 async def building(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway whose deploys the test builds, as an external engine."""
     folder = tmp_path_factory.mktemp("building")

@@ -7,13 +7,13 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.hostile.bystander import Bystander, run_bystander
-from tests.support.fixtures import provider, session_fixture
+from tests.support.fixtures import folder_fixture, provider
 from tests.support.priority import raised_priority
 
 __all__ = ["provider"]
 
 
-@session_fixture
+@folder_fixture
 async def backend() -> AsyncIterator[FakeAppBackend]:
     async with FakeAppBackend() as backend:
         yield backend

@@ -6,10 +6,13 @@ import pytest_asyncio
 
 from tests.fakes import FakeProvider
 
-session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
+# Ends with the folder of its conftest, because processes that nobody uses any more slow down the other tests.
+folder_fixture = pytest_asyncio.fixture(scope="package", loop_scope="session")
+module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="session")
+session_fixture = folder_fixture
 
 
-@session_fixture
+@folder_fixture
 async def provider() -> AsyncIterator[FakeProvider]:
     async with FakeProvider() as provider:
         yield provider

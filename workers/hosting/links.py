@@ -1,4 +1,4 @@
-"""Removes symbolic links from the files of a release, because a web server might follow them out of the release.
+"""Removes symbolic links from the files of a release, because Caddy would follow them out of the release.
 
 Each link is replaced by its target: by the file, or by a folder with the same contents. The kernel resolves the target
 (openat2), and only below the customer's own source. No other process may change the files at the same time.

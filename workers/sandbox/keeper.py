@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workers.sandbox import bwrap, network
+from workers.sandbox import bwrap, network, relay
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
 from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, make_concealer
 
@@ -60,7 +60,7 @@ def enter_sandbox(
         socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
         if listener is not None and os.fork() == 0:
             network.prctl(network.PARENT_DIED, signal.SIGKILL)
-            asyncio.run(network.relay(listener, spec["port"]))
+            asyncio.run(relay.relay(listener, spec["port"]))
         if keeper.recv(8):  # the keeper has put this process into its control group
             restore_signals()
             os.execve(words[0], words, {})  # noqa: S606
@@ -165,7 +165,7 @@ class Keeper:
         loop.add_reader(self._pipe, self._take_output)
         await network.Egress(self.spec["hosts"]).serve(listeners)
         if self._listener is not None:
-            self._relay = asyncio.create_task(network.relay(self._listener, self.spec["port"]))
+            self._relay = asyncio.create_task(relay.relay(self._listener, self.spec["port"]))
         try:
             return await self._until_over(child_ended, stop)
         finally:  # before the loop closes the descriptor that its handlers write to
@@ -434,7 +434,7 @@ def _listen(path: str) -> socket.socket:
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):  # a root that cannot change users runs Caddy itself
             os.chown(path, CADDY_USER, CADDY_USER)
-    listener.listen(network.BACKLOG)
+    listener.listen(relay.BACKLOG)
     return listener
 
 

@@ -6,8 +6,7 @@ address of the accepted connection is the address that the command wanted. The k
 Listeners exist for the ports that the sandbox may reach, and for DNS at 127.0.0.1:53. There is no other way out: no
 device, no route, no forwarding. Unlike a proxy, this needs no settings in tools.
 
-In the other direction, a relay in the namespace accepts connections from a Unix socket outside and connects them to
-127.0.0.1 inside. It bounds how many requests of an app are in progress, so that an app that hangs holds up no other.
+In the other direction, a relay leads into the namespace (`relay.py`).
 """
 
 from __future__ import annotations
@@ -37,19 +36,7 @@ LOCAL_TABLE, BOOT, HOST = 255, 3, 254  # table, protocol and scope of a route
 DESTINATION, DEVICE = 1, 4  # attributes of a route
 CONNECTIONS, LOOKUPS = 512, 32  # at a time, per sandbox
 CONNECT_SECONDS = 30.0
-REQUESTS, WAITING = 384, 128  # of an app's visitors: in progress, and waiting to begin
-WAIT_SECONDS = 5.0  # that they wait
-IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
-BUSY = b"""HTTP/1.1 503 Service Unavailable\r
-Retry-After: 1\r
-Content-Type: text/plain; charset=utf-8\r
-Content-Length: 44\r
-Connection: close\r
-\r
-The app has too many requests in progress.\r
-"""
 CHUNK_BYTES = 65_536
-BACKLOG = 4_096  # connections that wait to be accepted
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 NO_SUCH_NAME, SERVER_FAILURE = 3, 2
 TTL_SECONDS = 30
@@ -145,41 +132,6 @@ class Egress:
             await splice((reader, writer), outer)
         except (OSError, TimeoutError):
             abort(writer)
-
-
-async def relay(listener: socket.socket, port: int) -> None:
-    """Connects the Unix socket to a port of this namespace. Runs until killed."""
-    connections: Tasks = set()
-    room = asyncio.Semaphore(REQUESTS)
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        keep_task(connections)
-        try:
-            if len(connections) > REQUESTS + WAITING:
-                raise TimeoutError
-            async with asyncio.timeout(WAIT_SECONDS):
-                await room.acquire()
-        except TimeoutError:
-            return await refuse(reader, writer)
-        try:
-            await splice((reader, writer), await asyncio.open_connection("127.0.0.1", port), IDLE_SECONDS)
-        except OSError:
-            abort(writer)
-        finally:
-            room.release()
-
-    async with await asyncio.start_unix_server(connect, sock=listener, backlog=BACKLOG) as server:
-        await server.serve_forever()
-
-
-async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers the request, without reading more of it than has arrived."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(WAIT_SECONDS):
-            await reader.read(CHUNK_BYTES)
-            writer.write(BUSY)
-            await writer.drain()
-    writer.close()
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

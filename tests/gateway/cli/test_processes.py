@@ -118,10 +118,10 @@ async def test_sites_are_checked_without_redis(capsule: Tool, server: FakeServer
     run = await check(capsule, nowhere, "sites", GATEWAY_DATA_DIR=str(tmp_path))
     assert "no sites worker has served" in run.err
     (tmp_path / "web").mkdir()
-    (tmp_path / "web" / "address").write_text(f"127.0.0.1:{server.port}")
+    (tmp_path / "web" / "address").write_text(f"http://127.0.0.1:{server.port}")
     assert (await check(capsule, nowhere, "sites", GATEWAY_DATA_DIR=str(tmp_path))).line == "running: sites"
     closed = f"127.0.0.1:{free_port()}"
-    (tmp_path / "web" / "address").write_text(closed)
+    (tmp_path / "web" / "address").write_text(f"https://{closed}")
     run = await check(capsule, nowhere, "sites", GATEWAY_DATA_DIR=str(tmp_path))
     assert run.err.endswith(f"does not answer at {closed}\n")
 

@@ -9,11 +9,12 @@ from gateway.redis.client import Store
 from tests.fakes import FakeProvider
 from tests.support.accounts import Account
 from tests.support.deploys import an_app
+from tests.support.fixtures import folder_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.stores import opened
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@folder_fixture
 async def external(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     settings = {
         "GATEWAY_DEPLOY_ENGINE": "external",

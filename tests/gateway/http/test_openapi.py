@@ -18,7 +18,7 @@ from gateway.app import create_app
 from gateway.http import openapi
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -57,7 +57,7 @@ GROUPS = {
 LEFT_OUT = {"/ops/events", "/mcp"}
 
 
-@session_fixture
+@module_fixture
 async def generous(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway without effective rate limits and spending caps."""
     many = {"GATEWAY_RATE_LIMITS": "app=1000000,user=1000000", "GATEWAY_DAILY_CAPS": "max=1000"}

@@ -13,7 +13,7 @@ from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.gateway.inference.admissions import AdmissionProcess, Books, admission_process
 from tests.gateway.inference.key_hosts import Hosts
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import folder_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.tcp_proxy import Proxy
 
@@ -26,7 +26,7 @@ BRISK = {  # seconds
 }
 
 
-@session_fixture
+@folder_fixture
 async def brisk(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway that waits less for apps' backends, and caches their answers for a shorter time."""
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("brisk"), BRISK) as running:

@@ -12,7 +12,7 @@ from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE
 from tests.gateway.conftest import Launch
 from tests.support.accounts import App
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
 from tests.support.inference_status import OPERATIONAL, QUOTA_ERROR, SOON, capabilities, status, status_becomes
 from tests.support.polling import wait_until
@@ -22,14 +22,14 @@ from tests.support.responses import answered, failed, refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@session_fixture
+@module_fixture
 async def moody() -> AsyncIterator[FakeProvider]:
     """A separate provider, because its health would disturb other tests."""
     async with FakeProvider() as provider:
         yield provider
 
 
-@session_fixture
+@module_fixture
 async def watcher(moody: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     async with gateway_with_redis(moody, tmp_path_factory.mktemp("watcher"), SOON) as running:
         yield running

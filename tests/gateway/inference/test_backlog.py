@@ -12,7 +12,7 @@ from gateway.inference.backlog import ANSWER_BYTES, PIECE_BYTES, Backlog, Backlo
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import flood, tokens
 from tests.support.accounts import App
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
@@ -41,7 +41,7 @@ LENGTH = (kernel_room() + ANSWER_BYTES * 9 // 10) // TOKENS - EVENT
 LONG = flood(TOKENS, LENGTH)
 
 
-@session_fixture
+@module_fixture
 async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "3"}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("slow"), **settings) as gw:

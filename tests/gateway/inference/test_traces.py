@@ -15,7 +15,7 @@ from tests.fakes.collector import HEADER_SECRET, FakeCollector, Span
 from tests.fakes.provider import MODEL, ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG, answer
 from tests.support.accounts import App
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
@@ -29,13 +29,13 @@ CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER_SPAN = "00f067aa0ba902b7"
 
 
-@session_fixture
+@module_fixture
 async def collector() -> AsyncIterator[FakeCollector]:
     async with FakeCollector() as collector:
         yield collector
 
 
-@session_fixture
+@module_fixture
 async def traced(
     provider: FakeProvider, collector: FakeCollector, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.polling import wait_until
-from workers.sandbox import network
+from workers.sandbox import relay
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Running = Callable[[], contextlib.AbstractAsyncContextManager["App"]]
@@ -33,8 +33,8 @@ class App:
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Running:
-    monkeypatch.setattr(network, "REQUESTS", 3)
-    monkeypatch.setattr(network, "WAITING", 2)
+    monkeypatch.setattr(relay, "REQUESTS", 3)
+    monkeypatch.setattr(relay, "WAITING", 2)
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[App]:
@@ -46,7 +46,7 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Running:
             app.connections.append((reader, writer))
 
         async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-            relaying = asyncio.create_task(network.relay(listener, server.sockets[0].getsockname()[1]))
+            relaying = asyncio.create_task(relay.relay(listener, server.sockets[0].getsockname()[1]))
             yield app
             for _, writer in app.connections:
                 writer.close()
@@ -80,7 +80,7 @@ async def test_the_next_request_begins_when_one_ends(app: Running) -> None:
 
 
 async def test_a_request_waits_only_so_long(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(relay, "WAIT_SECONDS", 0.1)
     async with app() as running:
         visitors = [await running.ask() for _ in range(4)]
         assert (await asyncio.wait_for(visitors[3][0].read(), 5)).startswith(b"HTTP/1.1 503 ")
@@ -90,7 +90,7 @@ async def test_a_request_waits_only_so_long(app: Running, monkeypatch: pytest.Mo
 
 
 async def test_a_connection_without_progress_ends(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "IDLE_SECONDS", 0.4)
+    monkeypatch.setattr(relay, "IDLE_SECONDS", 0.4)
     async with app() as running:
         reader, writer = await running.ask()
         await running.has(1)

@@ -13,7 +13,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.support.accounts import App
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
@@ -22,7 +22,7 @@ from tests.support.responses import answered, refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@session_fixture
+@module_fixture
 async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """Two requests at the provider at once, and a maximum wait of two seconds."""
     settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "2", "GATEWAY_DRAIN": "2"}

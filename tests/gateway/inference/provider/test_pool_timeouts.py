@@ -14,7 +14,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, MODEL, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.support.accounts import App
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 OTHER = "qwen3.6-35b-a3b"  # the provider answers with it, and it has a price
 
 
-@session_fixture
+@module_fixture
 async def hasty(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     timeouts = "connect=1,first=1,idle=0.5,total=1.6"
     folder = tmp_path_factory.mktemp("hasty")
@@ -33,7 +33,7 @@ async def hasty(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory
         yield gw
 
 
-@session_fixture
+@module_fixture
 async def lively(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     settings = {
         "GATEWAY_KEEP_ALIVE": "0.3",
