@@ -168,8 +168,8 @@ class Caddy:
         user = None
         if can_change_users(range(CADDY_USER, CADDY_USER + 1)):
             user = CADDY_USER
-            for path in (own, *own.rglob("*")):  # a Caddy of another user may have written there
-                os.chown(path, user, user, follow_symlinks=False)
+            for written in (own, *own.rglob("*")):  # by a Caddy of another user
+                os.chown(written, user, user, follow_symlinks=False)
         # Caddy's user may be unable to reach the program by its path.
         with self._start_log.open("wb") as log, open(self._binary, "rb") as program:
             path = f"/proc/self/fd/{program.fileno()}" if sys.platform == "linux" else self._binary
