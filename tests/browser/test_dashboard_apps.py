@@ -77,7 +77,7 @@ async def test_a_custom_domain_from_the_first_record_to_its_removal(holder: Hold
     await holder.go(f"apps/{app}")
     card = page.get_by_role("region").or_(page.locator("section")).filter(has=holder.heading("Custom domain", 2))
     await card.get_by_label("Domain").fill("not a domain")
-    await card.get_by_role("button", name="Set domain").click()
+    await card.get_by_role("button", name="Add domain").click()
     await expect(card.get_by_role("alert")).to_contain_text("a host name such as app.example.com")
     await card.get_by_label("Domain").fill("Shop.Example")
     await page.keyboard.press("Enter")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import socket
 from collections.abc import AsyncIterator
 
@@ -40,24 +41,30 @@ async def talk(port: int, *parts: bytes, pause: float = 0.02) -> bytes:
     return received
 
 
-@pytest.mark.parametrize("upgrade", ["h2c", "websocket", "TLS/1.0, HTTP/2.0", "anything"])
-@pytest.mark.parametrize("length", [b"content-length: %d" % len(SMUGGLED), b"transfer-encoding: chunked"])
-@pytest.mark.parametrize("connection", ["Upgrade", "keep-alive, upgrade", "upgrade, HTTP2-Settings"])
+UPGRADES = ["h2c", "websocket", "TLS/1.0, HTTP/2.0", "anything"]
+LENGTHS = [b"content-length: %d" % len(SMUGGLED), b"transfer-encoding: chunked"]
+CONNECTIONS = ["Upgrade", "keep-alive, upgrade", "upgrade, HTTP2-Settings"]
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["in one read", "in two reads"])
-async def test_the_body_of_an_upgrade_request_is_not_read_as_a_request(
-    port: int, site: Site, upgrade: str, length: bytes, connection: str, at_once: bool
-) -> None:
-    head = b"POST /echo HTTP/1.1\r\nhost: x\r\nConnection: %b\r\nUpgrade: %b\r\n%b\r\n\r\n" % (
-        connection.encode(),
-        upgrade.encode(),
-        length,
-    )
-    body = CHUNKED if b"chunked" in length else SMUGGLED
-    received = await talk(port, *([head + body] if at_once else [head, body]))
-    assert site.requests == [("POST", "/echo")]
-    assert site.bodies == [SMUGGLED]
-    assert received.count(b"HTTP/1.1 200 OK") == 1
-    assert b"ok" in received
+async def test_the_body_of_an_upgrade_request_is_not_read_as_a_request(at_once: bool) -> None:
+    async def ask(upgrade: str, length: bytes, connection: str) -> None:
+        head = b"POST /echo HTTP/1.1\r\nhost: x\r\nConnection: %b\r\nUpgrade: %b\r\n%b\r\n\r\n" % (
+            connection.encode(),
+            upgrade.encode(),
+            length,
+        )
+        body = CHUNKED if b"chunked" in length else SMUGGLED
+        site = Site()
+        async with serving(site) as port:
+            received = await talk(port, *([head + body] if at_once else [head, body]))
+        assert site.requests == [("POST", "/echo")], head
+        assert site.bodies == [SMUGGLED], head
+        assert received.count(b"HTTP/1.1 200 OK") == 1, head
+        assert b"ok" in received, head
+
+    # At the same time, because each waits until its connection is silent.
+    await asyncio.gather(*(ask(*case) for case in itertools.product(UPGRADES, LENGTHS, CONNECTIONS)))
 
 
 async def test_requests_after_an_upgrade_request_are_answered_in_order(port: int, site: Site) -> None:

@@ -11,16 +11,17 @@ async def wait_until(
 ) -> Any:
     """Polls a value until a condition holds for it, by default that it is truthy, and returns it.
 
-    `read` may be async. Times are in seconds.
+    `read` may be async. Times are in seconds. The pauses grow, so that long waits leave the processor to the processes.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
+    began = loop.time()
     while True:
         value = read()
         if inspect.isawaitable(value):
             value = await value
         if holds(value):
             return value
-        if loop.time() > deadline:
+        waited = loop.time() - began
+        if waited > timeout:
             raise AssertionError(f"not within {timeout} s: {inspect.getsource(read).strip()}; it is {value!r:.500}")
-        await asyncio.sleep(every)
+        await asyncio.sleep(max(every, min(waited / 10, 0.1)))

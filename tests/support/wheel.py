@@ -38,6 +38,8 @@ def install(wheel: Path, folder: Path, extra: str, python: str = sys.executable)
         if python != sys.executable and any(sysconfig.get_config_var("SOABI") in file.name for file in files):
             download.append(f"{name}=={distribution.version}")
             continue
+        for program in (file for file in files if file.parts[-2:-1] == ("bin",) and file.parts[0] == ".."):
+            (folder / "bin" / program.name).symlink_to(Path(distribution.locate_file(program)).resolve())
         for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
             if not (packages / top).exists():
                 (packages / top).symlink_to(distribution.locate_file(top))

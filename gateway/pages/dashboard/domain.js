@@ -35,7 +35,7 @@ export function domainCard(at) {
       announce(`Set ${domain.domain}. It is not verified yet.`);
       focusState();
     };
-    const button = h("button", { class: "main" }, "Set domain");
+    const button = h("button", { class: "main" }, "Add domain");
     return [
       h("p", { class: "quiet" }, "Serve this app at a domain of your own."),
       form("with-button", [field("Domain", input)], button, set),

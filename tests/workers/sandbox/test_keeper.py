@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
-from workers.sandbox.sandbox import MIB, Command, Outcome, SandboxLimits
+from workers.sandbox.sandbox import COPIES, MIB, Command, Outcome, SandboxLimits
 
 # -- limits --------------------------------------------------------------------------------------------------
 
@@ -223,6 +223,7 @@ async def test_a_stop_allows_a_grace_period(room: Room) -> None:
 @pytest.mark.parametrize("victim", ["worker", "keeper"])
 async def test_the_command_dies_with_its_worker_and_with_its_keeper(room: Room, victim: str) -> None:
     """Even SIGKILL, which neither can handle, leaves no command running."""
+    (room.build / COPIES).symlink_to((room.top / COPIES).resolve())
     script = textwrap.dedent(f"""
         import asyncio, os
         from pathlib import Path
