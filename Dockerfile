@@ -52,6 +52,7 @@ COPY --from=build /opt/node /usr/local
 COPY --from=build /tmp/caddy/bin/caddy /usr/local/bin/caddy
 COPY --from=build /opt/capsule /opt/capsule
 USER 10001:10001
+ENV GATEWAY_KEEP_SERVING=off
 EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20s CMD ["capsule", "worker", "--check", "deploys", "sites"]
 CMD ["capsule", "worker", "deploys", "sites"]

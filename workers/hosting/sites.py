@@ -22,6 +22,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.cancellation import finish_despite_cancellation
 from gateway.errors import ServiceError
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
@@ -83,17 +84,21 @@ async def run(settings: Settings) -> None:
 async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
     """Adopts the Caddy that runs, or starts one, and starts another one whenever it ends."""
     server = Caddy(settings, folder)
-    while True:
-        try:
-            if not await server.adopt():
-                await server.start(await _listen(settings))
-        except NoCaddy as error:
-            logger.error("sites.no_caddy", action=str(error))
-            await asyncio.sleep(NO_CADDY_SECONDS)
-            continue
-        logger.info("sites.serving", address=caddy.read_address(folder), domain=settings.apps_domain)
-        await server.wait_for_end()
-        logger.error("sites.caddy_ended", action="another one is being started")
+    try:
+        while True:
+            try:
+                if not await server.adopt():
+                    await server.start(await _listen(settings))
+            except NoCaddy as error:
+                logger.error("sites.no_caddy", action=str(error))
+                await asyncio.sleep(NO_CADDY_SECONDS)
+                continue
+            logger.info("sites.serving", address=caddy.read_address(folder), domain=settings.apps_domain)
+            await server.wait_for_end()
+            logger.error("sites.caddy_ended", action="another one is being started")
+    finally:
+        if not settings.keep_serving:
+            await finish_despite_cancellation(server.stop())
 
 
 @asynccontextmanager

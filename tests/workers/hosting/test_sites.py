@@ -163,6 +163,25 @@ async def test_a_caddy_that_ends_is_replaced(pair: tuple[Sites, Sites], hosting:
     assert worker.log.count("sites.caddy_ended") == 2
 
 
+async def test_it_ends_with_its_worker_if_it_is_to(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+    """What is in progress ends first."""
+    big = b"x" * 20_000_000
+    hosting.publish("dep_9", {"big.bin": big}, "big.apps.test", app_id="big")
+    worker, _ = pair
+    worker.environment["GATEWAY_KEEP_SERVING"] = "off"
+    worker.start()
+    await worker.wait_until_serving()
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+    writer.write(b"GET /big.bin HTTP/1.1\r\nHost: big.apps.test\r\nConnection: close\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0.5)
+    assert await reader.readexactly(len(big)) == big
+    assert await stopping == 0
+    writer.close()
+    assert caddy.read_process(hosting.folder) is None
+
+
 async def test_a_changed_setting_reaches_the_running_caddy(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
     worker, again = pair
     worker.start()
