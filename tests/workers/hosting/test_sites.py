@@ -1,6 +1,8 @@
 """The `sites` worker as a process: serving, crashes of apps, kills and restarts."""
 
 import asyncio
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -201,3 +203,31 @@ async def test_a_changed_setting_reaches_the_running_caddy(pair: tuple[Sites, Si
     await again.wait_until_serving()
     assert caddy.read_process(hosting.folder) != server, "only a new Caddy can listen elsewhere"
     assert (await hosting.ask("/")).body == b"files"
+
+
+async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+    worker, again = pair
+    worker.start()
+    await worker.wait_until_serving()
+    server = caddy.read_process(hosting.folder)
+    assert server is not None
+    await worker.stop()
+    os.kill(server.pid, signal.SIGSTOP)
+    again.constants = {"workers.hosting.caddy.LOAD_SECONDS": 0.5, "workers.hosting.caddy.DRAIN_SECONDS": 0.5}
+    again.start()
+    await again.wait_until_serving()
+    assert caddy.read_process(hosting.folder) != server
+    assert (await hosting.ask("/")).body == b"files"
+
+
+async def test_without_caddy_the_log_says_what_to_install(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+    worker, _ = pair
+    tools = hosting.folder / "tools"
+    tools.mkdir()
+    (tools / "caddy").write_text("#!/bin/sh\necho v2.6.2\n")
+    (tools / "caddy").chmod(0o755)
+    worker.environment["PATH"] = f"{tools}:{os.environ['PATH']}"
+    worker.constants = {"sys.executable": str(tools / "python")}
+    worker.start()
+    await wait_until(lambda: "sites.no_caddy" in worker.log, 20)
+    assert f"{tools}/caddy is Caddy v2.6.2; install Caddy 2.11 or newer" in worker.log
