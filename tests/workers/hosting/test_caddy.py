@@ -3,14 +3,19 @@
 import asyncio
 import os
 import secrets
+import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
+from workers.hosting import caddy
 
 FILES: dict[str, str | bytes] = {
     "index.html": "<h1>Shop</h1>",
@@ -266,3 +271,17 @@ async def test_files_are_read_by_a_user_of_its_own(hosting: Hosting) -> None:
     said = await hosting.ask("/mine.txt", host="modes.apps.test")
     assert said.status == (404 if os.geteuid() == 0 else 200)
     assert (await hosting.ask("/", host="modes.apps.test")).body == b"home"
+
+
+async def test_an_old_caddy_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "caddy"
+    program.write_text("#!/bin/sh\necho v2.6.2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(caddy.NoCaddy, match=r"is Caddy v2\.6\.2; install Caddy 2\.11 or newer"):
+        await caddy.Caddy(Settings(), tmp_path).start(socket.create_server(("127.0.0.1", 0)))
+    program.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(caddy.NoCaddy, match="is not installed"):
+        caddy.find_binary()

@@ -218,16 +218,3 @@ async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Sites, Sites], hosting
     await again.wait_until_serving()
     assert caddy.read_process(hosting.folder) != server
     assert (await hosting.ask("/")).body == b"files"
-
-
-async def test_without_caddy_the_log_says_what_to_install(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
-    worker, _ = pair
-    tools = hosting.folder / "tools"
-    tools.mkdir()
-    (tools / "caddy").write_text("#!/bin/sh\necho v2.6.2\n")
-    (tools / "caddy").chmod(0o755)
-    worker.environment["PATH"] = f"{tools}:{os.environ['PATH']}"
-    worker.constants = {"sys.executable": str(tools / "python")}
-    worker.start()
-    await wait_until(lambda: "sites.no_caddy" in worker.log, 20)
-    assert f"{tools}/caddy is Caddy v2.6.2; install Caddy 2.11 or newer" in worker.log
