@@ -22,6 +22,7 @@ from tests.chaos.nodes import TOPOLOGIES
 from tests.chaos.planted import PLANTS
 from tests.chaos.report import render_table
 from tests.chaos.run import Options, Run
+from tests.support.folders import kill_caddies
 from workers.sandbox import cgroups
 
 
@@ -62,6 +63,7 @@ def main() -> int:
     try:
         uvloop.run(_run_until_stopped(run))
     finally:
+        kill_caddies(folder)
         if hasattr(run, "checker"):
             print(render_table(run), flush=True)
             if run.checker.violations and not given.plant:

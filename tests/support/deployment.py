@@ -138,7 +138,8 @@ async def host_on(gw: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncI
     finally:
         for worker in host.workers:
             await worker.stop()
-        kill_caddies(gw.folder)
+        for folder in {worker.environment.get("GATEWAY_DATA_DIR", str(gw.folder)) for worker in host.workers}:
+            kill_caddies(Path(folder))
         await host.web.aclose()
 
 

@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from workers.hosting import caddy
-
 
 @contextlib.contextmanager
 def passable_folder() -> Iterator[Path]:
@@ -27,10 +25,12 @@ def passable_folder() -> Iterator[Path]:
 
 
 def kill_caddies(folder: Path) -> None:
-    """Kills each Caddy with a data folder inside, because it outlives its worker."""
-    for record in (path for depth in ("", "*/", "*/*/") for path in folder.glob(f"{depth}web/caddy.json")):
-        if (process := caddy.read_process(record.parent.parent)) is not None:
-            os.kill(process.pid, signal.SIGKILL)
+    """Kills each Caddy whose data folder is inside, because it outlives its worker. The folder may be gone by now."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            data = os.readlink(process / "cwd").removesuffix(" (deleted)")
+            if Path(os.readlink(process / "exe")).name == "caddy" and Path(data).is_relative_to(folder):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 @contextlib.contextmanager

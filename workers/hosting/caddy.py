@@ -183,7 +183,8 @@ class Caddy:
         with self._start_log.open("wb") as log, open(self._binary, "rb") as program:
             path = f"/proc/self/fd/{program.fileno()}" if sys.platform == "linux" else self._binary
             return subprocess.Popen(  # noqa: S603
-                [path, "run"],
+                ["caddy", "run"],
+                executable=path,
                 user=user,
                 group=user,
                 extra_groups=None if user is None else [],
