@@ -70,8 +70,8 @@ async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
         server.kill()
         await wait_until(lambda: {"inspection.postponed", "stream.waiting"} <= warnings().keys(), 10)
         await asyncio.sleep(1.2)  # several rounds over sixteen partitions
-        assert max(warnings().values()) <= 2  # one line each for probes and certificates
-        assert sum(warnings().values()) <= 4
+        assert max(warnings().values()) <= 3  # one line each for probes, certificates and domains
+        assert sum(warnings().values()) <= 5
         server.start()
         assert await worker.stop() == 0
     finally:
