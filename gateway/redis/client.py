@@ -287,7 +287,9 @@ class Store:
         try:
             with map_redis_errors():
                 async with client.pubsub() as subscription:
-                    await subscription.subscribe(*channels)
+                    # The client itself has no timeout, because messages may be rare.
+                    async with asyncio.timeout(COMMAND_SECONDS):
+                        await subscription.subscribe(*channels)
                     yield subscription
         except Exception:
             if self._commands is not None and node is not None:

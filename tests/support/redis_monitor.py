@@ -35,8 +35,9 @@ class Wiretap:
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
-    def heard(self, text: str) -> bool:
-        return text.encode() in self._heard
+    @property
+    def heard(self) -> bytes:
+        return bytes(self._heard)
 
     def commands(self, since: int = 0) -> list[str]:
         """Returns the commands of clients as `NAME first-argument`, without the commands of scripts."""

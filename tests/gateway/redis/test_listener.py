@@ -12,6 +12,7 @@ from gateway.redis.client import Store
 from gateway.redis.listener import Listener
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
+from tests.support.tcp_proxy import Proxy
 
 
 @asynccontextmanager
@@ -70,4 +71,14 @@ async def test_a_silent_server_counts_as_lost(
             await wait_until(lambda: "lost" in reports, 2)
         finally:
             valkey.thaw()
+        await wait_until(lambda: reports[-1] == "subscribed", 4)
+
+
+async def test_an_attempt_to_subscribe_that_gets_no_answer_ends(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
+    async with listening(proxy.url) as reports:
+        proxy.swallowing = True
+        proxy.cut()
+        await wait_until(lambda: reports.count("lost") >= 2, 4)
+        proxy.swallowing = False
         await wait_until(lambda: reports[-1] == "subscribed", 4)
