@@ -92,6 +92,21 @@ async def test_a_connection_that_uvloop_has_closed_is_a_fault(redis_url: str) ->
     )
 
 
+async def test_a_subscription_that_is_not_confirmed_is_given_up(
+    redis_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network swallows the attempt. Its connection stays open, and waits for messages without a deadline."""
+    monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.3)
+    proxy.swallowing = True
+    async with opened(proxy.url) as store, asyncio.timeout(5):
+        with pytest.raises(BackboneUnavailable):
+            async with store.subscription(CHANGES_CHANNEL):
+                pass
+        proxy.swallowing = False
+        async with store.subscription(CHANGES_CHANNEL) as subscription:
+            assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
+
+
 def test_our_own_errors_are_not_mapped() -> None:
     with pytest.raises(RuntimeError), map_redis_errors():
         raise RuntimeError

@@ -89,6 +89,18 @@ async def test_other_hosts_have_none(hosting: Hosting) -> None:
         assert (await hosting.ask("/")).status == 200
 
 
+async def test_a_host_that_catches_up_answers_for_no_app(hosting: Hosting) -> None:
+    """Not even for apps that it has not heard of: other hosts may serve them already."""
+    caddy.catching_up_file(hosting.folder).touch()
+    try:
+        for host in (HOST, "shop-preview.apps.test", "not-yet.apps.test"):
+            said = await hosting.ask("/", host=host)
+            assert (said.status, said.headers["retry-after"]) == (503, "1"), host
+    finally:
+        caddy.catching_up_file(hosting.folder).unlink()
+    assert (await hosting.ask("/")).status == 200
+
+
 async def test_a_host_without_a_release_has_nothing(hosting: Hosting) -> None:
     app_id = f"empty{hosting.port}"
     site = hosting.publish("dep_9", {"index.html": "first"}, "empty.apps.test", app_id=app_id)
