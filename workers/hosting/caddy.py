@@ -127,6 +127,15 @@ def connectable(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
+async def is_listening(path: Path) -> bool:
+    """Returns whether a process accepts connections at a Unix socket."""
+    with contextlib.suppress(OSError), connectable(path) as short:
+        _, writer = await asyncio.open_unix_connection(short)
+        writer.close()
+        return True
+    return False
+
+
 def catching_up_file(folder: Path) -> Path:
     return folder / "web" / "catching-up"
 
@@ -233,11 +242,7 @@ class Caddy:
     async def _wait_until_running(self) -> None:
         assert self._child is not None
         ends = time.monotonic() + START_SECONDS
-        while True:
-            with contextlib.suppress(OSError):
-                with connectable(self._admin_socket) as path:
-                    _, writer = await asyncio.open_unix_connection(path)
-                return writer.close()
+        while not await is_listening(self._admin_socket):
             if self._child.poll() is not None or time.monotonic() > ends:
                 raise NoCaddy(f"Caddy did not start: {_last_line(self._start_log)}")
             await asyncio.sleep(0.02)
@@ -287,15 +292,15 @@ def render_configuration(settings: Settings) -> str:
         scheme=_scheme(settings),
         # Without certificates, a proxy in front of Caddy adds its visitors' addresses.
         server_options="strict_sni_host on" if settings.acme else "trusted_proxies static private_ranges",
-        certificates=_render_certificates(settings) if settings.acme else "",
-        tls=_render_tls(settings) if settings.acme else "",
+        certificates=_render_certificates(settings),
+        tls=_render_tls(settings),
         silence_seconds=SILENCE_SECONDS,
         slow_seconds=SLOW_SECONDS,
         types="\n\t\t\t".join(types),
         lower_case="\n\t".join(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),
-        gateway=_render_gateway(settings) if settings.upstream else "",
+        gateway=_render_gateway(settings),
     )
 
 
@@ -305,6 +310,8 @@ def _scheme(settings: Settings) -> str:
 
 def _render_certificates(settings: Settings) -> str:
     """Returns the global options for certificates on demand. The gateway allows their names."""
+    if not settings.acme:
+        return ""
     lines = [
         "on_demand_tls {",
         f"\task http://{settings.upstream or DEFAULT_UPSTREAM}/platform/tls/allow",
@@ -318,6 +325,8 @@ def _render_certificates(settings: Settings) -> str:
 
 
 def _render_tls(settings: Settings) -> str:
+    if not settings.acme:
+        return ""
     return f"tls{' internal' if settings.acme == 'internal' else ''} {{\n\t\ton_demand\n\t}}"
 
 
@@ -326,12 +335,14 @@ def _render_gateway(settings: Settings) -> str:
 
     The gateway closes idle connections after 5 seconds, so Caddy closes them earlier.
     """
+    if not settings.upstream:
+        return ""
     hosts = {urlsplit(url).hostname or "" for url in (settings.base_url, settings.api_url)} - {""}
     sites = ", ".join(f"{_scheme(settings)}://{host}" for host in sorted(hosts))
     return f"""
 {sites} {{
 	bind fd/0
-	{_render_tls(settings) if settings.acme else ""}
+	{_render_tls(settings)}
 	@private path /metrics /health /ready /platform/tls/*
 	respond @private 404
 	reverse_proxy {settings.upstream} {{

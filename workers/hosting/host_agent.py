@@ -134,12 +134,14 @@ class HostAgent:
         self._checked = now
 
     def _enter(self, state: State) -> None:
-        if state is not self._state:
-            self._state, catching_up = state, caddy.catching_up_file(self._releases.folder)
-            if state is State.CURRENT:
-                catching_up.unlink(missing_ok=True)
-            else:
-                catching_up.touch()
+        if state is self._state:
+            return
+        self._state = state
+        catching_up = caddy.catching_up_file(self._releases.folder)
+        if state is State.CURRENT:
+            catching_up.unlink(missing_ok=True)
+        else:
+            catching_up.touch()
 
     def _was_paused(self) -> bool:
         """Returns whether a pause was detected since this round began."""

@@ -140,11 +140,8 @@ class Serving:
 
     async def wait_for_server(self) -> None:
         """Waits for this host's Caddy. It starts after this process, or after its host has caught up."""
-        ends = time.monotonic() + SERVER_SECONDS
-        while time.monotonic() < ends:
-            with suppress(OSError), caddy.connectable(caddy.canary_socket(self._releases.folder)) as path:
-                _, writer = await asyncio.open_unix_connection(path)
-                return writer.close()
+        ends, socket = time.monotonic() + SERVER_SECONDS, caddy.canary_socket(self._releases.folder)
+        while not await caddy.is_listening(socket) and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
     async def watch_canary(self, job: Job) -> None:

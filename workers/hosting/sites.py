@@ -54,7 +54,6 @@ async def run(settings: Settings) -> None:
     releases.create_folders()
     folder = releases.folder
     _open_many_files()
-    # The stack closes the last part first, so requests in progress end before the apps.
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
         await stack.enter_async_context(_run_in_background(keep_heartbeat(reporter.store, "sites")))
