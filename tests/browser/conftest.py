@@ -12,12 +12,12 @@ from tests.browser.dashboard import Holder
 from tests.browser.site import Site
 from tests.browser.visitor import Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.support.dns_server import DnsServer, dns_server
-from tests.support.fixtures import folder_fixture, provider
+from tests.support.dns_server import DnsServer
+from tests.support.fixtures import folder_fixture, provider, resolver
 from tests.support.gateway_process import App, Gateway, gateway_with_redis
 from tests.support.worker_process import Worker
 
-__all__ = ["provider"]
+__all__ = ["provider", "resolver"]
 
 Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
 
@@ -38,13 +38,6 @@ async def browser() -> AsyncIterator[Browser]:
 async def backend() -> AsyncIterator[FakeAppBackend]:
     async with FakeAppBackend() as backend:
         yield backend
-
-
-@folder_fixture
-async def resolver() -> AsyncIterator[DnsServer]:
-    """The DNS server that the gateway asks about custom domains."""
-    async with dns_server() as server:
-        yield server
 
 
 @folder_fixture

@@ -13,12 +13,12 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
-from tests.support.dns_server import DnsServer, dns_server
-from tests.support.fixtures import folder_fixture, module_fixture, provider
+from tests.support.dns_server import DnsServer
+from tests.support.fixtures import folder_fixture, module_fixture, provider, resolver
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.visitor import Visitor
 
-__all__ = ["provider"]
+__all__ = ["provider", "resolver"]
 
 Launch = Callable[..., AbstractAsyncContextManager[Gateway]]
 
@@ -29,13 +29,6 @@ COUNTED_SOON = {"gateway.telemetry.counters.FLUSH_SECONDS": 0.3}
 async def backend() -> AsyncIterator[FakeAppBackend]:
     async with FakeAppBackend("ES256", "RS256", "EdDSA") as backend:
         yield backend
-
-
-@folder_fixture
-async def resolver() -> AsyncIterator[DnsServer]:
-    """The DNS server that the gateways ask about custom domains."""
-    async with dns_server() as server:
-        yield server
 
 
 @folder_fixture

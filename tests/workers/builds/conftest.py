@@ -9,14 +9,14 @@ import pytest_asyncio
 
 from tests.fakes import FakeProvider
 from tests.support.deployment import Host, host_on, hosting
-from tests.support.fixtures import session_fixture
+from tests.support.fixtures import folder_fixture
 from tests.support.redis_servers import free_port
 
 TIDY = "workers.builds.builder.TIDY_SECONDS"
 CANARY = {"GATEWAY_CANARY": "0.2"}
 
 
-@session_fixture
+@folder_fixture
 async def idle(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
     async with FakeProvider() as provider, hosting(provider, tmp_path_factory.mktemp("idle"), **CANARY) as host:
         yield host
@@ -32,7 +32,7 @@ async def own(idle: Host) -> AsyncIterator[Host]:
         idle.gateway.empty()
 
 
-@session_fixture
+@folder_fixture
 async def busy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
     async with FakeProvider() as provider, hosting(provider, tmp_path_factory.mktemp("busy"), **CANARY) as host:
         await host.worker("deploys", "webhooks", constants={TIDY: 0.3})
