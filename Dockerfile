@@ -35,7 +35,8 @@ RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-deps -
 FROM ${BASE} AS service
 RUN groupadd --gid 10001 capsule \
     && useradd --uid 10001 --gid capsule --no-create-home --home-dir /var/lib/capsule --shell /usr/sbin/nologin capsule \
-    && install --directory --owner capsule --group capsule --mode 0750 /run/capsule /var/lib/capsule \
+    && install --directory --owner capsule --group capsule --mode 0751 /run/capsule \
+    && install --directory --owner capsule --group capsule --mode 0750 /var/lib/capsule \
     && rm -rf /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip /usr/local/bin/pip*
 ENV PATH=/opt/capsule/bin:$PATH \
     PYTHONUNBUFFERED=1 \

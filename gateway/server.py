@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -12,6 +14,7 @@ import uvicorn
 from gateway import log, protocol
 from gateway.errors import RequestMalformed
 from gateway.settings import Settings
+from gateway.settings.addresses import UNIX
 from gateway.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 
 BODY_SECONDS = 30.0  # that a body may take to arrive
@@ -76,9 +79,23 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
     )
     if workers == 1:
         os.environ.pop(METRICS_FOLDER, None)  # the folder may contain the values of former processes
-        uvicorn.Server(config).run()
+        uvicorn.Server(config).run(_listen(config, settings))
         return 0
     log.configure(settings)
     with metrics_folder() as folder:
         os.environ[METRICS_FOLDER] = str(folder)
-        return Supervisor(config, config.bind_socket(), folder).run()
+        return Supervisor(config, _listen(config, settings), folder).run()
+
+
+def _listen(config: uvicorn.Config, settings: Settings) -> list[socket.socket]:
+    """Listens at the port, and at the Unix socket to which Caddy connects, if GATEWAY_UPSTREAM names one."""
+    listeners = [config.bind_socket()]
+    if settings.upstream.startswith(UNIX):
+        path = Path(settings.upstream.removeprefix(UNIX))
+        path.unlink(missing_ok=True)  # left by an earlier gateway
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        path.chmod(0o666)  # the folder decides who may connect
+        listener.set_inheritable(True)
+        listeners.append(listener)
+    return listeners

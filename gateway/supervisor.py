@@ -52,8 +52,8 @@ SPAWN = multiprocessing.get_context("spawn")
 class Child:
     """The process with a certain number, and its successors."""
 
-    def __init__(self, number: int, config: uvicorn.Config, listener: socket.socket, folder: Path) -> None:
-        self._number, self._config, self._listener, self._folder = number, config, listener, folder
+    def __init__(self, number: int, config: uvicorn.Config, listeners: list[socket.socket], folder: Path) -> None:
+        self._number, self._config, self._listeners, self._folder = number, config, listeners, folder
         self.process: SpawnProcess | None = None
         self._pipe: Connection
         self._started_at = self._asked_at = 0.0
@@ -73,7 +73,7 @@ class Child:
 
     def _start(self, now: float) -> None:
         self._pipe, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=run_child, args=(self._number, self._config, self._listener, theirs))
+        process = SPAWN.Process(target=run_child, args=(self._number, self._config, self._listeners, theirs))
         self._started_at = self._asked_at = now
         self._awaits_answer = self._has_answered = False
         try:
@@ -121,8 +121,8 @@ class Child:
 
 
 class Supervisor:
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, folder: Path) -> None:
-        self._children = [Child(number, config, listener, folder) for number in range(config.workers)]
+    def __init__(self, config: uvicorn.Config, listeners: list[socket.socket], folder: Path) -> None:
+        self._children = [Child(number, config, listeners, folder) for number in range(config.workers)]
         self._grace = (config.timeout_graceful_shutdown or 0) + STOP_MARGIN_SECONDS
         self._stopping = self._has_served = False
 
@@ -157,7 +157,7 @@ class Supervisor:
             time.sleep(TICK_SECONDS)
 
 
-def run_child(number: int, config: uvicorn.Config, listener: socket.socket, pipe: Connection) -> None:
+def run_child(number: int, config: uvicorn.Config, listeners: list[socket.socket], pipe: Connection) -> None:
     """Runs one gateway process. Called in that process."""
     from prometheus_client import values  # here, because it reads the folder's variable when it is imported
 
@@ -165,7 +165,7 @@ def run_child(number: int, config: uvicorn.Config, listener: socket.socket, pipe
     config.configure_logging()  # again in this process, to turn off the access log
     server = uvicorn.Server(config)
     threading.Thread(target=answer_supervisor, args=(server, pipe), name="supervised", daemon=True).start()
-    server.run([listener])
+    server.run(listeners)
 
 
 def answer_supervisor(server: uvicorn.Server, pipe: Connection) -> None:

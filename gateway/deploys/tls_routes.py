@@ -39,11 +39,14 @@ def this_host_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteH
 
     A proxy of this host connects from it too, and adds headers for the client that it forwards.
     """
-    if any(name in connection.headers for name in FORWARDING) or not is_loopback(connection):
+    if any(name in connection.headers for name in FORWARDING) or not is_local(connection):
         raise NotFoundException
 
 
-def is_loopback(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
+def is_local(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
+    """Returns whether the client connected by a Unix socket, or from a loopback address."""
+    if connection.scope["server"] is None:
+        return True
     try:
         address = ipaddress.ip_address(connection.client.host if connection.client else "")
     except ValueError:

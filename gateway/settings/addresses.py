@@ -44,6 +44,16 @@ def read_host_port(text: str) -> str:
     return text
 
 
+def read_upstream(text: str) -> str:
+    """Reads host:port, or the absolute path of a Unix socket after `unix/`, as Caddy spells both."""
+    if text.startswith(UNIX):
+        path = text.removeprefix(UNIX)
+        if not re.fullmatch(r"/[\w./-]+", path, re.ASCII) or len(path) > UNIX_CHARACTERS:
+            raise ValueError(f"{text!r} is not unix/ and an absolute path, as in unix//run/capsule/gateway.sock")
+        return text
+    return read_host_port(text)
+
+
 def split_address(text: str) -> tuple[str, int]:
     """Splits an IP address, or localhost, and its port, as in 192.0.2.1:53 or [2001:db8::1]:53."""
     host, _, port = read_host_port(text).rpartition(":")
@@ -84,6 +94,8 @@ def read_apps_url(text: str) -> str:
     return text.rstrip("/")
 
 
+UNIX = "unix/"  # before the path of a Unix socket, as Caddy spells it
+UNIX_CHARACTERS = 107  # of the path of a Unix socket, which the kernel limits
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 
 

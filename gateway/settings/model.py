@@ -101,7 +101,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     account_disk: int = 10_240  # MiB for the releases of an account
     apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
     keep_serving: bool = True  # whether Caddy keeps serving when the worker `sites` is stopped
-    upstream: str = ""  # host:port of the gateway, if Caddy serves the API and the pages too; empty: it does not
+    upstream: str = ""  # host:port or unix/path of the gateway, if Caddy serves the API and the pages too
 
     log_level: str = "info"
     log_format: str = "json"

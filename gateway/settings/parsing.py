@@ -200,7 +200,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "webhook_claim_idle": _read_claim_idle,
     "deploy_engine": _choice_reader("local", "external"),
     "apps_listen": addresses.read_host_port,
-    "upstream": addresses.read_host_port,
+    "upstream": addresses.read_upstream,
     "log_level": _choice_reader("debug", "info", "warning", "error"),
     "log_format": _choice_reader("json", "text"),
 }

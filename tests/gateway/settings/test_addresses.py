@@ -126,3 +126,11 @@ def test_authorities(text: str, kept: str) -> None:
 def test_invalid_authorities(text: str) -> None:
     with pytest.raises(BadSettings, match=r"^GATEWAY_ACME: must be"):
         load({"GATEWAY_ACME": text})
+
+
+@pytest.mark.parametrize("text", ["unix/a.sock", "unix//a b", "unix//", f"unix//{'x' * 107}", "gateway", "unix:/a"])
+def test_an_upstream_is_a_port_or_a_unix_socket(text: str) -> None:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_UPSTREAM: "):
+        load({"GATEWAY_UPSTREAM": text})
+    for valid in ("127.0.0.1:8000", "gateway:8000", "unix//run/capsule/gateway.sock"):
+        assert load({"GATEWAY_UPSTREAM": valid}).upstream == valid

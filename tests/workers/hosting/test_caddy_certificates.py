@@ -5,6 +5,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.polling import wait_until
 
+FORWARDING = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"}
 API = "api.example.com"
 FRONTED = ("/metrics", "/health", "/ready", "/platform/tls/allow?domain=shop.apps.test")
 
@@ -31,6 +33,7 @@ class FakeGateway:
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/platform/tls/allow" and request.headers["Host"] != API:
+            assert not FORWARDING & {name.lower() for name in request.headers}, "the gateway would refuse it"
             name = parse_qs(urlsplit(request.raw_path).query)["domain"][0]
             self.asked.append(name)
             return web.Response(status=200 if name in self.allowed else 404)
@@ -55,11 +58,17 @@ def folder() -> Iterator[Hosting]:
 
 
 @contextlib.asynccontextmanager
-async def running(*allowed: str) -> AsyncIterator[tuple[FakeGateway, str]]:
+async def running(*allowed: str, path: Path | None = None) -> AsyncIterator[tuple[FakeGateway, str]]:
+    """Runs a gateway at a port, or at a Unix socket. Yields it and its GATEWAY_UPSTREAM."""
     gateway = FakeGateway(set(allowed))
     runner = web.ServerRunner(web.Server(gateway.answer, handler_cancellation=True), shutdown_timeout=0.1)
     await runner.setup()
     try:
+        if path is not None:
+            await web.UnixSite(runner, path).start()
+            path.chmod(0o666)
+            yield gateway, f"unix/{path}"
+            return
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
         yield gateway, f"{host}:{port}"
@@ -68,9 +77,10 @@ async def running(*allowed: str) -> AsyncIterator[tuple[FakeGateway, str]]:
         await runner.cleanup()
 
 
-@pytest_asyncio.fixture
-async def secured(folder: Hosting) -> AsyncIterator[tuple[Hosting, FakeGateway]]:
-    async with running(HOST, API) as (gateway, address):
+@pytest_asyncio.fixture(params=["port", "unix"])
+async def secured(folder: Hosting, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Hosting, FakeGateway]]:
+    path = folder.folder / "gateway.sock" if request.param == "unix" else None
+    async with running(HOST, API, path=path) as (gateway, address):
         names = {"base_url": f"https://{API}", "upstream": address}
         async with folder.served(acme="internal", **names):
             yield folder, gateway
