@@ -1,0 +1,349 @@
+"""The templates as an app's users see them: built, served at the app's address, with the real gateway.
+
+The tests save screenshots in the folder that SCREENSHOTS names.
+"""
+
+import asyncio
+import mimetypes
+import os
+import re
+import secrets
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Locator, Page, Route, expect
+
+from gateway.cli.template import CAPSULE, write_template
+from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.browser.packages import require
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.fakes.server import HANG, Exchange, FakeServer, Script, answer
+from tests.support.fixtures import module_fixture
+from tests.support.gateway_process import DOMAIN, App, Gateway
+from tests.support.programs import miss
+from tests.support.redis_servers import free_port
+from workers.sandbox.tools import find_node
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
+
+UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "network")
+BUILD_SECONDS = 300  # packages are downloaded
+PASSWORD = "correct horse battery"
+RIVERS = "# Rivers\n\n- **Seine**, *slow*\n- [Loire](https://example.com/loire)\n\n```js\n<b>1 * 2</b>\n```\n\nשלום"
+
+
+@dataclass
+class Notes:
+    """The template `full` in use: the folder, the address of its pages, and the app at the gateway."""
+
+    folder: Path
+    address: str
+    app: App
+
+
+@module_fixture
+async def notes(gw: Gateway, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Notes]:
+    folder, port = tmp_path_factory.mktemp("notes") / "app", free_port()
+    account = await gw.account()
+    app = await account.app(backend, auth={"kind": "jwks", "url": f"http://127.0.0.1:{port}/api/auth/jwks"})
+    write_template(app.name, "full", folder)
+    path = find_node(os.environ["PATH"], tmp_path_factory.mktemp("node"))
+    environment = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"]}
+    await asyncio.to_thread(build, folder, {**environment, "VITE_SERVICE_AI_URL": gw.address + app.path})
+    address = f"http://{app.name}.{DOMAIN}:{port}"
+    environment |= {"HOST": "127.0.0.1", "PORT": str(port), "DATA_DIR": str(folder / "data"), "APP_URL": address}
+    with serve(folder, environment):
+        yield Notes(folder, address, app)
+
+
+def build(folder: Path, environment: dict[str, str]) -> None:
+    for command in ("npm ci", "npm run build", "npm test"):
+        done = subprocess.run(
+            command.split(), cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS
+        )
+        output = done.stdout + done.stderr
+        if command == "npm ci" and done.returncode and any(word in output for word in UNREACHABLE):
+            miss("npm")
+        assert done.returncode == 0, output
+
+
+@contextmanager
+def serve(folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Runs the app. It must end at once, and without an error, when it is told to."""
+    with subprocess.Popen(["node", "server.ts"], cwd=folder, env=environment, stdout=subprocess.PIPE) as app:
+        try:
+            assert app.stdout
+            assert app.stdout.readline().startswith(b"Listening on ")
+            yield
+        finally:
+            app.terminate()
+            assert app.wait(10) == 0
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, address: str) -> AsyncIterator[Page]:
+    """Opens the app as a new person. Its scripts must not fail."""
+    context = await browser.new_context(permissions=["clipboard-write"])
+    forwarded = f"192.0.2.{secrets.randbelow(256)}"  # as the host would: each address may sign in only so often
+
+    async def forward(route: Route) -> None:
+        await route.continue_(headers={**route.request.headers, "x-forwarded-for": forwarded})
+
+    await context.route("**/api/auth/sign-*/*", forward)
+    page = await context.new_page()
+    broken: list[str] = []
+    page.on("pageerror", lambda error: broken.append(str(error)))
+    await page.goto(address)
+    yield page
+    await context.close()
+    assert not broken
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(browser: Browser, notes: Notes) -> AsyncIterator[Page]:
+    async with visiting(browser, notes.address) as page:
+        await sign_up(page)
+        yield page
+
+
+async def sign_up(page: Page) -> str:
+    """Creates an account by keyboard, and returns its e-mail."""
+    email = f"{secrets.token_hex(4)}@example.com"
+    await page.get_by_role("button", name="Create an account").press("Enter")
+    await expect(page.get_by_label("Name")).to_be_focused()
+    for text in ("Ana", email, PASSWORD):
+        await page.keyboard.type(text)
+        await page.keyboard.press("Tab" if text != PASSWORD else "Enter")
+    await expect(page.get_by_role("heading", name="Notes")).to_be_focused()
+    return email
+
+
+async def ask(page: Page, prompt: str) -> Locator:
+    """Asks by keyboard, and returns the turn of the conversation."""
+    await page.get_by_label("Your question").fill(prompt)
+    await page.keyboard.press("Enter")
+    return page.locator("article").last
+
+
+async def shoot(page: Page, name: str, view: str = "") -> None:
+    """Checks the page in every look, and saves what it looks like. A phone shows only the view."""
+    await page.evaluate("(view) => (location.hash = view)", view)
+    await assert_accessible(page, EVERY_LOOK)
+    for scheme, width, height in (("light", 1440, 900), ("dark", 390, 844), ("light", 390, 844), ("dark", 1440, 900)):
+        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        await page.set_viewport_size({"width": width, "height": height})
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+        if folder := os.environ.get("SCREENSHOTS"):
+            await page.screenshot(path=Path(folder) / f"{name}-{width}-{scheme}.png")
+    await page.set_viewport_size({"width": 1280, "height": 860})
+
+
+async def test_people_sign_up_out_and_in(browser: Browser, notes: Notes) -> None:
+    async with visiting(browser, notes.address) as page:
+        await expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        await shoot(page, "sign-in")
+        email = await sign_up(page)
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_label("E-mail")).to_be_visible()
+        for password in ("wrong password", PASSWORD):
+            await page.get_by_label("E-mail").fill(email)
+            await page.get_by_label("Password").fill(password)
+            await page.keyboard.press("Enter")
+            if password != PASSWORD:
+                await expect(page.get_by_role("alert")).to_have_text("The e-mail or the password is not right.")
+        await expect(page.get_by_role("heading", name="Notes")).to_be_visible()
+
+
+async def test_notes_stay_change_and_come_back(page: Page) -> None:
+    text, items = page.get_by_label("New note"), page.locator("#list li")
+    await expect(page.locator("#none")).to_be_visible()
+    for words in ("Call Ana", "Buy <b>milk</b>"):
+        await text.fill(words)
+        await page.get_by_role("button", name="Save note").click()
+        await expect(items.first).to_contain_text(words)
+    await page.reload()
+    await expect(items).to_have_count(2)
+    await items.last.get_by_role("button", name="Edit").click()
+    await page.get_by_label("Change the note").fill("Call Ben")
+    await page.keyboard.press("Control+Enter")
+    await expect(items.first).to_contain_text("Call Ben")
+    await items.first.get_by_role("button", name="Delete").click()
+    await expect(items).to_have_count(1)
+    await page.get_by_role("button", name="Undo").click()
+    await expect(items.first).to_contain_text("Call Ben")
+    await shoot(page, "notes")
+
+
+async def test_an_answer_streams_and_becomes_a_note(page: Page, provider: FakeProvider) -> None:
+    await shoot(page, "empty", "#ask")
+    go_on = asyncio.Event()
+    prompt = provider.plays(ROLE, chunk("Bon"), go_on, chunk("jour"), chunk(finish="stop", usage=(1, 2)), DONE)
+    turn = await ask(page, prompt)
+    await expect(turn.locator(".answer")).to_have_text("Bon")
+    await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    go_on.set()
+    await expect(turn.locator(".answer")).to_have_text("Bonjour")
+    await expect(turn.locator(".answer")).to_have_attribute("aria-busy", "false")
+    await turn.get_by_role("button", name="Save as note").click()
+    await expect(page.locator("#list li").first).to_contain_text("Bonjour")
+    await page.get_by_role("button", name="New conversation").click()
+    await expect(page.locator("article")).to_have_count(0)
+
+
+async def test_markdown_shows_and_markup_stays_text(page: Page, provider: FakeProvider) -> None:
+    hostile = "<img src=x onerror='window.hit = 1'> [a](javascript:alert(1))"
+    turn = await ask(page, provider.plays(tokens(*re.split(r"(?<= )", f"{RIVERS}\n\n{hostile}"))))
+    shown = turn.locator(".answer")
+    await expect(shown.get_by_role("heading", name="Rivers")).to_be_visible()
+    await expect(shown.locator("ul > li")).to_have_text(["Seine, slow", "Loire"])
+    await expect(shown.locator("pre code")).to_have_text("<b>1 * 2</b>")
+    await expect(shown.get_by_role("link")).to_have_text(["Loire"])
+    await expect(shown.locator("p").last).to_have_text(hostile)
+    assert await page.evaluate("window.hit") is None
+    await shoot(page, "answer", "#ask")
+
+
+async def test_a_question_about_a_note_and_the_one_after_it(page: Page, provider: FakeProvider) -> None:
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await page.get_by_label("New note").fill("The key is under the mat")
+    await page.get_by_role("button", name="Save note").click()
+    await page.get_by_role("button", name="Ask about it").click()
+    await expect(page.get_by_label("Your question")).to_be_focused()
+    await expect(page.locator("#about")).to_contain_text("The key is under the mat")
+    first = "My note:\n\nThe key is under the mat\n\n---\n\nMy question:\n\nWhere is it?"
+    provider.plays(tokens("Under the mat."), prompt=first)
+    turn = await ask(page, "Where is it?")
+    await expect(turn.locator(".answer")).to_have_text("Under the mat.")
+    await expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
+    history = "Our conversation so far:\n\nI asked: Where is it?\n\nYou answered: Under the mat."
+    provider.plays(tokens("Yes."), prompt=f"{history}\n\n---\n\nMy question:\n\nSure?")
+    await expect((await ask(page, "Sure?")).locator(".answer")).to_have_text("Yes.")
+    await page.get_by_role("link", name="Notes").click()
+    await expect(page.locator("#list")).to_be_visible()
+
+
+@pytest.mark.parametrize("way", ["button", "key"])
+async def test_stop_keeps_what_has_arrived(page: Page, provider: FakeProvider, way: str) -> None:
+    prompt = provider.plays(ROLE, chunk("Bon"), HANG)
+    turn = await ask(page, prompt)
+    await expect(turn.locator(".answer")).to_have_text("Bon")
+    stop = page.get_by_role("button", name="Stop")
+    await (stop.click() if way == "button" else page.keyboard.press("Escape"))
+    await expect(turn).to_contain_text("Stopped")
+    await expect(turn.locator(".answer")).to_have_text("Bon")
+    await expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 5)
+
+
+async def test_a_failure_is_explained_and_tried_again(page: Page, provider: FakeProvider) -> None:
+    prompt = provider.plays(answer(500))
+    turn = await ask(page, prompt)
+    await expect(turn.get_by_role("alert")).to_have_text(re.compile("The model failed.*It could not finish", re.DOTALL))
+    await shoot(page, "failure", "#ask")
+    provider.plays(tokens("Better"), prompt=prompt)
+    await turn.get_by_role("button", name="Try again").click()
+    await expect(turn.locator(".answer")).to_have_text("Better")
+    await expect(turn.get_by_role("alert")).to_be_hidden()
+
+
+async def test_a_limit_says_when_to_try_again(page: Page) -> None:
+    body = '{"error": {"code": "USER_RATE_LIMITED", "message": "Wait."}}'
+    headers = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "Retry-After", "Retry-After": "2"}
+    await page.route("**/ai", lambda route: route.fulfill(status=429, body=body, headers=headers))
+    turn = await ask(page, "Why?")
+    await expect(turn.get_by_role("alert")).to_contain_text("That was a lot of questions")
+    await expect(turn.get_by_role("button", name="Try again in 2 s")).to_be_disabled()
+    await expect(turn.get_by_role("button", name="Try again", exact=True)).to_be_enabled()
+
+
+async def test_without_the_model_or_the_backend(page: Page) -> None:
+    await page.route("**/api/**", lambda route: route.abort())
+    await page.get_by_label("New note").fill("Lost?")
+    await page.get_by_role("button", name="Save note").click()
+    await expect(page.locator("#write").get_by_role("alert")).to_contain_text("The app does not answer.")
+    await expect(page.get_by_label("New note")).to_have_value("Lost?")
+    turn = await ask(page, "Why?")
+    await expect(turn.get_by_role("alert")).to_contain_text("You are not signed in")
+    await page.reload()
+    await expect(page.get_by_role("heading", name="The app does not answer")).to_be_visible()
+
+
+async def test_the_app_serves_hashed_assets_for_good_and_pages_afresh(notes: Notes) -> None:
+    [script] = (notes.folder / "dist" / "assets").glob("*.js")
+    address = f"http://127.0.0.1:{urlsplit(notes.address).port}"
+    async with httpx.AsyncClient(base_url=address, trust_env=False) as http:
+        asset = await http.get(f"/assets/{script.name}")
+        index = await http.get("/")
+        missing = await http.get("/assets/none.js")
+    assert asset.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert index.headers["cache-control"] == "no-cache"
+    assert missing.status_code == 404
+
+
+async def test_the_types_hold(notes: Notes) -> None:
+    check_types("-p", notes.folder)
+
+
+async def test_the_types_of_static_hold(tmp_path: Path) -> None:
+    write_template("notes", "static", tmp_path)
+    strict = ["--allowJs", "--checkJs", "--strict", "--noUncheckedIndexedAccess", "--noEmit", "--types", ""]
+    modern = ["--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler"]
+    check_types(*strict, *modern, tmp_path / "site" / "page.js", CAPSULE / "env.d.ts")
+
+
+def check_types(*arguments: str | Path) -> None:
+    command = [require(".bin/tsc"), *arguments]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert checked.returncode == 0, checked.stdout
+
+
+class Static(FakeServer):
+    """Serves the built template `static`, and the tokens of its backend."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.token = folder, ""
+
+    def script(self, exchange: Exchange) -> Script:
+        if exchange.path == "/token":
+            return answer(200, {"token": self.token})
+        file = self.folder / (exchange.path.lstrip("/") or "index.html")
+        if not file.is_file():
+            return answer(404)
+        return answer(200, file.read_bytes(), {"Content-Type": mimetypes.guess_type(file.name)[0] or "text/plain"})
+
+
+async def test_static_asks_with_the_token_of_a_backend_elsewhere(
+    browser: Browser, gw: Gateway, backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
+    app = await gw.app(backend)
+    write_template(app.name, "static", tmp_path / "app")
+    environment = {**os.environ, "VITE_SERVICE_AI_URL": gw.address + app.path}
+    subprocess.run(["sh", "build.sh"], cwd=tmp_path / "app", env=environment, check=True, timeout=10)
+    async with Static(tmp_path / "app" / "dist") as site:
+        address = f"http://{app.name}.{DOMAIN}:{site.port}"
+        async with visiting(browser, address) as page:
+            await expect(page).to_have_title(app.name)
+            await shoot(page, "static-empty")
+            prompt = provider.plays(tokens(*re.split(r"(?<= )", RIVERS)))
+            await page.get_by_label("Your question").fill(prompt)
+            await page.keyboard.press("Enter")
+            await expect(page.get_by_role("alert")).to_contain_text("You are not signed in")
+            await shoot(page, "static-failure")
+            source = site.folder / "auth.js"
+            source.write_text(source.read_text().replace('BACKEND = ""', f'BACKEND = "{address}"'))
+            site.token = app.token()
+            await page.reload()
+            await page.get_by_label("Your question").fill(prompt)
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#answer").get_by_role("heading", name="Rivers")).to_be_visible()
+            await expect(page.locator("main[data-state=done]")).to_be_visible()
+            await shoot(page, "static-answer")
