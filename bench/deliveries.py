@@ -88,6 +88,8 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
     os.sched_setaffinity(worker.pid, {core})
     try:
         while len(receiver.arrivals) < len(sent) // 10:
+            if worker.poll() is not None:
+                raise SystemExit(f"bench: the worker ended; see {log.name}")
             await asyncio.sleep(0.01)
         first, began = len(receiver.arrivals), cpu_seconds(worker.pid)
         while len(receiver.arrivals) < len(sent):
@@ -129,7 +131,8 @@ def compare(commit: str, runs: int) -> int:
         for name in list(folders)[:: -1 if run % 2 else 1]:
             print(f"{name}:", flush=True)
             command = [folders[name] / ".venv" / "bin" / "python", folders[name] / "bench" / "deliveries.py"]
-            failed += subprocess.run(command, check=False).returncode != 0
+            # `python -m` looks for the worker in the working folder first.
+            failed += subprocess.run(command, cwd=folders[name], check=False).returncode != 0
     return failed
 
 

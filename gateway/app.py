@@ -22,6 +22,7 @@ from gateway import log
 from gateway.accounts import app_routes, domain_routes, key_routes, limit_routes, operator_routes
 from gateway.accounts import routes as account_routes
 from gateway.accounts.pacing import RequestMeter, leave_lane
+from gateway.data import routes as data_routes
 from gateway.deploys import action_routes, engine_routes, environment_routes, tls_routes
 from gateway.deploys import routes as deploy_routes
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
@@ -95,6 +96,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *environment_routes.ROUTES,
     *limit_routes.ROUTES,
     *domain_routes.ROUTES,
+    *data_routes.ROUTES,
     *tls_routes.ROUTES,
 ]
 

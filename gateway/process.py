@@ -24,6 +24,8 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
 from gateway.connections import raise_descriptor_limit, sweep_connections
+from gateway.data.commands import DataCommands
+from gateway.data.records import DataRecords
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
@@ -49,7 +51,7 @@ from gateway.outbound import client as outbound
 from gateway.outbound.dns import Resolver
 from gateway.redis.client import Store
 from gateway.settings import Settings
-from gateway.storage import find_folder_fault
+from gateway.storage import find_folder_fault, open_storage
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
@@ -76,12 +78,16 @@ class Gateway:
             ca_file=settings.ca_file or None,
             own_domain=settings.apps_domain,
         )
-        self.users = Users(settings, self.vault, self.http, self.store)
+        # The operator chooses these addresses, which may be private and without TLS.
+        self.apps_http = outbound.Client(allow_private=True, ca_file=settings.ca_file or None, own=True)
+        self.users = Users(settings, self.vault, self.http, self.store, self.apps_http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
         self.deploys = Deploys(settings, self.registry)
         self.deploy_actions = DeployActions(settings, self.deploys)
+        self.storage = open_storage(settings)
+        self.data, self.data_commands = DataRecords(self.store), DataCommands(self.store)
         self.environments = Environments(self.store, self.vault)
         self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)
@@ -170,6 +176,7 @@ class Gateway:
         await self.permits.close()
         self.provider.close()
         await self.http.close()
+        await self.apps_http.close()
         await self.store.close()
 
     def _start_background_tasks(self) -> list[asyncio.Task[None]]:

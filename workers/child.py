@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from gateway.cancellation import finish_despite_cancellation
 
-STOP_SECONDS = 20.0  # in which a child process must end
+STOP_SECONDS = 60.0  # in which a child process must end; a host that stops gives up its apps first
 
 
 def start_child(work: Callable[..., object], *args: Any) -> BaseProcess:

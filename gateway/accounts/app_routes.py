@@ -9,18 +9,10 @@ from litestar import delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 
 from gateway.accounts import app_detail_routes
+from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
 from gateway.accounts.domain_names import apps_host, service_hosts
-from gateway.accounts.operator_routes import (
-    NewAuth,
-    check_auth,
-    check_build,
-    check_name,
-    check_new_name,
-    check_repository,
-    forget_app,
-    view_auth,
-)
-from gateway.accounts.records import App, Build, JwksAuth, Repository
+from gateway.accounts.operator_routes import check_new_name, check_repository, forget_app, view_auth
+from gateway.accounts.records import App, Build, JwksAuth, Repository, set_fields
 from gateway.accounts.routes import AccountApp, list_apps, view_apps
 from gateway.deploys.routes import require_own_app
 from gateway.errors import AppLimitReached, NameTaken, NotFound, RateLimited, RequestMalformed
@@ -100,14 +92,15 @@ async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChan
     await gateway.app_changes.count_change(account.id)
     changes: dict[str, Any] = {}
     if data.auth is not msgspec.UNSET:
-        changes["auth"] = check_auth(data.auth or JwksAuth(), gateway)
+        allow_private = gateway.settings.allow_private_addresses
+        changes["auth"] = check_auth(data.auth or JwksAuth(), gateway.vault, allow_private=allow_private)
     if data.repository is not msgspec.UNSET:
         repository = check_repository(data.repository, gateway)
         changes["repository"] = keep_credentials(repository, found.repository)
     if data.build is not msgspec.UNSET:
         changes["build"] = check_build(data.build)
     if changes:
-        found = await gateway.registry.change_app(found, lambda record: msgspec.structs.replace(record, **changes))
+        found = await gateway.registry.change_app(found, lambda record: set_fields(record, changes))
     return view_settings(found)
 
 

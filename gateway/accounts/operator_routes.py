@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 from litestar import delete, get, put
 from litestar.params import FromPath, JSONBody
 
+from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
 from gateway.accounts.domain_claims import verified_domain
 from gateway.accounts.domain_names import normalize_domain
 from gateway.accounts.records import (
     BRANCH,
     PREVIEW,
-    SLUG,
     AllowedRates,
     App,
     Auth,
-    BackendAuth,
     Build,
     JwksAuth,
     Repository,
-    SecretAuth,
 )
 from gateway.accounts.vault import NoEncryptionKey
-from gateway.bounds import Host, Id, SigningSecret
+from gateway.bounds import Host, Id
 from gateway.deploys.addresses import live_url
 from gateway.errors import NotFound, RequestMalformed
 from gateway.http.authentication import operator_router
 from gateway.ids import Time, now_iso
 from gateway.outbound import addresses
 from gateway.process import Gateway, Injected
-
-SECRET_BYTES = 32
-
-
-class NewSecretAuth(SecretAuth, frozen=True, tag="secret"):
-    """The auth of a request, with the plain secret. The record holds it encrypted."""
-
-    secret: SigningSecret
-
-
-NewAuth = JwksAuth | NewSecretAuth | BackendAuth
 
 
 class AppFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,7 +111,7 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
         id=before.id if before else app,
         name=name,
         account=data.account,
-        auth=check_auth(data.auth, gateway),
+        auth=check_auth(data.auth, gateway.vault, allow_private=gateway.settings.allow_private_addresses),
         customDomain=domain,
         customDomainVerified=data.customDomainVerified,
         # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
@@ -154,35 +140,10 @@ async def check_names(app: str, name: str, account: str, before: App | None, gat
         raise RequestMalformed("name: another app has this name.")
 
 
-def check_name(name: str) -> None:
-    """Raises RequestMalformed unless the name is a DNS label."""
-    if not SLUG.fullmatch(name):
-        raise RequestMalformed(
-            "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
-        )
-
-
 def check_new_name(name: str) -> None:
     """Raises RequestMalformed for a name that is reserved for previews."""
     if PREVIEW.fullmatch(name):
         raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
-
-
-def check_auth(auth: NewAuth, gateway: Gateway) -> Auth:
-    """Returns the auth to store, with its secret encrypted. Raises RequestMalformed."""
-    if isinstance(auth, NewSecretAuth):
-        if len(auth.secret.encode()) < SECRET_BYTES:
-            raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
-        try:
-            return SecretAuth(gateway.vault.seal(auth.secret), auth.issuer, auth.audience, auth.userClaim)
-        except NoEncryptionKey as error:
-            raise RequestMalformed(f"auth.secret: {error}.") from None
-    if isinstance(auth, BackendAuth) or auth.url:
-        try:
-            addresses.check_url(auth.url, allow_private=gateway.settings.allow_private_addresses)
-        except (addresses.BlockedAddress, ValueError) as error:
-            raise RequestMalformed(f"auth.url: {error}") from None
-    return auth
 
 
 def check_repository(repository: Repository | None, gateway: Gateway) -> Repository | None:
@@ -208,19 +169,6 @@ def check_repository(repository: Repository | None, gateway: Gateway) -> Reposit
     except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
         raise RequestMalformed(f"repository.url: {error}") from None
     return msgspec.structs.replace(repository, url=url, credentials=sealed)
-
-
-def check_build(build: Build | None) -> Build | None:
-    """Returns the build unchanged. Raises RequestMalformed."""
-    if build is None:
-        return None
-    output = PurePosixPath(build.output)
-    if output.is_absolute() or ".." in output.parts or "\0" in build.output:
-        raise RequestMalformed("build.output: name a folder inside the source, such as dist, without '..'.")
-    for field, command in (("command", build.command), ("start", build.start)):
-        if command is not None and "\0" in command:
-            raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
-    return build
 
 
 def check_domain(domain: str | None) -> str | None:
@@ -256,6 +204,7 @@ async def forget_app(app: App, gateway: Gateway) -> None:
         await gateway.app_changes.withhold_name(app)
     await gateway.hooks.forget_app(app)
     await gateway.environments.forget_variables(app)
+    await gateway.data_commands.forget_app(app, gateway.data)
     await gateway.deploys.forget_app(app)
     await gateway.app_changes.delete_app(app)
 

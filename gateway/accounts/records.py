@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,7 +33,8 @@ class _Auth(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields
 
 
 class JwksAuth(_Auth, frozen=True, tag="jwks"):
-    url: Url = ""  # empty: https://<app>.{apps_domain}/.well-known/jwks.json
+    # Empty: https://<app>.{apps_domain}/.well-known/jwks.json. A path, such as /jwks, is at the app's own address.
+    url: Url = ""
     issuer: Issuer | None = None
     audience: Audience | Audiences | None = None
     userClaim: Claim | None = None
@@ -46,7 +48,7 @@ class SecretAuth(_Auth, frozen=True, tag="secret"):
 
 
 class BackendAuth(_Auth, frozen=True, tag="backend"):
-    url: Url
+    url: Url  # or a path at the app's own address
     method: Literal["GET", "POST"] = "GET"
     userField: Claim | None = None
 
@@ -103,6 +105,14 @@ def to_nano_euro(euro: str) -> int:
     return int(Decimal(euro) * NANO)
 
 
+class ReplacedFields(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The fields that the manifest of a deploy replaced: they return if the deploy fails its canary."""
+
+    deploy: str
+    auth: Auth | msgspec.UnsetType = msgspec.UNSET
+    build: Build | msgspec.UnsetType | None = msgspec.UNSET
+
+
 class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     id: str
     name: str
@@ -113,6 +123,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
     customDomainProven: bool = False  # verified by its TXT record, and not by an operator
     repository: Repository | None = None
     build: Build | None = None
+    replaced: ReplacedFields | None = None  # by the last deploy with a manifest
     limits: AppLimits | None = None  # the account holder's
     allowedRates: AllowedRates | None = None  # the operators', in place of the service's
     createdAt: str
@@ -128,8 +139,19 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
         It changes when the app moves to another account or is created again, and when a rename changes the address of
         its keys.
         """
-        name = self.name if isinstance(self.auth, JwksAuth) and not self.auth.url else ""
+        url = "" if isinstance(self.auth, SecretAuth) else self.auth.url
+        own = url.startswith("/") or (isinstance(self.auth, JwksAuth) and not url)
+        name = self.name if own else ""
         return hashlib.sha256(msgspec.json.encode((self.id, self.account, self.createdAt, name, self.auth))).digest()
+
+
+def set_fields(app: App, fields: Mapping[str, Any]) -> App:
+    """Returns the app with fields that its account holder has set. A deploy that fails leaves them as they are."""
+    replaced = app.replaced
+    if replaced is not None:
+        kept = dict.fromkeys({"auth", "build"} & fields.keys(), msgspec.UNSET)
+        replaced = msgspec.structs.replace(replaced, **kept)
+    return msgspec.structs.replace(app, **fields, replaced=replaced)
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,9 @@ def apps_create(name: str) -> None:
 
 @apps.command("set")
 @click.argument("app")
-@click.option("--auth-jwks", metavar="URL", help="Verify users' tokens with the key set at URL.")
+@click.option(
+    "--auth-jwks", metavar="URL", help="Verify users' tokens with the key set at URL, or at a path of the app."
+)
 @click.option("--auth-backend", metavar="URL", help="Verify users' tokens with a call to the app's backend at URL.")
 @click.option("--auth-secret", is_flag=True, help="Verify users' tokens with a shared secret, read from a prompt.")
 @click.option(

@@ -159,14 +159,26 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int) -> None:
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
     omits .git, node_modules and .env.
     """
+    publish_folder(open_service(), app, folder, follow, timeout)
+
+
+def publish_folder(service: Service, app: str, folder: Path, follow: bool, timeout: int) -> None:
+    """Packs, uploads and, with `follow`, follows the folder's deploy. Raises Refused if that fails."""
     from gateway.cli.source import pack_source
 
-    service = open_service()
     with _open_screen("packing") as screen, pack_source(folder) as source:
-        screen.set_status(f"uploading {format_size(source.size)}")
-        queued = service.upload_source(path("account", "apps", app, "source"), source.read_chunks(), source.size)
+        chunks = _report_progress(source.read_chunks(), source.size, screen)
+        queued = service.upload_source(path("account", "apps", app, "source"), chunks, source.size)
     count = f"{source.files} file{'s' if source.files > 1 else ''}"
-    _show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
+    show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
+
+
+def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iterator[bytes]:
+    sent = 0
+    for chunk in chunks:
+        yield chunk
+        sent += len(chunk)
+        screen.set_status(f"uploading, {format_size(sent)} of {format_size(size)}")
 
 
 @deploys.command("rollback")
@@ -182,7 +194,7 @@ def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int) -> No
     """
     service, body = open_service(), {"deployId": deploy_id} if deploy_id else {}
     queued = service.request_object("POST", path("account", "apps", app, "rollback"), body, having="deployId")
-    _show_queued(service, queued, "Queued", follow, timeout)
+    show_queued(service, queued, "Queued", follow, timeout)
 
 
 @deploys.command("promote")
@@ -194,7 +206,7 @@ def deploys_promote(deploy_id: str, follow: bool, timeout: int) -> None:
     """Make the release of preview ID live, without a new build."""
     service = open_service()
     queued = service.request_object("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
-    _show_queued(service, queued, "Queued", follow, timeout)
+    show_queued(service, queued, "Queued", follow, timeout)
 
 
 @deploys.command("redeploy")
@@ -206,10 +218,10 @@ def deploys_redeploy(deploy_id: str, follow: bool, timeout: int) -> None:
     """Build the source of deploy ID again; of a repository, the latest commit of the branch."""
     service = open_service()
     queued = service.request_object("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
-    _show_queued(service, queued, "Queued", follow, timeout)
+    show_queued(service, queued, "Queued", follow, timeout)
 
 
-def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int) -> None:
+def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int) -> None:
     """Prints `done` with the deploy's id, and follows the deploy or prints how to follow it."""
     if wants_json() and not follow:
         return show_json(queued)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from dotenv import load_dotenv
+
+from gateway.cli.folders import MANIFEST, read_manifest
+from gateway.cli.service import WrongUsage
+
+if TYPE_CHECKING:
+    from gateway.dev.layout import OwnApp
 
 
 class _ReadsEnvFile(click.Command):
@@ -20,6 +28,9 @@ class _ReadsEnvFile(click.Command):
 
 
 @click.command(cls=_ReadsEnvFile)
+@click.argument(
+    "folder", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 @click.option(
     "--port",
     envvar="CAPSULE_PORT",
@@ -50,10 +61,28 @@ class _ReadsEnvFile(click.Command):
     envvar="GATEWAY_TRUST_BUILDS",
     help="Run builds and apps without a sandbox if this machine cannot create one. For your own code only.",
 )
-def dev(port: int, data_dir: Path, provider_url: str | None, trust_builds: bool) -> None:
-    """Run the whole service on this machine, with a demo app."""
+def dev(folder: Path | None, port: int, data_dir: Path, provider_url: str | None, trust_builds: bool) -> None:
+    """Run the whole service on this machine, with a demo app.
+
+    With DIR, run the app in this folder in the place of the demo app: the command of [dev] in its capsule.toml, outside
+    the sandbox. With GATEWAY_ACME=internal, everything is served with HTTPS.
+    """
+    from gateway.cli.template import write_template
     from gateway.dev.layout import Layout
     from gateway.dev.run import run_until_signal
 
-    layout = Layout(port, data_dir.resolve(), provider_url, trust_builds)
-    sys.exit(asyncio.run(run_until_signal(layout)))
+    own_app = _read_own_app(folder) if folder else None
+    https = os.environ.get("GATEWAY_ACME", "").lower() == "internal"
+    layout = Layout(port, data_dir.resolve(), provider_url, trust_builds, own_app, https)
+    sys.exit(asyncio.run(run_until_signal(layout, write_template)))
+
+
+def _read_own_app(folder: Path) -> OwnApp:
+    """Reads the manifest of the folder. Raises WrongUsage."""
+    from gateway.dev.layout import DEMO, OwnApp
+
+    manifest = read_manifest(folder)
+    if manifest.dev is None:
+        raise WrongUsage(f'{folder / MANIFEST} has no [dev] table; add one with the line: command = "npm run dev"')
+    auth = None if manifest.auth is None else msgspec.to_builtins(manifest.auth)
+    return OwnApp(manifest.name or DEMO, folder.resolve(), manifest.dev.command, auth)

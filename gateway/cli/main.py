@@ -16,10 +16,12 @@ import click
 
 from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.apps import apps
+from gateway.cli.data import data
 from gateway.cli.deploys import deploys
 from gateway.cli.dev import dev
 from gateway.cli.domains import domain
 from gateway.cli.environment import env, logs
+from gateway.cli.folders import deploy, new
 from gateway.cli.keys import keys
 from gateway.cli.limits import limits
 from gateway.cli.operators import accounts, audit, inference
@@ -80,9 +82,25 @@ def main() -> None:
     """
 
 
-ACCOUNT_COMMANDS = (account, apps, deliveries, deploys, domain, env, hook, keys, limits, logs, requests, usage, webhook)
+FOLDER_COMMANDS = (new, deploy)
+ACCOUNT_COMMANDS = (
+    account,
+    apps,
+    data,
+    deliveries,
+    deploys,
+    domain,
+    env,
+    hook,
+    keys,
+    limits,
+    logs,
+    requests,
+    usage,
+    webhook,
+)
 SERVICE_COMMANDS = (accounts, audit, dev, inference, serve, worker)
-for command in (*ACCOUNT_COMMANDS, *SERVICE_COMMANDS):
+for command in (*FOLDER_COMMANDS, *ACCOUNT_COMMANDS, *SERVICE_COMMANDS):
     main.add_command(command)
 
 

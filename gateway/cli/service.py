@@ -138,10 +138,16 @@ class Service:
         having: str = "id",
         query: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
+        seconds: float = STEP_SECONDS,
     ) -> dict[str, Any]:
-        """Returns the answer, an object that has at least the field `having` ('': any object). Raises Refused."""
+        """Returns the answer, an object that has at least the field `having` ('': any object). Raises Refused.
+
+        `seconds` is the timeout for the answer.
+        """
         query = {name: value for name, value in (query or {}).items() if value is not None}
-        return self._read_object(self._call(method, path, json=body, params=query, headers=headers), having)
+        timeout = httpx.Timeout(STEP_SECONDS, read=seconds)
+        answer = self._call(method, path, json=body, params=query, headers=headers, timeout=timeout)
+        return self._read_object(answer, having)
 
     def list_rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
         """Returns the answer, a list of objects. Raises Refused."""
@@ -151,9 +157,18 @@ class Service:
             raise self._unexpected_answer()
         return answer
 
-    def send(self, method: str, path: str, body: Any = None) -> None:
-        """Ignores the answer. Raises Refused."""
-        self._call(method, path, json=body)
+    def send(self, method: str, path: str, body: Any = None, *, seconds: float = STEP_SECONDS) -> None:
+        """Ignores the answer. `seconds` is the timeout for it. Raises Refused."""
+        self._call(method, path, json=body, timeout=httpx.Timeout(STEP_SECONDS, read=seconds))
+
+    def download(self, path: str) -> Iterator[bytes]:
+        """Yields the content at the path. Raises Refused."""
+        stream = self._http.stream("GET", self.url + path, timeout=httpx.Timeout(STEP_SECONDS, read=SILENCE_SECONDS))
+        with self._map_failures(), stream as answer:
+            if not answer.is_success:
+                answer.read()
+                raise self._make_refusal(answer)
+            yield from answer.iter_raw()
 
     def read_text(self, path: str, **query: Any) -> str:
         """Raises Refused."""

@@ -1,8 +1,8 @@
-"""Packs an app's source for `capsule deploys publish`.
+"""Packs an app's source for `capsule deploy` and `capsule deploys publish`.
 
 It omits files that `.gitignore` and `.capsuleignore` exclude, with git's rules in every folder. Each folder's
 `.capsuleignore` is read after its `.gitignore`, so it can include a file again (`!dist`). Repositories, installed
-packages and files of secrets are always omitted, whatever those files say.
+packages, files of secrets and the data of `capsule dev` are always omitted, whatever those files say.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathspec import GitIgnoreSpec
 from gateway.cli.service import Refused
 
 SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
-ALWAYS_IGNORED = re.compile(r"\.git|node_modules|\.env(\.local|\..+\.local)?")  # .env names as Vite defines them
+# The names of .env files are Vite's.
+ALWAYS_IGNORED = re.compile(r"\.git|node_modules|\.capsule|\.env(\.local|\..+\.local)?")
 IGNORE_FILES = (".gitignore", ".capsuleignore")
 
 Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder is last, and its rules take precedence

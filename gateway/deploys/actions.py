@@ -76,6 +76,18 @@ class DeployActions:
         self._require_release(deploy)
         return await self._serve_again(app, "promote", deploy)
 
+    async def restore(self, app: App, snapshot: str) -> str:
+        """Queues a deploy of the live release on restored data, and returns its id. Raises a ServiceError.
+
+        `snapshot` is the storage's key of the snapshot.
+        """
+        live = await self._deploys.find_live_id(app)
+        deploy = None if live is None else await self._deploys.get(live, app.account)
+        if deploy is None:
+            raise NoDeployYet("This app is not live yet; publish it first, then restore its data.")
+        self._require_release(deploy)
+        return await self._serve_again(app, "restore", deploy, restores=snapshot)
+
     async def redeploy(self, deploy: Deploy, app: App) -> str:
         """Queues a deploy that builds the same source again, and returns its id. Raises a ServiceError.
 
@@ -85,12 +97,12 @@ class DeployActions:
             raise TarballGone
         return await self._deploys.queue(app, "redeploy", kind=deploy.kind, branch=deploy.branch, source=deploy.source)
 
-    async def _serve_again(self, app: App, trigger: Trigger, release: Deploy) -> str:
+    async def _serve_again(self, app: App, trigger: Trigger, release: Deploy, *, restores: str | None = None) -> str:
         """Queues the deploy, and cancels an older build of the live address.
 
         Deploys of an app are made in order: the queued deploy would wait for the build, and replace it at once.
         """
-        queued = await self._deploys.queue(app, trigger, reuse=release)
+        queued = await self._deploys.queue(app, trigger, reuse=release, restores=restores)
         for older in await self._deploys.list(app.account, app.id, MAX_SEARCHED):
             if older.kind == "live" and older.state == "building" and older.id < queued:
                 with contextlib.suppress(StaleDeploy):  # it has just been built, and continues

@@ -24,7 +24,7 @@ MAX_VARIABLES = 500  # of an app
 
 NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 # The service sets these itself.
-RESERVED = {"PORT", "HOST", "HOME", "PATH", "TMPDIR", "VITE_SERVICE_AI_URL"}
+RESERVED = {"APP_URL", "DATA_DIR", "PORT", "HOST", "HOME", "PATH", "TMPDIR", "VITE_SERVICE_AI_URL"}
 # The dynamic loader, the C library and OpenSSL read these in every process. The processes that confine a build start
 # without its variables. Even if one of them got these, it must not load a customer's code.
 UNSAFE = re.compile(

@@ -23,6 +23,8 @@
 | `{pNN}:serving` | zset | app ids by the version of their last change in `serving` | with the app |
 | `{pNN}:answers:<deploy id>` | hash | host → its progress with the deploy, JSON | 1 hour |
 | `{sites}:hosts` | zset | hosts that serve apps, by the time of their last heartbeat, ms | 30 s |
+| `{sites}:leases` | hash | host → its lease, which all its claims depend on, JSON | 1 hour |
+| `{pNN}:claims` | hash | app id → the host that runs it and the copy of its data, JSON; `version` | each with the app |
 | `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
 | `build-positions` | string | the position and reason of each queued deploy, by deploy id, JSON | 15 s |
 """
@@ -41,6 +43,7 @@ from gateway.redis.partitions import (
 BUILDER_KEY = "builder"
 BUILD_POSITIONS_KEY = "build-positions"
 HOSTS_KEY = "{sites}:hosts"
+LEASES_KEY = "{sites}:leases"
 
 hook_key = keys_of_all("hook")
 
@@ -59,6 +62,7 @@ answers_key = keys_in_account("answers")
 site_prefix = keys_of_partition("site")
 deploy_prefix = keys_of_partition("deploy")
 served_apps_key = keys_of_partition("serving")
+claims_key = keys_of_partition("claims")
 failed_deploys_key = keys_of_partition("builds:failed")
 ended_deploys_key = keys_of_partition("builds:ended")  # `queue_deploy.lua` appends it to the key of the builds
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.states import FINAL, Deploy
 from gateway.events.catalog import Phase
 from gateway.ids import Time
@@ -51,7 +52,7 @@ def _starts(deploy: Deploy) -> dict[str, str]:
 def _current(deploy: Deploy, starts: dict[str, str]) -> str:
     """Returns the phase in which the deploy is or ended; '' if it has not begun."""
     if deploy.state == "failed" and deploy.error:
-        return deploy.error.partition(":")[0]
+        return "build" if deploy.error.startswith(MANIFEST) else deploy.error.partition(":")[0]
     return STATES.get(deploy.state) or next(reversed(starts), "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Literal
 
@@ -9,7 +10,9 @@ import msgspec
 
 from gateway.deploys.keys import (
     HOSTS_KEY,
+    LEASES_KEY,
     build_queue_keys,
+    claims_key,
     deploy_key,
     deploy_prefix,
     deploys_key,
@@ -31,6 +34,8 @@ _QUEUE_DEPLOY = Script("deploys/queue_deploy", durable=True)
 _ADVANCE_DEPLOY = Script("deploys/advance_deploy", durable=True)
 _HEARTBEAT_HOST = Script("deploys/heartbeat_host")
 _SET_SERVING = Script("deploys/set_serving", durable=True)
+_RENEW_LEASE = Script("deploys/renew_lease")
+_SET_CLAIM = Script("deploys/set_claim", durable=True)
 _SCHEDULE_BUILDS = Script("deploys/schedule_builds")
 
 
@@ -136,6 +141,18 @@ async def set_serving(
     script_keys = [deploy_key(account, deploy), serving_key(account, app)]
     script_keys.append(served_apps_key(partition_tag(account)))
     return bool(await store.run_script(_SET_SERVING, script_keys, state, app, address, before, after))
+
+
+async def renew_lease(store: Store, host: str, lease: str, kept: int) -> dict[str, str]:
+    """Sets the lease of a host ('' ends it). Returns all leases, except those not renewed for `kept` ms."""
+    found = await store.run_script(_RENEW_LEASE, [LEASES_KEY], host, lease, kept)
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+async def set_claim(store: Store, account: str, app: str, before: str, after: str) -> bool:
+    """Sets the claim on an app ('' removes it). Returns False if the claim is not `before` ('' for none)."""
+    args = (app, before, after, secrets.token_hex(8))
+    return bool(await store.run_script(_SET_CLAIM, [claims_key(partition_tag(account))], *args))
 
 
 async def schedule_builds(

@@ -41,6 +41,7 @@ from gateway.deploys.keys import (
     tagged_deploy_key,
 )
 from gateway.deploys.logs import DeployLogs
+from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.scripts import Transition
 from gateway.deploys.sources import Sources
 from gateway.errors import (
@@ -72,7 +73,7 @@ MAX_LISTED = 1_000  # deploys kept per account
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500  # characters
 
-Trigger = Literal["hook", "upload", "operator", "rollback", "promote", "redeploy"]
+Trigger = Literal["hook", "upload", "operator", "rollback", "promote", "redeploy", "restore"]
 State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
 FINAL: tuple[State, ...] = ("live", "failed", "canceled")
 
@@ -100,6 +101,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     createdAt: str
     source: str = ""  # id of a stored source; empty: the repository
     release: str | None = None  # id of the deploy whose release is served again, instead of a build
+    restores: str | None = None  # the storage's key of the snapshot whose data it restores
     branch: str | None = None
     commit: str | None = None
     digest: str | None = None  # hexadecimal SHA-256 of the archive of its release
@@ -111,6 +113,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     durationMs: int | None = None
     url: str | None = None
     error: str | None = None
+    dataAt: str | None = None  # the time of the app's data when another host took over from one that died
 
 
 class Deploys:
@@ -132,10 +135,11 @@ class Deploys:
         source: str = "",
         hook: Hook | None = None,
         reuse: Deploy | None = None,
+        restores: str | None = None,
     ) -> str:
         """Queues a deploy and returns its id. Raises a ServiceError if the deploy is refused.
 
-        `reuse` is the deploy whose release to serve again.
+        `reuse` is the deploy whose release to serve again. `restores` is the storage's key of a snapshot to restore.
         """
         account = await self._registry.account(app.account)
         if account is None:
@@ -150,6 +154,7 @@ class Deploys:
             "trigger": trigger,
             "createdAt": now,
             **({} if branch is None else {"branch": branch}),
+            **({} if restores is None else {"restores": restores}),
             **({} if reuse is None else {"release": reuse.id}),
             **({} if reuse is None or reuse.commit is None else {"commit": reuse.commit}),
         }
@@ -402,6 +407,13 @@ class Deploys:
     async def record_archive(self, deploy: Deploy, digest: str, size: int) -> Deploy:
         return await self._move(deploy, state=deploy.state, digest=digest, size=str(size))
 
+    async def record_data_time(self, account_id: str, app_id: str, at: str) -> None:
+        """Records in the app's live deploy the time of the data with which another host has continued."""
+        live = await self._store.client.hget(site_key(account_id, app_id), "live")
+        deploy = await self.get(live, account_id) if live else None
+        if deploy is not None:
+            await self._move(deploy, state=deploy.state, dataAt=at)
+
     async def advance(self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "") -> Deploy:
         """Records the result of a phase. Raises RequestMalformed when the deploy is not in that phase."""
         state = NEXT.get((deploy.state, phase))
@@ -461,7 +473,7 @@ class Deploys:
     async def _fail(self, deploy: Deploy, phase: Phase, reason: str) -> Deploy:
         reason = reason[:REASON_LENGTH]
         event = DeployFailed(deployId=deploy.id, kind=deploy.kind, phase=phase, reason=reason)
-        error = f"{phase}: {reason}"
+        error = reason if reason.startswith(f"{MANIFEST}, line ") else f"{phase}: {reason}"
         return await self._move(deploy, event, state="failed", error=error, **self._final_timing(deploy))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Serves the API reference at /docs and the OpenAPI 3.1 document at /docs/openapi.json.
+"""Serves the API reference at /docs, the OpenAPI 3.1 document at /docs/openapi.json, and the schema of manifests.
 
 The document is built from the handlers' declarations: the return annotation, the summary or the docstring's first line,
 the media type, tags, security, and our own options `errors`, `body` and `body_required`. Litestar adds the parameters.
@@ -18,6 +18,7 @@ from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
 from litestar.params import FromPath
 from litestar.routes import HTTPRoute
 
+from gateway.deploys.manifest import manifest_schema
 from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, ServiceError, Unauthorized
 from gateway.http import openapi_extra
 from gateway.http.operation import (
@@ -33,6 +34,7 @@ from gateway.http.operation import (
 from gateway.http.pages import FILE, HEADERS, PAGES, page_file
 
 REFERENCE = PAGES / "docs"
+SCHEMA = "application/schema+json"
 UNSAFE_METHODS, COOKIES = {"POST", "PUT", "PATCH", "DELETE"}, {"session", "ops"}
 
 DESCRIPTION = """\
@@ -158,6 +160,11 @@ def reference_file(file: FromPath[str]) -> Response[bytes]:
     return page_file(REFERENCE, file)
 
 
+@get("/capsule.schema.json", media_type=SCHEMA, sync_to_thread=False, include_in_schema=False)
+def schema_of_manifest() -> bytes:
+    return msgspec.json.encode(manifest_schema())
+
+
 def config() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Capsule Gateway",
@@ -165,6 +172,9 @@ def config() -> OpenAPIConfig:
         description=DESCRIPTION,
         render_plugins=[ReferencePage(), Document()],
         openapi_router=Router(
-            "/docs", route_handlers=[reference_file], response_headers=HEADERS, include_in_schema=False
+            "/docs",
+            route_handlers=[reference_file, schema_of_manifest],
+            response_headers=HEADERS,
+            include_in_schema=False,
         ),
     )

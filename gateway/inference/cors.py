@@ -26,6 +26,8 @@ def is_allowed(settings: Settings, app: App, origin: bytes) -> bool:
     if app.customDomainVerified and app.customDomain and origin == f"https://{app.customDomain}".encode():
         return True
     if settings.allow_private_addresses:
+        if origin == settings.apps_url.replace("{host}", host).encode():
+            return True
         return re.fullmatch(rb"http://%b(:[0-9]{1,5})?" % re.escape(host.encode()), origin) is not None
     return False
 

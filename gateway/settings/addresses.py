@@ -32,6 +32,30 @@ def read_base_url(text: str) -> str:
     return read_url(text)
 
 
+MAX_REGISTRY_ADDRESSES = 16  # a sandbox holds a socket open for each
+
+
+def read_build_registries(text: str) -> dict[str, tuple[str, ...]]:
+    """Reads npm=URL,pip=URL. A URL may be followed by others, separated by spaces. The messages never repeat them."""
+    registries: dict[str, tuple[str, ...]] = {}
+    for part in text.split(","):
+        name, _, urls = part.strip().partition("=")
+        if name not in ("npm", "pip") or name in registries or not urls.strip():
+            raise ValueError("must be npm=URL,pip=URL, of which either may be missing; write a comma in a URL as %2C")
+        registries[name] = tuple(map(_read_registry, urls.split()))
+    if sum(map(len, registries.values())) > MAX_REGISTRY_ADDRESSES:
+        raise ValueError(f"must have at most {MAX_REGISTRY_ADDRESSES} addresses")
+    return registries
+
+
+def _read_registry(text: str) -> str:
+    url = read_base_url(text)
+    host = urlsplit(url).hostname or ""
+    if ":" in host or not re.fullmatch(r"[a-z0-9_.-]*[a-z0-9]", host):
+        raise ValueError("must have a name of ASCII letters or an IPv4 address as the host of each registry")
+    return url
+
+
 def read_probe_url(text: str) -> str:
     read_url(text.replace("{app}", "app").replace("{apps_domain}", "example.com"))
     return text

@@ -97,9 +97,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     canary: float = 30  # seconds that a canary is checked
     data_dir: str = "./.capsule"
     storage_url: str = ""  # file:///… or s3://bucket/prefix, with the variables AWS_*; empty: the data folder
+    # By npm and pip: the registry's address, and others that it refers to. Empty: the public ones.
+    build_registries: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     trust_builds: bool = False  # for development: builds and start commands run without a sandbox
     account_disk: int = 10_240  # MiB for the releases of an account
+    app_sleep: dict[str, float] = msgspec.field(  # seconds without a request, by plan; other plans never sleep
+        default_factory=lambda: {"free": 900.0}
+    )
+    app_data: dict[str, int] = msgspec.field(  # MiB for the data of an app, by plan
+        default_factory=lambda: {"free": 256, "starter": 1_024, "maker": 4_096, "max": 16_384}
+    )
     apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
+    host_address: str = ""  # host:port where other hosts reach Caddy; empty: derived from apps_listen
+    app_data_sync: float = 60  # seconds between two copies of an app's data to the shared storage
     keep_serving: bool = True  # whether Caddy keeps serving when the worker `sites` is stopped
     upstream: str = ""  # host:port or unix/path of the gateway, if Caddy serves the API and the pages too
 

@@ -26,9 +26,12 @@ FAMILIES = {
         "fill disk",
         "step clock",
     ),
+    "host": ("pause host", "leave host"),
     "network": ("cut provider", "slow provider", "cut receiver", "slow receiver", "stop storage"),
 }
-WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "network": 2}
+WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "host": 3, "network": 2}
+# Kinds that need S3, where each worker has its own data folder.
+NEED_S3 = frozenset({"stop storage", "pause host", "leave host"})
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,14 @@ class Step:
     pause: float  # seconds between the recovery and the next step
 
 
-def plan_steps(seed: int, scale: float = 1.0, without: Collection[str] = ("stop storage",)) -> Iterator[Step]:
+def plan_steps(seed: int, scale: float = 1.0, without: Collection[str] = NEED_S3) -> Iterator[Step]:
     """Yields steps without end. `scale`: factor of all durations. `without`: kinds of faults that are impossible."""
     chance = random.Random(seed)
     kinds = {family: [kind for kind in some if kind not in without] for family, some in FAMILIES.items()}
     bags: dict[str, list[str]] = {}
     while True:
         count = 2 if chance.random() < 0.3 else 1
-        families = list(FAMILIES)
+        families = [family for family in FAMILIES if kinds[family]]
         faults = []
         for _ in range(count):
             family = chance.choices(families, [WEIGHTS[name] for name in families])[0]

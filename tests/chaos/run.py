@@ -24,9 +24,10 @@ from gateway.cancellation import end_if_canceled
 from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
+from tests.chaos.counters import LOST_SECONDS, SYNC_SECONDS, Counters
 from tests.chaos.faults import CannotHappen, Faults, Injection
 from tests.chaos.nodes import TOPOLOGIES, Servers
-from tests.chaos.plan import Fault, Step, plan_steps
+from tests.chaos.plan import NEED_S3, Fault, Step, plan_steps
 from tests.chaos.population import Population
 from tests.chaos.processes import Fleet
 from tests.chaos.prompts import COMPLETION, PROMPT
@@ -44,6 +45,7 @@ SMALL = {
 SMALL_DEPLOYS = {"workers.builds.shared.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE_MS": 5_000}
 STREAM_SECONDS = 15  # timeout of a stream; a lease is 60 s longer
 PROBE_APPS = 12  # that the run probes in each shard
+COUNTERS = 3  # apps that count in SQLite, with S3, where each host has its own data folder
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
@@ -68,7 +70,7 @@ class Options(msgspec.Struct, frozen=True):
     @property
     def workers(self) -> int:
         """The workers of each kind. A `deploys` and a `sites` worker share a host with a data folder."""
-        return 1 if self.small else 2
+        return 1 if self.small and not self.s3 else 2
 
     @property
     def short(self) -> bool:
@@ -131,6 +133,7 @@ class Run:
             "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
             "GATEWAY_CANARY": "1",
             "GATEWAY_PROBE_INTERVAL": "30",
+            "GATEWAY_APP_DATA_SYNC": str(SYNC_SECONDS),
             "GATEWAY_LOG_LEVEL": "info",
         }
 
@@ -228,6 +231,12 @@ class Run:
             len(await servers.find_primaries()), servers.find_shard, PROBE_APPS
         )
         self.recovery = recovery = Recovery(servers, gateways, callers)
+        folders = [self.folder / "data" / f"host-{number}" for number in range(1, self.options.workers + 1)]
+        # While the storage or Redis is broken, nothing is copied.
+        lost_seconds = LOST_SECONDS + 40 * self.options.scale
+        self.counters = Counters(self._apps, folders, self.options.seed, lost_seconds)
+        for _ in range(COUNTERS if self.options.s3 else 0):
+            await self.counters.add(population.publish_counter)
         first = await population.create_generation()
         arguments = (str(self.options.rate), str(self.options.seed), str(self.folder / "answers.jsonl"))
         with self._run_module("tests.chaos.load", *arguments) as load:
@@ -240,6 +249,7 @@ class Run:
                     recovery.watch(),
                     population.emit_events(),
                     population.publish_apps(),
+                    self.counters.run(),
                     self._replace_generations(load),
                     self._check_continuously(servers),
                 )
@@ -252,7 +262,9 @@ class Run:
                         task.result()
                         raise RuntimeError("a part of the run ended early")
                 await faulting
-                for task in background[1:4]:
+                self.counters.end()
+                await background[3]
+                for task in (*background[1:3], background[4]):
                     task.cancel()
                 load.stdin.close()
                 await asyncio.to_thread(load.wait, 60)
@@ -300,7 +312,7 @@ class Run:
             stdin.flush()
 
         faults = Faults(self.fleet, servers, switch, self._storage, forgetful=not self.options.replicas)
-        without = servers.impossible if self.options.s3 else servers.impossible | {"stop storage"}
+        without = servers.impossible if self.options.s3 else servers.impossible | NEED_S3
         plan = plan_steps(self.options.seed, self.options.scale, without)
         end = time.monotonic() + self.options.minutes * 60
         await self._wait_for_gateways(recovery)
@@ -409,6 +421,9 @@ class Run:
         for process in self.fleet.processes.values():
             checker.add_violations(process.ends)
         checker.add_violations(self.population.unexpected)
+        hosts = self.fleet.find_by_kind("sites")
+        await self.counters.check_end(lambda number: hosts[number].terminate())
+        checker.add_violations(self.counters.violations)
 
     async def _wait_until_none(self, count: Callable[[], Coroutine[Any, Any, int]], seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -153,6 +153,7 @@ class FakeServer:
     """A server that answers each request with `reply`. A subclass can choose the answer in `script`."""
 
     reply: Script = answer(200, {})
+    host = "127.0.0.1"
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tls = tls
@@ -165,7 +166,7 @@ class FakeServer:
 
     async def __aenter__(self) -> Self:
         # With a small send buffer, tests see back pressure soon.
-        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        listener = socket.create_server((self.host, 0), backlog=2048)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(

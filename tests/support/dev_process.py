@@ -30,8 +30,8 @@ class Run:
 
     @property
     def hosted(self) -> str:
-        """The address at which the workers serve all apps."""
-        return f"http://127.0.0.1:{self.port + 4}"
+        """The address at which the workers serve all apps, by their host names."""
+        return f"http://127.0.0.1:{self.port + 1}"
 
     @property
     def api_key(self) -> str:
@@ -46,10 +46,10 @@ class Run:
         [line] = [line for line in self.said.splitlines() if line.startswith("curl ")]
         return line
 
-    async def read(self, until: str = "") -> str:
+    async def read(self, until: str = "", seconds: float = 60) -> str:
         """Reads the output up to the line that contains `until`, or to its end."""
         assert self.process.stdout
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(seconds):
             while line := (await self.process.stdout.readline()).decode():
                 self.said += line
                 if until and until in line:
@@ -65,15 +65,15 @@ class Run:
         return 0 if code == 255 and self.said.endswith("Stopped.\n") else code
 
 
-async def start(port: int, folder: Path, *arguments: str, confined: bool = False) -> Run:
+async def start(port: int, folder: Path, *arguments: str, confined: bool = False, **settings: str) -> Run:
     """Starts a run. A `confined` one is in a container that allows no sandbox."""
     environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
+        **{name: value for name, value in os.environ.items() if not name.startswith(("GATEWAY_", "CAPSULE_"))},
         "COLUMNS": "60",
         "CAPSULE_PORT": str(port),
         "GATEWAY_DATA_DIR": str(folder),
         "GATEWAY_RATE_LIMITS": f"user={RATE}",
+        **settings,
     }
     command = [*python("gateway.cli", PACE), "dev", *arguments]
     process = await asyncio.create_subprocess_exec(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from gateway.deploys import manifest
+from workers.builds.registries import PUBLIC, Registries
 from workers.hosting.links import replace_link
 from workers.hosting.releases import remove_folder
 from workers.hosting.serving import DeployError
@@ -29,13 +32,19 @@ async def run_build_command(
     write_line: Callable[[str], None],
     limits: SandboxLimits = LIMITS,
     variables: Mapping[str, str] = {},
+    registries: Registries = PUBLIC,
 ) -> None:
     """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
         sandbox.give_to_user(folder / name, uid)
-    write_line(f"$ {make_concealer(variables)(command)}")
-    environment = {**sandbox.environment, "CI": "true", **variables}
+    npmrc, secrets = folder / "home" / ".npmrc", {**variables, **registries.secrets}
+    if registries.npmrc:
+        npmrc.write_text(registries.npmrc)
+        sandbox.give_to_user(npmrc, uid)
+    write_line(f"$ {make_concealer(secrets)(command)}")
+    authorities = await asyncio.to_thread(registries.write_authorities, folder)
+    environment = {**sandbox.environment, "CI": "true", **registries.make_environment(authorities), **variables}
     environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     if ai_url is not None:
         environment["VITE_SERVICE_AI_URL"] = ai_url
@@ -44,10 +53,12 @@ async def run_build_command(
             arguments=["sh", "-c", command],
             folder=folder / "source",
             environment=environment,
+            read=[Path(authorities)] if authorities else [],
             write=[folder / name for name in ("source", "home", "tmp")],
             connect=PORTS,
+            endpoints=registries.endpoints,
             limits=limits,
-            secrets=variables,
+            secrets=secrets,
         ),
         uid,
         write_line,
@@ -61,6 +72,8 @@ def collect_output(source: Path, output: str, release: Path, uid: int | None, *,
     try:
         found = _find_output(source, output)
         remove_folder(found / ".git")
+        if found == source and not runs:  # the files are public
+            (found / manifest.FILE).unlink(missing_ok=True)
         _take_ownership(found, source, os.geteuid() if uid is None else uid, runs=runs)
     except OSError as error:  # such as too long a path
         raise DeployError(f"the output can't be read: {error.strerror}") from None

@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -28,10 +29,13 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation
+from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
+from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
+from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
 from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider.pool import Provider
@@ -58,6 +62,10 @@ RETRY_SECONDS = 1.0  # before a state change is repeated
 POSITIONS_SECONDS = 5.0  # between writes of the positions, if nothing changes
 POSITIONS_PAUSE_SECONDS = 0.2  # at least, between writes of the positions
 CANCEL_CHECK_SECONDS = 0.5  # between checks of the state of a deploy that is being built
+RENAMES = 5  # of an app, while its record is changed
+FIRST_DATA_SECONDS = 10.0  # while no host has reported data of the app
+DATA_UNDO_SECONDS = 60.0  # in which the host must bring back the data from before a restore
+DATA_SECONDS = 1_800.0  # in which the host of an app's data must make a snapshot
 REQUEUE_SECONDS = 20.0  # for each deploy when the worker stops
 
 
@@ -86,6 +94,8 @@ class Builder:
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
         )
+        self._records, self._data = DataRecords(self._store), DataCommands(self._store)
+        self._snapshots: dict[str, str] = {}  # by deploy in progress: the snapshot of the data from before it
         self._running: set[asyncio.Task[None]] = set()
         self._in_progress: set[str] = set()  # deploy ids
         self._entry_done = asyncio.Event()
@@ -161,6 +171,7 @@ class Builder:
                 await self._consumer.fail_entry(entry, error)
         finally:
             self._in_progress.discard(deploy_id)
+            self._snapshots.pop(deploy_id, None)
             self._consumer.forget_entry(entry)
             self._schedule.end_deploy(deploy_id)
             self._entry_done.set()
@@ -190,6 +201,8 @@ class Builder:
                 return True
             logger.warning("deploy.moved", deploy=deploy.id, action="another worker continues this deploy")
             await self._engine.undo(deploy)
+            if now is None or now.state == "failed":
+                await self._undo_manifest(deploy)
             return False
         return True
 
@@ -199,7 +212,7 @@ class Builder:
 
     async def _fail_abandoned(self, deploy: Deploy) -> None:
         logger.warning("deploy.abandoned", deploy=deploy.id, state=deploy.state)
-        await self._engine.undo(deploy)
+        await self._undo(deploy)
         await self._change_state(deploy, ("failed",), lambda: self._deploys.fail_abandoned(deploy))
 
     async def _acknowledge(self, entry: Entry) -> None:
@@ -248,11 +261,13 @@ class Builder:
                 raise DeployError("the app was deleted, or now belongs to another account")
             recorders = partial(self._record_commit, deploy), partial(self._record_archive, deploy)
             job = Job(deploy, app, log.write_line, *recorders)
-            await self._build(job)
+            manifest = await self._build(job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
             trace.enter(phase)
+            await self._prepare_data(job)
             await self._engine.check_health(job)
+            await self._apply_manifest(deploy, manifest)
             await self._engine.swap(job)
             log.write_line("The health check passed; the new release is now served")
             deploy = await self._finish_phase(deploy, phase)
@@ -266,6 +281,8 @@ class Builder:
             trace.enter("finish")
             trace.describe({"capsule.outcome": "live"})
             await self._engine.remove_replaced(job)
+            if deploy.restores is not None:
+                await self._command_data(deploy, "confirm", DATA_UNDO_SECONDS)
         except (DeployError, OSError) as error:
             if deploy.state in FINAL:  # the deploy is live, and only the clean-up of the former release failed
                 raise
@@ -273,7 +290,7 @@ class Builder:
             trace.describe({"capsule.outcome": "failed"})
             await self._fail_phase(deploy, phase, error, log)
 
-    async def _build(self, job: Job) -> None:
+    async def _build(self, job: Job) -> Manifest | None:
         """Builds the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""
         building = asyncio.create_task(self._engine.build(job))
         moving = asyncio.create_task(self._wait_until_moved(job.deploy))
@@ -282,7 +299,7 @@ class Builder:
             if not building.done():
                 job.write_line("The deploy was canceled")
                 raise StaleDeploy
-            building.result()
+            return building.result()
         finally:
             await finish_despite_cancellation(_cancel_tasks(building, moving))
             self._schedule.free_slot(job.deploy.id)
@@ -300,9 +317,11 @@ class Builder:
         if not isinstance(error, DeployError):
             logger.error("deploy.broken", deploy=deploy.id, exc_info=error)
             reason = "an internal error occurred; deploy again"
+        if (snapshot := self._snapshots.get(deploy.id)) is not None:
+            reason = f"{reason}; the data from before this deploy are kept as the snapshot {snapshot}"
         log.write_line(f"Failed: {reason}")
         await log.flush()
-        await self._engine.undo(deploy)
+        await self._undo(deploy)
         await self._finish_phase(deploy, phase, reason)
 
     async def _finish_phase(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
@@ -355,8 +374,90 @@ class Builder:
             async with asyncio.timeout(REQUEUE_SECONDS):
                 now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
                 if now is not None and now.state not in (*FINAL, "queued"):
-                    await self._engine.undo(now)
+                    await self._undo(now, 0)  # the host of the data may be stopping too
                     await until_redis_answers(lambda: self._deploys.requeue(now))
+
+    # -- the app's data --------------------------------------------------------------------------------------
+
+    async def _prepare_data(self, job: Job) -> None:
+        """Keeps the app's data as a snapshot before the new release can change them, and restores a snapshot.
+
+        Raises DeployError.
+        """
+        deploy, seconds = job.deploy, await self._find_data_seconds(job)
+        if not seconds:
+            return
+        answer = await self._command_data(deploy, "restore" if deploy.restores else "snapshot", seconds)
+        if answer is None and seconds < DATA_SECONDS:
+            return
+        if answer is None:
+            raise DeployError("the host with the app's data does not answer; is the `sites` worker running?")
+        if answer.error:
+            raise DeployError(answer.error)
+        for note in answer.notes:
+            job.write_line(f"Snapshot: {note}")
+        if answer.snapshot is not None:
+            self._snapshots[deploy.id] = answer.snapshot.id
+            job.write_line(f"The data from before this deploy are kept as the snapshot {answer.snapshot.id}")
+
+    async def _find_data_seconds(self, job: Job) -> float:
+        """Returns how long to wait for the host of the app's data; 0 if the app has none.
+
+        The host reports the data of an app that has just started within seconds.
+        """
+        deploy, app = job.deploy, job.app
+        if deploy.kind != "live":
+            return 0
+        has_data = await until_redis_answers(lambda: self._records.has_data(deploy.account, deploy.appId))
+        if has_data or deploy.restores:
+            return DATA_SECONDS
+        if app.build is None or app.build.start is None:
+            return 0
+        live = await until_redis_answers(lambda: self._deploys.find_live_id(app))
+        return FIRST_DATA_SECONDS if live else 0
+
+    async def _command_data(self, deploy: Deploy, action: Action, seconds: float = DATA_SECONDS) -> DataAnswer | None:
+        """Sends a command to the host of the app's data. Returns None if it does not answer."""
+        try:
+            return await self._data.run_for_deploy(
+                deploy.account, deploy.appId, action, seconds, deploy=deploy.id, source=deploy.restores or ""
+            )
+        except DataUnavailable:
+            if seconds:
+                logger.error("deploy.data_unanswered", deploy=deploy.id, command=action)
+            return None
+
+    # -- the app's record ------------------------------------------------------------------------------------
+
+    async def _apply_manifest(self, deploy: Deploy, manifest: Manifest | None) -> None:
+        """Changes the app's record with the swap, so that visitors of the new release find its settings.
+
+        Raises StaleDeploy.
+        """
+        if manifest is not None and deploy.kind == "live":
+            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+            if now is None or now.state != deploy.state:
+                raise StaleDeploy
+            await self._change_app(deploy, lambda app: apply_manifest(app, deploy.id, manifest))
+
+    async def _undo(self, deploy: Deploy, data_seconds: float = DATA_UNDO_SECONDS) -> None:
+        await self._engine.undo(deploy)
+        if deploy.restores is not None:
+            await self._command_data(deploy, "undo", data_seconds)
+        await self._undo_manifest(deploy)
+
+    async def _undo_manifest(self, deploy: Deploy) -> None:
+        await self._change_app(deploy, lambda app: undo_manifest(app, deploy.id))
+
+    async def _change_app(self, deploy: Deploy, change: Callable[[App], App]) -> None:
+        """Changes the app's record, unless another account has the app."""
+        for _ in range(RENAMES):
+            app = await until_redis_answers(lambda: self._registry.find_app(deploy.appId))
+            if app is None or app.account != deploy.account or change(app) == app:
+                return
+            with contextlib.suppress(NotFound):  # it was renamed or deleted meanwhile
+                await until_redis_answers(partial(self._registry.change_app, app, change))
+                return
 
     # -- data for the engine ---------------------------------------------------------------------------------
 
@@ -388,7 +489,7 @@ def _begin_trace(deploy: Deploy, began: float | None) -> Trace:
     return trace
 
 
-async def _cancel_tasks(*tasks: asyncio.Task[None]) -> None:
+async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

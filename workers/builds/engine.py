@@ -17,15 +17,19 @@ import structlog
 from gateway import storage
 from gateway.accounts.records import App, Build
 from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.deploys.manifest import FILE as MANIFEST
+from gateway.deploys.manifest import Manifest, ManifestError, seal_manifest
 from gateway.deploys.sources import SOURCE_BYTES, Sources
 from gateway.deploys.states import Deploy
 from gateway.errors import StorageUnavailable
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.builds import build, source
+from workers.builds.registries import Registries
 from workers.hosting import archives, disk
 from workers.hosting.archives import BadArchive
 from workers.hosting.environment import write_environment
+from workers.hosting.manifests import read_release_manifest, write_release_manifest
 from workers.hosting.releases import exclusive_lock, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, run_in_thread
 from workers.sandbox.machine import Unsafe
@@ -59,6 +63,7 @@ class LocalEngine(Serving):
         self._storage = open_storage(settings)
         self._next_pruning = 0.0
         self._sandbox = open_sandbox(settings, BUILD_USERS)
+        self._registries = Registries(settings.build_registries, settings.ca_file)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
@@ -73,17 +78,16 @@ class LocalEngine(Serving):
 
     # -- build -----------------------------------------------------------------------------------------------
 
-    async def build(self, job: Job) -> None:
-        """Makes the deploy's release, from its source or from an earlier release."""
+    async def build(self, job: Job) -> Manifest | None:
+        """Makes the deploy's release, from its source or from an earlier release. Returns the release's manifest."""
         try:
             if job.deploy.release is None:
-                await self._build(job)
-            else:
-                await self._reuse(job, job.deploy.release)
+                return await self._build(job)
+            return await self._reuse(job, job.deploy.release)
         except StorageUnavailable:  # it has been unavailable for an hour
             raise DeployError("the storage does not answer; deploy again later") from None
 
-    async def _reuse(self, job: Job, former: str) -> None:
+    async def _reuse(self, job: Job, former: str) -> Manifest | None:
         await run_in_thread(self._releases.claim_folder, job.deploy)
         found = await run_in_thread(self._releases.find_release, job.app.id, former)
         if found is None:
@@ -97,6 +101,7 @@ class LocalEngine(Serving):
             write_environment(release, await self._open_variables(job.app), self._vault)
         await run_in_thread(self._bound_disk, job.deploy, release)
         await self._archive_again(job, former, release)
+        return read_release_manifest(release)
 
     async def _archive_again(self, job: Job, former: str, release: Path) -> None:
         """Stores the archive of the earlier release under this deploy's key. Packs the release if there is none."""
@@ -120,8 +125,8 @@ class LocalEngine(Serving):
             logger.error("deploys.sealed", app=app.id, error=str(error))
             raise DeployError("an environment variable can't be decrypted; set it again") from None
 
-    async def _build(self, job: Job) -> None:
-        deploy, spec = job.deploy, job.app.build or Build(output=".")
+    async def _build(self, job: Job) -> Manifest | None:
+        deploy = job.deploy
         try:
             await run_in_thread(self._sandbox.check, self._releases.folder)
         except Unsafe as error:
@@ -133,26 +138,48 @@ class LocalEngine(Serving):
         folder = self._releases.builds / deploy.id
         await run_in_thread(self._releases.claim_folder, deploy)
         with self._sandbox.reserve_user() as uid:
-            release, runs = self._releases.site(deploy).release(deploy.id), spec.start is not None
+            release = self._releases.site(deploy).release(deploy.id)
             for leftover in (folder, release):  # left by an attempt whose record Redis has lost
                 await run_in_thread(remove_folder, leftover)
             folder.mkdir(mode=0o711)  # the worker owns the folder, and the build owns its contents
             try:
                 await self._fetch_source(job, uid, folder)
+                manifest = await run_in_thread(self._read_manifest, job, uid, folder)
+                spec = (manifest.record_build if manifest else None) or job.app.build or Build(output=".")
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
                     await build.run_build_command(
-                        self._sandbox, uid, folder, spec.command, ai_url, job.write_line, variables=variables
+                        self._sandbox,
+                        uid,
+                        folder,
+                        spec.command,
+                        ai_url,
+                        job.write_line,
+                        variables=variables,
+                        registries=self._registries,
                     )
+                runs = spec.start is not None
                 output = "." if runs else spec.output
                 await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if spec.start is not None:
                     write_environment(release, variables, self._vault)
                     (release / "start").write_text(spec.start)
+                write_release_manifest(release, manifest)
                 await run_in_thread(self._bound_disk, deploy, release)
                 await self._archive(job, release, folder / "release.tar.gz")
             finally:
                 await run_in_thread(remove_folder, folder)
+        return manifest
+
+    def _read_manifest(self, job: Job, uid: int | None, folder: Path) -> Manifest | None:
+        try:
+            text = source.read_manifest(folder, uid)
+            if text is None:
+                return None
+            job.write_line(f"Reading {MANIFEST}")
+            return seal_manifest(text, self._vault, allow_private=self._settings.allow_private_addresses)
+        except ManifestError as error:
+            raise DeployError(str(error)) from None
 
     async def _archive(self, job: Job, release: Path, packed: Path) -> None:
         """Packs the release and puts the archive into the storage. Waits while the storage is unavailable."""
@@ -198,7 +225,7 @@ class LocalEngine(Serving):
             job.write_line,
             tenant=job.app.account,
             allow_private=settings.allow_private_addresses,
-            ca_file=settings.ca_file,
+            ca_file=await run_in_thread(self._registries.write_authorities, folder),
         )
         job.write_line(f"Commit {commit}")
         await job.record_commit(commit)

@@ -20,6 +20,7 @@ import structlog
 
 from gateway.accounts.records import App
 from gateway.deploys.addresses import address
+from gateway.deploys.manifest import Manifest
 from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.redis.client import Store, until_redis_answers
@@ -28,6 +29,7 @@ from gateway.storage import read_object, until_storage_answers
 from workers.builds.engine import PRUNE_SECONDS, LocalEngine
 from workers.hosting import archives
 from workers.hosting.environment import FILE as ENVIRONMENT
+from workers.hosting.manifests import FILE as MANIFEST
 from workers.hosting.records import HostAnswer, Records, Release, Step, Wanted
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_PREVIEWS, KEPT_RELEASES, remove_folder
 from workers.hosting.serving import DeployError, Job, run_in_thread
@@ -36,6 +38,7 @@ logger = structlog.get_logger()
 
 POLL_SECONDS = 0.2  # between reads of the hosts' answers
 STEP_SECONDS = 900.0  # in which all hosts must fetch and check a release; includes outages of the storage
+OWNER_SECONDS = 105.0  # in which a host must have taken an app with a start command, or taken it over
 NO_HOST_SECONDS = 15.0  # without any host, or without a host's first good probe, after which a deploy fails
 UNDO_SECONDS = 60.0  # that an `undo` waits for the hosts; a host that returns later undoes it before it serves
 TIME_BYTES = 64  # at most, in the object that holds the time of an app's deletion
@@ -58,11 +61,12 @@ class MultiHostEngine(LocalEngine):
 
     # -- build -----------------------------------------------------------------------------------------------
 
-    async def build(self, job: Job) -> None:
-        await super().build(job)
+    async def build(self, job: Job) -> Manifest | None:
+        manifest = await super().build(job)
         if self._releases.folder_id() not in await until_redis_answers(self._records.list_hosts):
             release = self._releases.site(job.deploy).release(job.deploy.id)
             await run_in_thread(remove_folder, release)  # no host serves from this folder
+        return manifest
 
     async def _archive(self, job: Job, release: Path, packed: Path) -> None:
         await super()._archive(job, release, packed)
@@ -70,9 +74,10 @@ class MultiHostEngine(LocalEngine):
         assert archive is not None
         environment = sealed.read_text() if sealed.exists() else ""
         runs = (release / "start").exists()
-        self._built[job.deploy.id] = Release(archive.digest, archive.size, runs, environment)
+        manifest = (release / MANIFEST).read_text() if (release / MANIFEST).exists() else ""
+        self._built[job.deploy.id] = Release(archive.digest, archive.size, runs, environment, manifest)
 
-    async def _reuse(self, job: Job, former: str) -> None:
+    async def _reuse(self, job: Job, former: str) -> Manifest | None:
         records = await self._read_records(job.deploy)
         found = next((known.releases[former] for _, known in records.values() if former in known.releases), None)
         own = archives.archive_key(job.app.id, job.deploy.id)
@@ -82,8 +87,9 @@ class MultiHostEngine(LocalEngine):
         job.write_line(f"Using the release of {former}; no build is needed")
         variables = await self._open_variables(job.app) if found.runs else {}
         environment = self._vault.seal(msgspec.json.encode(variables).decode()) if variables else ""
-        self._built[job.deploy.id] = Release(found.digest, found.size, found.runs, environment)
+        self._built[job.deploy.id] = Release(found.digest, found.size, found.runs, environment, found.manifest)
         await job.record_archive(found)
+        return msgspec.json.decode(found.manifest, type=Manifest) if found.manifest else None
 
     # -- check, swap, canary ---------------------------------------------------------------------------------
 
@@ -104,9 +110,10 @@ class MultiHostEngine(LocalEngine):
             hosts, answers = await self._read_answers(wanted)
             _require_success(hosts, answers, job)
             counts = [answers[host].good_probes for host in hosts if host in answers]
-            if time.monotonic() >= ends and hosts and len(counts) == len(hosts) and all(counts):
+            complete = len(counts) == len(hosts) and all(counts) and _is_checked(wanted, answers, hosts)
+            if time.monotonic() >= ends and hosts and complete:
                 break
-            if time.monotonic() > ends + NO_HOST_SECONDS:
+            if time.monotonic() > ends + (OWNER_SECONDS if wanted.runs else NO_HOST_SECONDS):
                 raise DeployError("not every host that serves apps has passed the canary")
             await asyncio.sleep(POLL_SECONDS)
         job.write_line(f"{sum(counts)} successful probes on {len(counts)} host{'' if len(counts) == 1 else 's'}")
@@ -148,16 +155,20 @@ class MultiHostEngine(LocalEngine):
 
     async def _until_answered(self, wanted: Wanted, job: Job | None, seconds: float) -> dict[str, HostAnswer]:
         """Waits until all live hosts have answered the step. Raises DeployError."""
-        began = seen = time.monotonic()
+        began = seen = incomplete = time.monotonic()
         while True:
             hosts, answers = await self._read_answers(wanted)
             seen = time.monotonic() if hosts else seen
             _require_success(hosts, answers, job)
-            if hosts and not {*hosts} - answers.keys():
+            if not hosts or {*hosts} - answers.keys():
+                incomplete = time.monotonic()
+            elif _is_checked(wanted, answers, hosts):
                 if job is not None:
-                    for line in answers[hosts[0]].output:
+                    for line in max((answers[host] for host in hosts), key=lambda answer: answer.runs).output:
                         job.write_line(line)
                 return {host: answers[host] for host in hosts}
+            if time.monotonic() - incomplete > OWNER_SECONDS:
+                raise DeployError("no host that serves apps could run the app; is a `sites` worker running?")
             if time.monotonic() - seen > NO_HOST_SECONDS:
                 raise DeployError("no host serves apps; is a `sites` worker running?")
             if time.monotonic() - began > seconds:
@@ -219,6 +230,12 @@ class MultiHostEngine(LocalEngine):
             await self._storage.put(mark, str(int(time.time())).encode())
         elif time.time() - int(since) > KEPT_AFTER_DELETION_SECONDS:
             await self._storage.delete_folder(f"{archives.FOLDER}{app_id}")
+
+
+def _is_checked(wanted: Wanted, answers: dict[str, HostAnswer], hosts: list[str]) -> bool:
+    """Returns whether the host that runs the start command has answered, if there is one to be checked."""
+    checks = wanted.step in ("check", "canary") and wanted.runs
+    return not checks or any(answers[host].runs for host in hosts if host in answers)
 
 
 def _require_success(hosts: list[str], answers: dict[str, HostAnswer], job: Job | None) -> None:

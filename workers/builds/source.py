@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +22,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from gateway.deploys import manifest
+from gateway.deploys.manifest import ManifestError
 from gateway.outbound import addresses
 from workers.hosting.serving import DeployError
 from workers.sandbox.sandbox import MIB, Command, Sandbox, SandboxLimits
@@ -227,3 +231,21 @@ async def unpack(
         outcome = await sandbox.run(command, uid, add_line, stdin=stdin)
     if not outcome.ok:
         raise DeployError(last if last and not outcome.why else outcome.describe("unpacking the source", limits))
+
+
+def read_manifest(build: Path, uid: int | None) -> bytes | None:
+    """Returns the text of the source's manifest, or None if there is none. Raises ManifestError. Follows no link."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(build / "source" / manifest.FILE, flags)
+    except FileNotFoundError:
+        return None
+    except OSError:  # such as a link
+        raise ManifestError("must be a plain file that can be read") from None
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != (os.geteuid() if uid is None else uid):
+            raise ManifestError("must be a plain file")
+        return os.read(file, manifest.MAX_BYTES + 1)
+    finally:
+        os.close(file)

@@ -12,6 +12,7 @@ import hashlib
 import os
 import sys
 import tarfile
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -24,7 +25,8 @@ COMPRESSION_LEVEL = 1  # most files of a release are already compressed, or smal
 FOLDER, SUFFIX = "archives/", ".tar.gz"
 FILES = "files"  # the folder of a release with files that are served
 RECORD = "archive"  # the file of a release that identifies its archive
-HOST_FILES = {"size", ".size.new", "environment", "sock", RECORD}  # files of a release that belong to one host
+# Files of a release that belong to one host.
+HOST_FILES = {"size", ".size.new", "environment", "url", "sock", "asleep", RECORD}
 
 
 class BadArchive(Exception):
@@ -87,7 +89,8 @@ async def _run(action: str, source: Path, target: Path) -> None:
     try:
         _, error = await asyncio.wait_for(process.communicate(), PACK_SECONDS)
     except BaseException as stopped:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has just ended
+            process.kill()
         await finish_despite_cancellation(process.wait())
         if isinstance(stopped, TimeoutError):
             raise BadArchive(f"{action}: took longer than {PACK_SECONDS:.0f} seconds") from None

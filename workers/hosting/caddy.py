@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import mimetypes
 import os
 import re
@@ -41,6 +42,7 @@ from gateway.settings.addresses import UNIX
 from workers.hosting.processes import is_running, start_time
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.machine import can_change_users
+from workers.sandbox.relay import MONITOR
 
 LOAD_SECONDS = 15.0  # in which Caddy must take a configuration
 CADDYFILE = {"Content-Type": "text/caddyfile"}
@@ -55,6 +57,7 @@ DRAIN_SECONDS = 12.0  # after SIGTERM; Caddy cuts what is left after 10
 POLL_SECONDS = 0.2
 SILENCE_SECONDS = 300  # of an app, after which its response is cut off
 SLOW_SECONDS = 60  # in which a visitor must read some of the response
+HELD_SECONDS = 10  # in which an app must start for which requests wait
 # By file extension. Python's table rather than the machine's, so that every machine answers the same.
 TYPES = {
     **mimetypes.MimeTypes().types_map[True],
@@ -276,7 +279,10 @@ class Caddy:
     async def _load_configuration(self, process: Process) -> bool:
         """Returns False if Caddy does not answer. Raises NoCaddy if it refuses the configuration."""
         configuration = render_configuration(self._settings, process.ask)
-        (self._folder / "web" / "Caddyfile").write_text(configuration)
+        stored = self._folder / "web" / "Caddyfile"
+        stored.touch(mode=0o600)
+        stored.chmod(0o600)  # it has the secret of the hosts
+        stored.write_text(configuration)
         try:
             with connectable(self._admin_socket) as path:
                 async with (
@@ -311,12 +317,37 @@ def render_configuration(settings: Settings, ask: tuple[int, int] | None = None)
         tls=_render_tls(settings),
         silence_seconds=SILENCE_SECONDS,
         slow_seconds=SLOW_SECONDS,
+        held_seconds=HELD_SECONDS,
+        monitor=MONITOR,
         types="\n\t\t\t".join(types),
         lower_case="\n\t".join(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),
         gateway=_render_gateway(settings) + _render_ask(settings, ask),
+        **_render_neighbors(settings),
     )
+
+
+def _render_neighbors(settings: Settings) -> dict[str, object]:
+    """Returns the values for requests that hosts pass on to each other.
+
+    All hosts derive the same secrets: the first is sent, and all are accepted. Without a key there is no secret. Then
+    hosts do not trust what the header's sender says of the visitor.
+    """
+    keys = [key.strip() for key in settings.encryption_key.split(",") if key.strip()]
+    secrets = [hmac.digest(key.encode(), b"requests between hosts", "sha256").hex() for key in keys] or ["unknown"]
+    tls = ["tls", "tls_server_name {host}"] if settings.acme else []
+    if settings.acme == "internal":  # each host has an authority of its own
+        tls.append("tls_insecure_skip_verify")
+    elif settings.acme and settings.ca_file:
+        tls.append(f'tls_trust_pool file "{settings.ca_file}"')
+    return {
+        "secret": secrets[0],
+        "accepted_secrets": "|".join(secrets),
+        "trust_neighbors": "true" if keys else "false",
+        "neighbor_seconds": SILENCE_SECONDS + HELD_SECONDS + 5,
+        "neighbor_tls": "\n\t\t\t\t".join(tls),
+    }
 
 
 def _scheme(settings: Settings) -> str:

@@ -4,6 +4,9 @@ For each address of each app, a task applies the newest step of its record. It f
 unpacks it only if its digest matches the record. The host then serves the release by the same renames as a single host
 (`serving.py`), so it keeps serving without Redis and the storage.
 
+The start command of a live address runs on one host only (`ownership.py`). That host checks it, and the others just
+fetch the release.
+
 A host counts while it sends heartbeats. After a pause, other hosts may have continued without it. Caddy then answers
 503 until the host has caught up, unless Redis is unavailable. Caddy itself keeps serving while this worker is stopped:
 only the next worker learns whether its host was left out.
@@ -24,7 +27,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation
-from gateway.deploys.states import Deploy
+from gateway.deploys.states import Deploy, Deploys
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.events.catalog import Kind
 from gateway.redis.client import Store, until_redis_answers
@@ -32,7 +35,9 @@ from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.hosting import archives, caddy, disk
 from workers.hosting.archives import ARCHIVE_BYTES, BadArchive, ReleaseArchive
+from workers.hosting.copies import Packer
 from workers.hosting.environment import FILE as ENVIRONMENT
+from workers.hosting.ownership import Ownership
 from workers.hosting.records import HostAnswer, Records, Wanted
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, find_app, run_in_thread
@@ -57,13 +62,25 @@ class State(Enum):
 
 
 class HostAgent:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, packer: Packer | None = None) -> None:
+        """Without a `packer`, this host cannot run apps."""
         self._settings, self._store = settings, Store(settings.redis_url, ca_file=settings.ca_file)
         self._registry = Registry(self._store, Vault(settings.encryption_key))
         self._records = Records(self._store)
         self._storage = open_storage(settings)
         self._releases = Releases(Path(settings.data_dir))
-        self._serving = Serving(settings, self._find_app, builds=False)
+        self._serving = Serving(settings, self._find_app, builds=False, runs_here=self._runs_here)
+        self.ownership = Ownership(
+            settings,
+            self._store,
+            self._storage,
+            self._releases,
+            Deploys(settings, self._registry),
+            packer,
+            self._registry.find_app,
+            self._repeat_step,
+            lambda: self._synced and self.is_current(),
+        )
         self._host = self._releases.folder_id()
         self._fetched = self._releases.folder / "fetched"
         self._fetching = asyncio.Semaphore(FETCHES)
@@ -147,6 +164,10 @@ class HostAgent:
         """Returns whether a pause was detected since this round began."""
         return self._state is State.PAUSED
 
+    def _runs_here(self, site: Site) -> bool:
+        """Returns whether this host runs the site's start commands, if there are any."""
+        return site.is_preview or self.ownership.runs(site.app_id)
+
     async def aclose(self) -> None:
         for task in self._tasks.values():
             task.cancel()
@@ -177,8 +198,15 @@ class HostAgent:
                 if known is None or known.token != wanted.token or wanted.token in self._failed:
                     self._failed -= {wanted.token, known.token if known else ""}
                     self._wanted[key] = wanted
+                    if wanted.address == "live":
+                        self.ownership.set_need(wanted.app, wanted.account, needed=wanted.runs)
                     self._tasks[key] = asyncio.create_task(self._follow(wanted, self._tasks.get(key)))
         self._synced = True
+
+    def _repeat_step(self, app_id: str) -> None:
+        key = (app_id, "live")
+        if key in self._wanted:
+            self._tasks[key] = asyncio.create_task(self._follow(self._wanted[key], self._tasks.get(key)))
 
     async def _until_applied(self) -> None:
         """Waits until all steps are applied, except canaries, which continue."""
@@ -227,6 +255,11 @@ class HostAgent:
         job = _make_job(wanted, app, wanted.deploy, output)
         await run_in_thread(self._releases.claim_folder, job.deploy)
         site = self._releases.site(job.deploy)
+        here = self._runs_here(site)
+        if wanted.runs and here:
+            self.ownership.allow(wanted.app)
+        elif wanted.runs:
+            self.ownership.pass_on(wanted.app)
         if wanted.step == "undo":
             await self._serving.undo(job.deploy)
         if wanted.serves and site.current != wanted.serves:
@@ -239,12 +272,14 @@ class HostAgent:
                 logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.serves, step="serve", why=str(error))
         elif not wanted.serves and wanted.step == "undo" and site.current is not None:
             site.undo(site.current)
+        elif wanted.runs and here and site.current is not None:
+            self._serving.start(_make_job(wanted, app, site.current, output))
         if wanted.step == "check":
             await self._fetch_release(wanted, wanted.deploy)
             await self._serving.check_health(job)
         if wanted.step == "live":
             site.confirm(wanted.deploy)
-        await self._write_answer(wanted, HostAnswer(wanted.token, True, output=output))
+        await self._write_answer(wanted, HostAnswer(wanted.token, True, output=output, runs=here))
         if wanted.step == "live":
             await self._serving.remove_replaced(job)
         elif wanted.step == "canary":
@@ -270,11 +305,15 @@ class HostAgent:
     async def _watch_canary(self, wanted: Wanted, job: Job) -> None:
         good_probes = 0
         await self._serving.wait_for_server()
+        here = self._runs_here(self._releases.site(job.deploy))
+        if wanted.address == "live" and wanted.releases[wanted.deploy].runs and not here:  # another host probes the app
+            return await self._write_answer(wanted, HostAnswer(wanted.token, True, good_probes=1))
         while True:
             if self.is_current():  # otherwise this host answers with 503 until it has caught up
                 await self._serving.probe(job)
                 good_probes += 1
-                await self._write_answer(wanted, HostAnswer(wanted.token, True, good_probes=good_probes))
+                answer = HostAnswer(wanted.token, True, good_probes=good_probes, runs=here)
+                await self._write_answer(wanted, answer)
             await asyncio.sleep(self._serving.canary_pause)
 
     # -- fetching --------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ answers each step. A host that was away needs no history, because each record ha
 | `canary` | serves the release, and requests `/` at the public address repeatedly |
 | `live` | serves the release, and stops and prunes the releases that it replaced |
 | `undo` | serves `served` again, and removes the release |
+
+One host runs the start command of a live address. Only that host starts it and checks it in these steps.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Release(ReleaseArchive, frozen=True):
 
     runs: bool = False  # whether it has a start command
     environment: str = ""  # of its start command, encrypted
+    manifest: str = ""  # JSON; builders read it here, and hosts in the archive
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -61,6 +64,12 @@ class Wanted(msgspec.Struct, frozen=True):
         """The deploy whose release visitors get."""
         return self.deploy if self.step in ("canary", "live") else self.served
 
+    @property
+    def runs(self) -> bool:
+        """Whether this is a live address with a start command now, so that one host has to run it."""
+        deploys = {"live": [self.deploy], "undo": [self.served]}.get(self.step, [self.deploy, self.served])
+        return self.address == "live" and any(self.releases[name].runs for name in deploys if name in self.releases)
+
 
 class HostAnswer(msgspec.Struct, frozen=True):
     """A host's answer to a step."""
@@ -70,6 +79,7 @@ class HostAnswer(msgspec.Struct, frozen=True):
     reason: str = ""
     good_probes: int = 0  # in the canary so far
     output: list[str] = []  # the last lines of a start command
+    runs: bool = False  # whether this host runs the start command, if there is one
 
 
 class Records:

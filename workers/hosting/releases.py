@@ -6,9 +6,13 @@
     releases/<app id>/<variant>/recent           the same, for ten minutes: pages opened before the swap load its files
     addresses/<host>                             link to releases/<app id>/<variant>
     releases/<app id>/<variant>/canary           link to a release that is served but has not passed its canary
+    releases/<app id>/<variant>/held             link to a release, while its deploy stops one app and starts another
+    releases/<app id>/<variant>/stopped          the app does not run for now: its data are full, or are being replaced
     releases/<app id>/<variant>/noindex          in previews: Caddy asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
     running/<deploy id>.sock                     where that app is reached; `sock` in its release links here
+    running/<deploy id>.asleep                   while that app sleeps; `asleep` in its release links here
+    running/<deploy id>.haste                    while requests wait for the end of that app
 
 A variant is `live`, `preview` or `p-<slug>`. Caddy reads `addresses` on every request (`Caddyfile`). A swap renames
 `current`, and undoing it renames it back.
@@ -35,6 +39,7 @@ import structlog
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.addresses import address
 from gateway.deploys.states import Deploy
+from workers.sandbox.keeper import HASTE_SUFFIX
 
 logger = structlog.get_logger()
 
@@ -90,8 +95,22 @@ class Site:
         in_canary = self.read_link("canary")
         return in_canary if in_canary == self.current else None
 
+    @property
+    def unfinished(self) -> str | None:
+        """The id of the deploy that must be undone if its builder dies."""
+        held_for = self.read_link("held")
+        return self.unverified or (held_for if held_for != self.current else None)
+
+    def hold_requests(self, deploy_id: str) -> None:
+        """Lets requests wait for up to ten seconds (`Caddyfile`), while one release stops before another one starts."""
+        replace_link(self.folder / "held", deploy_id)
+
+    def release_requests(self) -> None:
+        (self.folder / "held").unlink(missing_ok=True)
+
     def confirm(self, deploy_id: str) -> None:
         """Records that the deploy has passed its canary."""
+        self.release_requests()
         if self.read_link("canary") == deploy_id:
             (self.folder / "canary").unlink()
 
@@ -123,6 +142,20 @@ class Site:
         if self.current == deploy_id and previous not in (None, deploy_id) and self.release(previous).is_dir():
             return self.release(previous)
         return None
+
+    def find_stopped(self, deploy_id: str) -> Path | None:
+        """Returns the current release, if this deploy has stopped it and is not served yet."""
+        current = self.current
+        return (
+            self.release(current) if self.read_link("held") == deploy_id and current not in (None, deploy_id) else None
+        )
+
+    def mark_stopped(self) -> None:
+        """Answers the app's requests with 503."""
+        (self.folder / "stopped").touch()
+
+    def unmark_stopped(self) -> None:
+        (self.folder / "stopped").unlink(missing_ok=True)
 
     def forget_recent(self) -> None:
         """Stops serving files of the previous release, some time after the swap."""
@@ -175,6 +208,10 @@ class Releases:
             (folder.parent / "account").write_text(deploy.account)
         return site
 
+    def live_site(self, app_id: str) -> Site:
+        """Returns the site of the app's live address. Its folder may not exist."""
+        return Site(self._sites / app_id / "live")
+
     def find_release(self, app_id: str, deploy_id: str) -> Path | None:
         """Returns a release of the app, at any of its addresses; None if it is no longer kept."""
         for folder in _subfolders(self._sites / app_id):
@@ -213,18 +250,37 @@ class Releases:
     # -- apps that run ---------------------------------------------------------------------------------------
 
     def run(self, release: Path) -> None:
-        replace_link(release / "sock", os.path.relpath(self.running / f"{release.name}.sock", release))
+        for name in ("sock", "asleep"):
+            replace_link(release / name, os.path.relpath(self.running / f"{release.name}.{name}", release))
+        (self.running / f"{release.name}{HASTE_SUFFIX}").unlink(missing_ok=True)
         replace_link(self.running / release.name, os.path.relpath(release, self.running))
 
     def stop(self, deploy_id: str) -> None:
         (self.running / deploy_id).unlink(missing_ok=True)
+
+    def stop_soon(self, deploy_id: str) -> None:
+        """Stops the app within seconds. Requests reach it no more, and those in progress get two seconds to end."""
+        (self.running / f"{deploy_id}{HASTE_SUFFIX}").touch()
+        (self.running / f"{deploy_id}.sock").unlink(missing_ok=True)
+        self.stop(deploy_id)
+
+    def is_stopping(self, deploy_id: str) -> bool:
+        """Returns whether the watchdog has not removed the app yet that was to stop soon."""
+        return (self.running / f"{deploy_id}{HASTE_SUFFIX}").exists()
+
+    def confirm_stops(self, running: Collection[str]) -> None:
+        """Forgets the stops of apps that do not run. The other stops end when the watchdog removes the app's files."""
+        for path in self.running.glob(f"*{HASTE_SUFFIX}"):
+            if path.name.removesuffix(HASTE_SUFFIX) not in running:
+                path.unlink(missing_ok=True)
 
     def releases_to_run(self) -> dict[str, Path]:
         """Returns the releases to run, by deploy id. In `running`, everything except links belongs to the watchdog."""
         return {path.name: path.resolve() for path in self._links() if path.is_dir()}
 
     def _links(self) -> list[Path]:
-        return [path for path in self.running.iterdir() if path.is_symlink() and not path.name.startswith(".")]
+        with os.scandir(self.running) as entries:
+            return [Path(each.path) for each in entries if each.is_symlink() and not each.name.startswith(".")]
 
     # -- tidying ---------------------------------------------------------------------------------------------
 
@@ -314,7 +370,8 @@ async def link_folder(source: Path, target: Path) -> bool:
     try:
         return await asyncio.wait_for(copying.wait(), LINK_SECONDS) == 0
     except BaseException:
-        copying.kill()
+        with suppress(ProcessLookupError):  # it has just ended
+            copying.kill()
         await finish_despite_cancellation(copying.wait())
         raise
 
@@ -413,4 +470,5 @@ def _read_link(path: Path) -> str | None:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()] if folder.is_dir() else []
+    # First whether it is a link: a new link is renamed a moment later (`replace_link`).
+    return [p for p in folder.iterdir() if not p.is_symlink() and p.is_dir()] if folder.is_dir() else []

@@ -20,12 +20,15 @@ import structlog
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys.addresses import host
+from gateway.deploys.addresses import host, url_of
 from gateway.deploys.states import Deploy
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from workers.hosting import caddy
 from workers.hosting.archives import ReleaseArchive
+from workers.hosting.environment import write_url
+from workers.hosting.manifests import read_release_manifest
+from workers.hosting.processes import is_running
 from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.watchdog import LIMITS, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
@@ -42,8 +45,10 @@ SERVER_SECONDS = 30.0  # in which Caddy must start
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 POLL_SECONDS = 0.2  # between checks of a start command
 DRAIN_SECONDS = 2.0  # for requests in progress, before a replaced release is stopped
+STOP_SECONDS = 15.0  # in which a release must stop before another one starts
+STOP_POLL_SECONDS = 0.05
 RETURN_SECONDS = 10.0  # in which an app that is served again should answer
-OVERDUE_SECONDS = 60.0  # after the end of a canary, when an unfinished canary has no builder
+OVERDUE_SECONDS = 90.0  # after the end of a canary, when an unfinished canary has no builder
 OUTPUT_LINES = 100  # of a start command, copied to the deploy's log
 
 
@@ -72,13 +77,19 @@ async def find_app(registry: Registry, app: str) -> App | None:
 class Serving:
     """Serves releases on this host.
 
-    `find_app` returns the record of an app by its id or name. `builds`: whether this worker also builds.
+    `find_app` returns the record of an app by its id or name. `builds`: whether this worker also builds. `runs_here`
+    tells whether this host runs the start commands of a site; without shared storage, it does.
     """
 
     def __init__(
-        self, settings: Settings, find_app: Callable[[str], Awaitable[App | None]], *, builds: bool = True
+        self,
+        settings: Settings,
+        find_app: Callable[[str], Awaitable[App | None]],
+        *,
+        builds: bool = True,
+        runs_here: Callable[[Site], bool] = lambda _: True,
     ) -> None:
-        self._builds = builds
+        self._builds, self._runs_here = builds, runs_here
         self._settings, self._find_app = settings, find_app
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases = Releases(Path(settings.data_dir))
@@ -87,9 +98,11 @@ class Serving:
     # -- check, swap, canary ---------------------------------------------------------------------------------
 
     async def check_health(self, job: Job) -> None:
-        release = self._releases.site(job.deploy).release(job.deploy.id)
+        site = self._releases.site(job.deploy)
+        release = site.release(job.deploy.id)
         if (release / "start").exists():
-            await self._check_start_command(job, release)
+            if self._runs_here(site):
+                await self._check_start_command(job, release)
         elif not (release / "files" / "index.html").is_file():
             raise DeployError("GET / returned 404")
 
@@ -97,7 +110,10 @@ class Serving:
         if (free := read_available_memory()) < MIN_FREE_BYTES:
             logger.error("deploys.no_memory", app=job.app.id, available_mib=free // MIB)
             raise DeployError("this machine has no memory left for another app; stop one, or try again later")
-        self._releases.run(release)
+        site = self._releases.site(job.deploy)
+        if site.current is not None:
+            await self._stop_first(site, site.release(site.current), release, job.deploy.id)
+        self.start(job)
         why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + START_SECONDS
         try:
             while time.monotonic() < ends:
@@ -115,6 +131,30 @@ class Serving:
             raise DeployError(f"the start command did not answer within {START_SECONDS:.0f} seconds: {why}")
         finally:
             self._copy_output(job, release.name)
+
+    def start(self, job: Job) -> None:
+        """Starts the start command of a release, if it has one. The watchdog keeps it running."""
+        release = self._releases.site(job.deploy).release(job.deploy.id)
+        if (release / "start").exists():
+            name = host(job.app.name, job.deploy.kind, job.deploy.branch, self._settings.apps_domain)
+            write_url(release, url_of(name, self._settings))
+            self._releases.run(release)
+
+    async def _stop_first(self, site: Site, former: Path, release: Path, deploy_id: str) -> None:
+        """Stops the former release if the two must not run side by side. Requests wait. Raises DeployError."""
+        running = self._releases.running / former.name
+        if site.is_preview or former == release or not running.is_symlink() or _may_overlap(former, release):
+            return
+        site.hold_requests(deploy_id)
+        self._releases.stop_soon(former.name)
+        ends = time.monotonic() + STOP_SECONDS
+        while self._releases.is_stopping(former.name):
+            if time.monotonic() > ends:
+                state = read_state(self._releases.folder, former.name)
+                if is_running(state.keeper, state.began):
+                    raise DeployError("the release that it replaces could not be stopped; deploy again")
+                return  # without a `sites` worker, nobody has noticed
+            await asyncio.sleep(STOP_POLL_SECONDS)
 
     def _copy_output(self, job: Job, deploy_id: str) -> None:
         path = output_path(self._releases.folder, deploy_id)
@@ -137,6 +177,7 @@ class Serving:
             site.swap(job.deploy.id, canary=job.deploy.kind == "live")
             for name in hosts:
                 self._releases.serve_as(name, site)
+            site.release_requests()
 
     async def wait_for_server(self) -> None:
         """Waits for this host's Caddy. It starts after this process, or after its host has caught up."""
@@ -204,13 +245,16 @@ class Serving:
 
     async def _serve_replaced(self, site: Site, deploy_id: str, host_name: str) -> None:
         """Serves the release that the deploy replaced. If it has a start command, wait until that answers."""
-        replaced = site.find_replaced(deploy_id)
-        if replaced is not None and (replaced / "start").exists():
+        replaced = site.find_stopped(deploy_id) or site.find_replaced(deploy_id)
+        if replaced is not None and (replaced / "start").exists() and self._runs_here(site):
+            await self._stop_first(site, site.release(deploy_id), replaced, deploy_id)
             self._releases.run(replaced)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETURN_SECONDS):
                     await self._until_it_answers(replaced, host_name)
-        if site.undo(deploy_id):
+        undone = site.undo(deploy_id)
+        site.release_requests()
+        if undone:
             await asyncio.sleep(DRAIN_SECONDS)
 
     async def _until_it_answers(self, release: Path, host_name: str) -> None:
@@ -222,9 +266,9 @@ class Serving:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _undo_abandoned(self, in_progress: Set[str]) -> None:
-        """Undoes releases in a canary whose builder was killed."""
+        """Undoes swaps and canaries whose builder was killed."""
         for site in self._releases.sites():
-            if (deploy_id := site.unverified) is not None and deploy_id not in in_progress:
+            if (deploy_id := site.unfinished) is not None and deploy_id not in in_progress:
                 await self._undo_canary(site, deploy_id)
 
     async def _undo_canary(self, site: Site, deploy_id: str) -> None:
@@ -235,14 +279,14 @@ class Serving:
         """Undoes releases whose canaries should have ended long ago, because no live builder watches them."""
         since: dict[str, float] = {}
         while True:
-            now, sites = time.monotonic(), {site.unverified: site for site in self._releases.sites()}
+            now, sites = time.monotonic(), {site.unfinished: site for site in self._releases.sites()}
             since = {deploy_id: since.get(deploy_id, now) for deploy_id in sites if deploy_id is not None}
             for deploy_id, began in since.items():
                 if now - began > self._settings.canary + OVERDUE_SECONDS:
                     try:
                         await self._undo_canary(sites[deploy_id], deploy_id)
-                    except OSError as error:  # such as a full disk; the next round tries again
-                        logger.error("deploys.canary_left", deploy=deploy_id, error=error.strerror)
+                    except (OSError, DeployError) as error:  # such as a full disk; the next round tries again
+                        logger.error("deploys.canary_left", deploy=deploy_id, error=str(error))
             await asyncio.sleep(OVERDUE_SECONDS / 4)
 
     async def tidy(self, in_progress: Set[str]) -> None:
@@ -290,6 +334,12 @@ class Serving:
             name for name in custom if not name.endswith(f".{self._domain}")
         ]  # such a name may belong to another app
         return [host(app.name, "live", None, self._domain), *custom]
+
+
+def _may_overlap(*releases: Path) -> bool:
+    """Returns whether the releases may run at the same time, on the same data."""
+    manifests = [read_release_manifest(release) for release in releases if (release / "start").exists()]
+    return len(manifests) < len(releases) or all(each is None or each.overlap for each in manifests)
 
 
 async def run_in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -33,12 +33,14 @@ from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
+from workers.hosting.data_agent import DataAgent
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.serving import Serving
+from workers.hosting.sleep import Plans, SleepLimits
 from workers.hosting.watchdog import LIMITS, Watchdog
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.sandbox import APP_USERS, open_sandbox
+from workers.sandbox.sandbox import APP_USERS, MIB, open_sandbox
 
 logger = structlog.get_logger()
 
@@ -58,17 +60,29 @@ async def run(settings: Settings) -> None:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
         await stack.enter_async_context(_run_in_background(keep_heartbeat(reporter.store, "sites")))
         sandbox = open_sandbox(settings, APP_USERS)
-        parts = []
+        parts, data_agent = [], None
         try:
             await asyncio.to_thread(sandbox.check, folder)
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:
             vault = Vault(settings.encryption_key)
-            watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault)
+            sleep = SleepLimits(Plans(reporter.registry), settings.app_sleep)
+            first_limit = min(settings.app_data.values()) * MIB
+            shares = bool(settings.storage_url)
+            watchdog = Watchdog(
+                folder, sandbox, reporter.report, LIMITS, vault, sleep.find, first_limit, shares_apps=shares
+            )
             parts.append(await stack.enter_async_context(_run_in_background(watchdog.run())))
+            data_agent = DataAgent(settings, reporter.registry, sandbox)
+        agent = None
         if settings.storage_url:
-            agent = await stack.enter_async_context(aclosing(HostAgent(settings)))
+            agent = await stack.enter_async_context(aclosing(HostAgent(settings, data_agent)))
+            parts.append(await stack.enter_async_context(_run_in_background(agent.ownership.run())))
+        if data_agent is not None:
+            data_agent.owns = data_agent.owns if agent is None else agent.ownership.has_data
+            parts.append(await stack.enter_async_context(_run_in_background(data_agent.run())))
+        if agent is not None:
             await agent.catch_up()
             parts.append(await stack.enter_async_context(_run_in_background(agent.run())))
         else:
@@ -76,6 +90,8 @@ async def run(settings: Settings) -> None:
             serving = Serving(settings, reporter.registry.find_app, builds=False)
             await stack.enter_async_context(_run_in_background(serving.undo_overdue()))
         parts.append(await stack.enter_async_context(_run_in_background(_keep_serving(settings, folder))))
+        if agent is not None:
+            stack.push_async_callback(agent.ownership.leave)
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
 

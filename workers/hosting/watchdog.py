@@ -2,6 +2,10 @@
 
 An app that ends is restarted after a growing pause. If it was served live, the watchdog reports a crash. Each app has a
 port in its own network, which a Unix socket leads to. It can read its release, and has a scratch folder until it ends.
+A live release also has the app's data (`data.py`), and a preview an empty folder in its scratch folder instead.
+
+An app that is idle for as long as its plan allows sleeps: its processes end, and the watchdog keeps its socket
+(`sleep.py`). The next connection starts the app again. That is neither a crash nor a restart.
 
 Apps outlive the watchdog. A keeper runs each app until the app's link is removed, and the file `<deploy id>.state`
 names the keeper. The next watchdog adopts the keepers that it finds.
@@ -10,9 +14,12 @@ names the keeper. The next watchdog adopts the keepers that it finds.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -20,24 +27,36 @@ import msgspec
 import structlog
 
 from gateway.accounts.vault import Vault
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.monitors.crashes import MAX_LINES
-from workers.hosting.environment import read_environment
+from workers.hosting.data import DataHeld, find_data
+from workers.hosting.environment import read_environment, read_url
 from workers.hosting.processes import is_running, start_time
 from workers.hosting.releases import Releases, Site, remove_folder
-from workers.sandbox.sandbox import MIB, Command, Detached, Outcome, Sandbox, SandboxLimits, read_outcome
+from workers.hosting.sleep import Idle, ask_relay, until_readable
+from workers.sandbox import lease
+from workers.sandbox.keeper import listen_for_visitors
+from workers.sandbox.sandbox import DATA_FULL, MIB, Command, Detached, Outcome, Sandbox, SandboxLimits, read_outcome
 
 logger = structlog.get_logger()
 
 # App id, reason, exit code, the last lines of its output.
 ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str]], Awaitable[None]]
 
+# App id → seconds without a request after which the app sleeps. None: it stays awake, for now.
+FindSleepLimit = Callable[[str], Awaitable[float | None]]
+
 CHECK_SECONDS = 0.2  # between checks of links and keepers
+LINKS_SECONDS = 5.0  # between reads of all links, even if the folder has not changed
+IDLE_CHECK_SECONDS = 60.0  # at most, between checks whether an app may sleep
+SHORTEST_IDLE_CHECK_SECONDS = 0.1
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0  # before a restart
 STABLE_SECONDS = 60.0  # of running, after which the pause is short again
 # Apps may connect to https, mail servers and common databases at public addresses.
 PORTS = [443, 465, 587, 3306, 5432, 27017]
+DATA = "data"  # in the scratch folder
+DATA_LIMIT = 256 * MIB  # until the account's plan is known
 PORT = 8080  # where an app listens; each app has its own network
 LIMITS = SandboxLimits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, processes=512, cpus=1, nice=5, grace=10)
 
@@ -45,11 +64,12 @@ LIMITS = SandboxLimits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, proce
 class AppState(msgspec.Struct, frozen=True):
     """The state of a start command. The watchdog writes it beside the link in `running`."""
 
-    socket: str = ""  # of Unix, where the app is reached; empty while it does not run
+    socket: str = ""  # of Unix, where the app is reached; empty while it does not run and does not sleep
     exits: int = 0
     last: str = ""  # how it ended last
     keeper: int = 0  # the process id of its keeper, and when that started
     began: int = 0
+    asleep: bool = False  # nothing of it runs, and the next request starts it
 
 
 def state_path(folder: Path, deploy_id: str) -> Path:
@@ -71,18 +91,27 @@ class Watchdog:
         report_crash: ReportCrash,
         limits: SandboxLimits = LIMITS,
         vault: Vault | None = None,  # decrypts the variables of releases
+        find_sleep_limit: FindSleepLimit | None = None,  # by default, no app sleeps
+        first_data_limit: int = DATA_LIMIT,
+        *,
+        shares_apps: bool = False,  # whether other hosts may run an app with data instead (`ownership.py`)
     ) -> None:
-        self._vault = vault or Vault("")
+        self._shares_apps = shares_apps
+        self._vault, self._first_data_limit = vault or Vault(""), first_data_limit
         self._folder, self._releases, self._output = folder, Releases(folder), RuntimeLog(str(folder))
         self._sandbox, self._report, self._limits = sandbox, report_crash, limits
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._wanted: dict[str, Path] = {}
+        self._changed = self._read_at = 0.0  # the time of the folder's last change, and of the last read of the links
+        self._find_sleep_limit = find_sleep_limit or stay_awake
+        self._listeners: dict[str, socket.socket] = {}  # of apps that sleep or go to sleep, by deploy id
 
     async def run(self) -> None:
         """Runs until canceled. The apps keep running."""
         await asyncio.to_thread(self._remove_leftovers)
         try:
             while True:
-                wanted = self._releases.releases_to_run()
+                wanted = self._find_releases()
                 for deploy_id, task in self._running.items():
                     if deploy_id not in wanted and not task.cancelling():
                         task.cancel()
@@ -97,15 +126,34 @@ class Watchdog:
                 task.cancel()
             await asyncio.gather(*stopping, return_exceptions=True)
 
+    def _find_releases(self) -> dict[str, Path]:
+        """Returns the releases to run. Reads their links only if the folder has changed, because there may be many."""
+        changed, now = self._releases.running.stat().st_mtime, time.time()
+        # Two changes within a tick of the kernel's clock have the same time.
+        if changed != self._changed or now - changed < 1 or abs(now - self._read_at) > LINKS_SECONDS:
+            self._wanted, self._changed, self._read_at = self._releases.releases_to_run(), changed, now
+            self._releases.confirm_stops(self._wanted.keys() | self._running.keys())
+        return self._wanted
+
     async def _keep_running(self, release: Path) -> None:
         state, pause = read_state(self._folder, release.name), FIRST_PAUSE_SECONDS
         try:
             while True:
+                if state.asleep:
+                    await self._until_visited(release)
+                    state = AppState(exits=state.exits, last=state.last)
                 began = time.monotonic()
                 outcome = await self._run_once(release, state)
+                if outcome is None and release.name in self._listeners:
+                    socket_path = self._path(release, "sock")
+                    state = AppState(str(socket_path), state.exits, state.last, asleep=True)
+                    with suppress(OSError):
+                        self._write_state(release, state)
+                    continue
                 if outcome is None:  # its link was gone for a moment, because the release was stopped and served again
                     state = AppState(exits=state.exits, last=state.last)
                     continue
+                self._close_listener(release)
                 state = AppState("", state.exits + 1, outcome.describe("the start command", self._limits))
                 with suppress(OSError):
                     self._write_state(release, state)
@@ -115,6 +163,7 @@ class Watchdog:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         finally:
+            self._close_listener(release)
             if not (self._releases.running / release.name).is_symlink():
                 await finish_despite_cancellation(self._clean_up(release))
 
@@ -122,37 +171,130 @@ class Watchdog:
         """Starts the app unless it runs already, and waits for its end. Returns None if it was stopped on purpose."""
         try:
             if state.keeper == 0:
+                await self._until_data_are_ready(release, state)
+                while not self._may_run(release):  # noqa: ASYNC110
+                    await asyncio.sleep(CHECK_SECONDS)
                 # In a thread, which ends even if this is canceled, because no unknown keeper must be left.
                 state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
-            await _until_ended(state)
+            await self._until_ended_or_asleep(release, state)
             report = self._path(release, "ended").read_bytes()
+        except DataHeld:
+            return None
         except Exception as error:  # no user, process or disk space is left
             logger.error("app.not_started", deploy=release.name, exc_info=error)
             return Outcome(126)
         outcome = read_outcome(report)
-        return None if report and outcome.why == "stopped" else outcome
+        return None if report and outcome.why in ("stopped", "lease") else outcome
+
+    async def _until_ended_or_asleep(self, release: Path, state: AppState) -> None:
+        sleeping = asyncio.create_task(self._sleep_when_idle(release, state))
+        try:
+            await _until_ended(state)
+        finally:
+            sleeping.cancel()
+            await asyncio.gather(sleeping, return_exceptions=True)
+
+    async def _sleep_when_idle(self, release: Path, state: AppState) -> None:
+        """Stops the app once it is idle, and keeps its listener."""
+        app_id, control = Site(release.parent).app_id, self._path(release, "control")
+        while True:
+            pause = IDLE_CHECK_SECONDS
+            if (limit := await self._find_sleep_limit(app_id)) is not None:
+                pause = min(limit, pause)
+                with suppress(OSError, ValueError):  # the app is just starting or ending
+                    answer = await ask_relay(control, limit)
+                    if isinstance(answer, Idle):
+                        break
+                    pause = min(answer, pause)
+            end_if_canceled()
+            await asyncio.sleep(max(pause, SHORTEST_IDLE_CHECK_SECONDS))
+        with answer.relay:
+            self._listeners[release.name] = answer.listener
+            with suppress(OSError):
+                self._path(release, "asleep").touch()
+            with suppress(ProcessLookupError):
+                os.kill(state.keeper, signal.SIGTERM)
+            await _until_ended(state)
+
+    async def _until_visited(self, release: Path) -> None:
+        """Waits for a connection to an app that sleeps."""
+        try:
+            if release.name not in self._listeners:  # a former watchdog had its listener
+                self._listeners[release.name] = listen_for_visitors(str(self._path(release, "sock")))
+            await until_readable(self._listeners[release.name])
+        except OSError as error:  # no descriptor or disk space is left
+            logger.error("app.not_asleep", deploy=release.name, error=error.strerror, action="the app is started")
+
+    def _close_listener(self, release: Path) -> None:
+        if (listener := self._listeners.pop(release.name, None)) is not None:
+            listener.close()
+
+    def _find_lease(self, release: Path) -> Path | None:
+        """Returns the lease that must be held while the app runs, if other hosts may run it."""
+        return release.parent / "lease" if self._shares_apps and not Site(release.parent).is_preview else None
+
+    def _may_run(self, release: Path) -> bool:
+        path = self._find_lease(release)
+        return path is None or lease.is_held(path)
+
+    async def _until_data_are_ready(self, release: Path, state: AppState) -> None:
+        """Waits while the app's data are replaced, or are larger than they may be."""
+        data, site = find_data(self._folder, release), Site(release.parent)
+        if data is None or not (data.is_held or data.is_full):
+            return
+        try:
+            while data.is_held or data.is_full:
+                if site.current == release.name:
+                    site.mark_stopped()
+                if data.is_full and not data.is_held:
+                    self._close_listener(release)
+                    self._write_state(release, AppState("", state.exits or 1, f"it was not started: {DATA_FULL}"))
+                await asyncio.sleep(CHECK_SECONDS)
+        finally:
+            site.unmark_stopped()
 
     def _start(self, release: Path, state: AppState) -> AppState:
-        scratch, socket = self._path(release, "scratch"), self._path(release, "sock")
+        scratch, listener = self._path(release, "scratch"), self._listeners.get(release.name)
         remove_folder(scratch)
-        scratch.mkdir(mode=0o700)
+        folders = [scratch, *([scratch / DATA] if Site(release.parent).is_preview else [])]
+        for folder in folders:
+            folder.mkdir(mode=0o700)
         variables = read_environment(release, self._vault)
         command = self._command(release, scratch, variables)
         detached = Detached(
             link=self._releases.running / release.name,
-            socket=socket,
+            socket=self._path(release, "sock"),
+            listener=None if listener is None else listener.fileno(),
+            control=self._path(release, "control"),
             port=PORT,
             output=output_path(self._folder, release.name),
             report=self._path(release, "ended"),
+            lease=self._find_lease(release),
         )
-        with self._sandbox.reserve_user() as uid:  # the keeper holds the reservation
-            self._sandbox.give_to_user(scratch, uid)
+        with self._prepare_data(release, detached) as (uid, detached):  # the keeper holds the reservation
+            for folder in folders:
+                self._sandbox.give_to_user(folder, uid)
             (release / "app").chmod(0o755)
             keeper = self._sandbox.detach(command, uid, detached)
         began = start_time(keeper) or 0
-        state = AppState(str(socket), state.exits, state.last, keeper, began)
+        state = AppState(str(detached.socket), state.exits, state.last, keeper, began)
         self._write_state(release, state)
+        self._close_listener(release)  # the keeper has it
         return state
+
+    @contextmanager
+    def _prepare_data(self, release: Path, detached: Detached) -> Iterator[tuple[int | None, Detached]]:
+        """Yields the app's user, and the parameters with its data. Raises DataHeld, and OSError."""
+        data = find_data(self._folder, release)
+        if data is None:
+            with self._sandbox.reserve_user() as uid:
+                yield uid, detached
+        else:
+            account = Site(release.parent).account
+            with data.running(account, self._first_data_limit) as lock, data.user(self._sandbox) as uid:
+                if not self._may_run(release):  # after this lock, a host gives an app up (`ownership.py`)
+                    raise DataHeld
+                yield uid, msgspec.structs.replace(detached, data=data.folder, locks=[lock])
 
     async def _clean_up(self, release: Path) -> None:
         """Waits until the keeper has stopped the app, and removes the app's files."""
@@ -177,6 +319,7 @@ class Watchdog:
         return self._releases.running / f"{release.name}.{kind}"
 
     def _command(self, release: Path, scratch: Path, variables: Mapping[str, str]) -> Command:
+        data = find_data(self._folder, release)
         return Command(
             # The shell ignores SIGTERM, but its children do not. If the shell ended first, they would be killed at
             # once.
@@ -186,10 +329,12 @@ class Watchdog:
                 **self._sandbox.environment,
                 "NODE_ENV": "production",
                 **variables,
+                **read_url(release),
                 "PORT": str(PORT),
                 "HOST": "127.0.0.1",
                 "HOME": str(scratch),
                 "TMPDIR": str(scratch),
+                "DATA_DIR": str(data.files if data else scratch / DATA),
             },
             read=[release / "app"],
             write=[scratch],
@@ -199,6 +344,10 @@ class Watchdog:
         )
 
     def _write_state(self, release: Path, state: AppState) -> None:
+        if state.asleep:
+            self._path(release, "asleep").touch()
+        else:
+            self._path(release, "asleep").unlink(missing_ok=True)
         path = state_path(self._folder, release.name)
         fresh = path.with_suffix(".new")
         fresh.touch(mode=0o600)
@@ -218,6 +367,10 @@ class Watchdog:
                 logger.error("app.crash_not_reported", app=site.app_id, exc_info=error)
 
 
+async def stay_awake(_: str) -> None:
+    """Finds no limit for any app."""
+
+
 def output_path(folder: Path, deploy_id: str) -> Path:
     return folder / "running" / f"{deploy_id}.output"
 
@@ -226,3 +379,18 @@ async def _until_ended(state: AppState) -> None:
     """Waits until the keeper ends. Polls, because another process may have started it."""
     while is_running(state.keeper, state.began):  # noqa: ASYNC110
         await asyncio.sleep(CHECK_SECONDS)
+
+
+async def stop_apps(folder: Path) -> None:
+    """Stops all apps of a data folder without a watchdog, for which the keepers keep their apps running.
+
+    The links stay, so the next watchdog starts the apps again.
+    """
+    states = [read_state(folder, path.stem) for path in (folder / "running").glob("*.state")]
+    for state in states:
+        if is_running(state.keeper, state.began):
+            with suppress(ProcessLookupError):
+                os.kill(state.keeper, signal.SIGTERM)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LIMITS.grace + CHECK_SECONDS):
+            await asyncio.gather(*map(_until_ended, states))

@@ -2,7 +2,8 @@
 
 A probe is one GET request within a budget, on a new connection. It does not follow redirects, and does not read the
 body. A status of 5xx and a missing answer are failures. Any other status is an answer. `gateway.monitors.health`
-decides the consequences.
+decides the consequences. A probe has a User-Agent of its own, so that it neither wakes an app nor keeps it awake: for
+an app that sleeps, Caddy answers.
 
 A probe that proves nothing about the app is discarded: a probe of an address that must not be called, and a failure on
 a worker without a network. After a failure the worker calls `GATEWAY_PROBE_CHECK_URL` to find out whether it has a
@@ -28,6 +29,7 @@ from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
 from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
+from workers.sandbox.relay import MONITOR
 
 logger = structlog.get_logger()
 
@@ -127,7 +129,8 @@ class Uptime:
 async def probe(http: Client, url: str, budget: float) -> health.Reason:
     """Returns the reason why the address does not answer, or '' if it does. Raises BlockedAddress."""
     try:
-        answer = await http.send("GET", url, tenant="", budget=budget)  # the names are the operator's own
+        # The names are the operator's own.
+        answer = await http.send("GET", url, tenant="", headers={"User-Agent": MONITOR}, budget=budget)
     except BlockedAddress:
         raise
     except CallFailed as error:

@@ -20,6 +20,7 @@ ETC = (
     " pki/tls/certs pki/tls/openssl.cnf protocols services ssl/cert.pem ssl/certs ssl/openssl.cnf timezone"
 )
 IN_MEMORY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - each sandbox has its own file systems here
+DATA_FILES = "files"  # in the folder of an app's data: what the app sees
 FILES = {"/etc/resolv.conf": "nameserver 127.0.0.1\n", "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n"}
 
 
@@ -48,21 +49,22 @@ def build_arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
         words += ["--ro-bind-try", path, path]
     for path, text in FILES.items():
         words += ["--perms", "0444", "--ro-bind-data", str(_create_memory_file(text.encode())), path]
-    for option, paths in (("--ro-bind", spec["read"]), ("--bind", spec["write"])):
+    write = [*spec["write"], *([f"{spec['data']}/{DATA_FILES}"] if spec.get("data") else [])]
+    for option, paths in (("--ro-bind", spec["read"]), ("--bind", write)):
         for path in paths:
             words += [option, path, path]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec["folder"], "--"]
-    return [*words, *_build_limits(spec["limits"]), *spec["command"]]
+    return [*words, *_build_limits(spec["limits"], files_bounded=not spec.get("data")), *spec["command"]]
 
 
-def _build_limits(limits: dict[str, Any]) -> list[str]:
-    """Builds the command that sets limits inside the sandbox.
+def _build_limits(limits: dict[str, Any], *, files_bounded: bool) -> list[str]:
+    """Builds the command that sets limits inside the sandbox. The files of an app's data have a limit of their own.
 
     A process that reaches one of these limits fails without an explanation. The limits on processes and file sizes are
     twice the keeper's, so that the keeper ends the command first and names the limit.
     """
     words = ["/usr/bin/prlimit", "--core=0", f"--nofile={limits['files']}", f"--nproc={2 * limits['processes']}"]
-    return [*words, *([f"--fsize={2 * limits['disk']}"] if limits["disk"] else []), "--"]
+    return [*words, *([f"--fsize={2 * limits['disk']}"] if limits["disk"] and files_bounded else []), "--"]
 
 
 def _create_memory_file(content: bytes) -> int:

@@ -23,12 +23,13 @@ import signal
 import socket
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workers.sandbox import bwrap, network, relay
+from workers.sandbox import bwrap, lease, network, relay
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
 from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, make_concealer
 
@@ -37,15 +38,19 @@ NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY_BYTES = 1_024  # counted for each file in addition to its size: removing a million empty files takes long
 CHECK_SECONDS = 0.25  # between checks of the limits
 DRAIN_SECONDS = 300.0  # for the requests in progress of an app whose link is gone
-CONNECTED = "03"  # the state of a socket in /proc/net/unix
+HASTE_SUFFIX = ".haste"  # of a file beside the link: requests for another release wait until this app has ended
+HASTY_DRAIN_SECONDS, HASTY_GRACE_SECONDS = 2.0, 2.0  # then
+CONNECTED = ("02", "03")  # states of a socket in /proc/net/unix: waits to be accepted, is accepted
 CHUNK_BYTES = 65_536  # per read of the command's output
 PIPE_READS = 16
 PAUSE_SECONDS = 0.01  # between reads of dropped output
+UNMEASURABLE = 1 << 60  # bytes
+DATA_SECONDS = 5.0  # at most, between two measurements of an app's data
 HIDDEN_CHECKS = 8  # consecutive checks that must find files in sockets: programs may briefly pass files to each other
 
 
 def enter_sandbox(
-    spec: dict[str, Any], keeper: socket.socket, listener: socket.socket | None, info: int, output: int
+    spec: dict[str, Any], keeper: socket.socket, sockets: list[socket.socket], info: int, output: int
 ) -> NoReturn:
     """Becomes bubblewrap, in a new network namespace."""
     try:
@@ -56,11 +61,11 @@ def enter_sandbox(
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("800")  # when memory runs out, the kernel kills this process before the servers
         change_user(spec["uid"])
-        listeners = network.enter_namespace(spec["connect"], spec["hosts"])
+        listeners = network.enter_namespace(spec["connect"], spec["hosts"], spec["endpoints"])
         socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
-        if listener is not None and os.fork() == 0:
+        if sockets and os.fork() == 0:
             network.prctl(network.PARENT_DIED, signal.SIGKILL)
-            asyncio.run(relay.relay(listener, spec["port"]))
+            asyncio.run(relay.relay(spec["port"], *sockets))
         if keeper.recv(8):  # the keeper has put this process into its control group
             restore_signals()
             os.execve(words[0], words, {})  # noqa: S606
@@ -108,12 +113,14 @@ class Keeper:
         self.cgroup: Cgroup | None = None
         self.pid = 0  # until the command is started
         self.status: int | None = None
+        self._lease_ended = False
         self._drain_ends = float("inf")
         self._disk_at = self._scanned_at = 0.0
+        self._data = DataFolder(spec["data"]) if spec.get("data") else None
         self._used, self._hidden_checks = 0, 0  # bytes; checks in a row
         self._most_free = self._free_at_scan = 0  # free bytes on the disk: the maximum so far, and at the last scan
         self._first, self._pipe = 0, -1
-        self._listener: socket.socket | None = None
+        self._sockets: list[socket.socket] = []  # of the relay, if it runs in this process
         self._splitter, self._output = LineSplitter(), self._open_output()
         if spec["cgroups"]:
             enter_keepers_group(spec["cgroups"])
@@ -131,7 +138,7 @@ class Keeper:
         self._info, info_to = os.pipe()
         os.set_blocking(self._info, False)
         os.set_inheritable(info_to, True)
-        listener = _listen(self.spec["socket"]) if self.spec["socket"] else None
+        sockets = _open_sockets(self.spec) if self.spec["socket"] else []
         self._pipe, pipe_to = os.pipe()
         os.set_blocking(self._pipe, False)
         self.pid = os.fork()
@@ -139,16 +146,16 @@ class Keeper:
             ours.close()
             if self.spec["trusted"]:
                 enter_unconfined(self.spec, pipe_to)
-            enter_sandbox(self.spec, theirs, listener, info_to, pipe_to)
+            enter_sandbox(self.spec, theirs, sockets, info_to, pipe_to)
         theirs.close()
         os.close(info_to)
         os.close(pipe_to)
         if self.spec["trusted"]:
             ours.close()
-            self._first, self._listener = self.pid, listener
+            self._first, self._sockets = self.pid, sockets
             return []
-        if listener is not None:
-            listener.close()
+        for each in sockets:
+            each.close()
         with ours:
             _, fds, _, _ = socket.recv_fds(ours, 64, 32)
             if self.cgroup is not None:
@@ -163,9 +170,12 @@ class Keeper:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
         loop.add_reader(self._pipe, self._take_output)
-        await network.Egress(self.spec["hosts"]).serve(listeners)
-        if self._listener is not None:
-            self._relay = asyncio.create_task(relay.relay(self._listener, self.spec["port"]))
+        if self.spec["lease"]:
+            threading.Thread(target=self._watch_lease, daemon=True).start()
+        self._egress = self._make_egress()
+        await self._egress.serve(listeners)
+        if self._sockets:
+            self._relay = asyncio.create_task(relay.relay(self.spec["port"], *self._sockets))
         try:
             return await self._until_over(child_ended, stop)
         finally:  # before the loop closes the descriptor that its handlers write to
@@ -180,18 +190,42 @@ class Keeper:
                 await asyncio.wait_for(child_ended.wait(), CHECK_SECONDS)
             child_ended.clear()
             self._output.flush()
+            if self._lease_ended:
+                return "lease"
             if self._has_ended():
                 self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
                 return "stopped" if stopping else self._find_excess()
-            if not stopping and (stop.is_set() or self._is_over()):
+            held = self._data is not None and self._data.is_held()
+            if not stopping and (stop.is_set() or held or self._is_over()):
                 stopping = True
-                ends = time.monotonic() + self.limits["grace"]
+                ends = time.monotonic() + (HASTY_GRACE_SECONDS if self._is_in_haste() else self.limits["grace"])
                 with contextlib.suppress(OSError):
                     os.killpg(self._find_first(), signal.SIGTERM)  # the namespace's first process ignores it
             if time.monotonic() > ends:
                 return "stopped" if stopping else "time"
+            if self._egress.has_lost_endpoint:
+                return "network"
             if excess := self._find_excess():
                 return excess
+
+    def _watch_lease(self) -> None:
+        """Kills the command when the lease ends. In a thread, because measuring the disk may take long."""
+        try:
+            while lease.is_held(self.spec["lease"]):
+                time.sleep(CHECK_SECONDS)
+        finally:
+            self._lease_ended = True
+            with contextlib.suppress(OSError):
+                if self.status is None:
+                    kill = os.killpg if self.spec["trusted"] else os.kill  # bubblewrap's children end with it
+                    kill(self.pid, signal.SIGKILL)
+
+    def _make_egress(self) -> network.Egress:
+        """Makes the outgoing connections. A build's output names what it can't reach."""
+        endpoints = [(host, port) for host, port in self.spec["endpoints"]]
+        if self.spec["link"]:
+            return network.Egress(self.spec["hosts"], endpoints)
+        return network.Egress(self.spec["hosts"], endpoints, self._output.write_line, network.ANSWER_SECONDS)
 
     def _has_ended(self) -> bool:
         if self.status is None:
@@ -205,8 +239,12 @@ class Keeper:
             self._drain_ends = float("inf")
             return False
         now = time.monotonic()
-        self._drain_ends = min(self._drain_ends, now + DRAIN_SECONDS)
+        drain = HASTY_DRAIN_SECONDS if self._is_in_haste() else DRAIN_SECONDS
+        self._drain_ends = min(self._drain_ends, now + drain)
         return now >= self._drain_ends or not _is_connected(self.spec["socket"])
+
+    def _is_in_haste(self) -> bool:
+        return bool(self.spec["link"]) and os.path.exists(self.spec["link"] + HASTE_SUFFIX)
 
     def _find_first(self) -> int:
         """Returns the first process of the command's namespace. Raises ProcessLookupError until it has started."""
@@ -274,6 +312,12 @@ class Keeper:
                     break
         self._output.flush(FLUSH_SECONDS)
 
+    def record_data_size(self) -> None:
+        """Measures the app's data at the end, because they may have grown since the last time."""
+        if self._data is not None:
+            with contextlib.suppress(OSError):
+                self._data.record_size()
+
     # -- limits ----------------------------------------------------------------------------------------------
 
     def _find_excess(self) -> str:
@@ -286,6 +330,8 @@ class Keeper:
             return "processes"
         elif sum(map(_read_memory, living)) + self._measure_unnamed(living, on_disk=False) > self.limits["memory"]:
             return "memory"
+        if self._data is not None and self._data.is_full():
+            return "data"
         return self._find_disk_excess(living) if self.limits["disk"] and self.spec["write"] else ""
 
     def _find_disk_excess(self, living: list[int]) -> str:
@@ -323,6 +369,8 @@ class Keeper:
                 if line.endswith(" (deleted)"):
                     found.setdefault(*_read_mapping(thread, line.split()))
         disks, in_memory = {os.stat(path).st_dev for path in self.spec["write"]}, 0
+        if self.spec.get("data"):
+            disks.add(os.stat(self.spec["data"]).st_dev)
         for folder in () if on_disk else bwrap.IN_MEMORY:  # in these folders, files with a name count too
             with contextlib.suppress(OSError):
                 own = f"/proc/{self._find_first()}/root{folder}"
@@ -331,6 +379,69 @@ class Keeper:
                     space = os.statvfs(own)
                     in_memory += (space.f_blocks - space.f_bfree) * space.f_frsize
         return in_memory + sum(size for (device, _), size in found.items() if (device in disks) == on_disk)
+
+
+class DataFolder:
+    """The folder of an app's data: `files`, and beside them files of the worker (`workers/hosting/data.py`)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._next = 0.0
+
+    def is_held(self) -> bool:
+        """Returns whether the worker wants no process of the app to run."""
+        return os.path.lexists(self._path / "hold")
+
+    def is_full(self) -> bool:
+        """Measures the files from time to time, and records their size. Returns whether they exceed their limit."""
+        if (now := time.monotonic()) < self._next:
+            return False
+        used, limit = measure_data(self._path / bwrap.DATA_FILES), read_number(self._path / "limit")
+        write_number(self._path / "used", used)
+        taken = time.monotonic() - now
+        self._next = now + min(max(1.0, 20 * taken), DATA_SECONDS)
+        return limit is not None and used > limit
+
+    def record_size(self) -> None:
+        self._next = 0.0
+        self.is_full()
+
+
+def measure_data(folder: Path) -> int:
+    """Returns the bytes that files take. Holes in files count too, because copies of the files have none.
+
+    Returns UNMEASURABLE if files could hide from this: below a path that is too long, or in a folder that its owner has
+    closed.
+    """
+    total, pending = 0, [os.fspath(folder)]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    with contextlib.suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        total += max(status.st_size, status.st_blocks * 512) + ENTRY_BYTES
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
+                return UNMEASURABLE
+    return total
+
+
+def read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write_number(path: Path, number: int) -> None:
+    """Writes the number unless the file has it already. Two keepers of an app may do this at the same time."""
+    if read_number(path) != number:
+        fresh = path.with_name(f".{path.name}-{os.getpid()}")
+        fresh.write_text(str(number))
+        fresh.replace(path)
 
 
 def _list_descendants(pid: int) -> list[int]:
@@ -419,21 +530,34 @@ def _is_connected(path: str) -> bool:
     """Returns whether there is a connection to the socket at this path."""
     try:
         with open("/proc/net/unix") as sockets:
-            return any(fields[5] == CONNECTED and fields[7:] == [path] for fields in map(str.split, sockets))
+            return any(fields[5] in CONNECTED and fields[7:] == [path] for fields in map(str.split, sockets))
     except OSError:  # a system without such a list
         return False
 
 
-def _listen(path: str) -> socket.socket:
+def _open_sockets(spec: dict[str, Any]) -> list[socket.socket]:
+    """Returns the sockets of the relay: where the visitors of the app wait, and where the worker asks."""
+    passed = spec.get("listener")
+    listener = listen_for_visitors(spec["socket"]) if passed is None else socket.socket(fileno=passed)
+    return [listener, _listen(spec["control"])]
+
+
+def listen_for_visitors(path: str) -> socket.socket:
     """Creates a Unix socket to which only the worker and Caddy can connect."""
+    listener = _listen(path)
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # a root that cannot change users runs Caddy itself
+            os.chown(path, CADDY_USER, CADDY_USER)
+    return listener
+
+
+def _listen(path: str) -> socket.socket:
+    """Creates a Unix socket to which only this user can connect."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener, mask = socket.socket(socket.AF_UNIX), os.umask(0o177)
     listener.bind(path)
     os.umask(mask)
-    if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # a root that cannot change users runs Caddy itself
-            os.chown(path, CADDY_USER, CADDY_USER)
     listener.listen(relay.BACKLOG)
     return listener
 
@@ -445,6 +569,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     finally:
         keeper.kill_processes()
         keeper.read_rest()
+        keeper.record_data_size()
     code = -signal.SIGKILL if keeper.status is None else keeper.status
     code = 128 - code if code > 128 else code  # how bubblewrap reports a signal
     if not why and code == -signal.SIGXFSZ:
@@ -455,7 +580,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     with open(int(sys.argv[1]), "rb") as file:
         spec = json.load(file)
-    for fd in (spec["report"], *spec["locks"]):
+    for fd in spec["inherited"]:
         os.set_inheritable(fd, False)
     if spec["link"]:  # only the removal of the link ends this keeper
         if pid := os.fork():

@@ -6,6 +6,10 @@ address of the accepted connection is the address that the command wanted. The k
 Listeners exist for the ports that the sandbox may reach, and for DNS at 127.0.0.1:53. There is no other way out: no
 device, no route, no forwarding. Unlike a proxy, this needs no settings in tools.
 
+A sandbox may also reach endpoints: hosts, each with a port, whatever their addresses are. In the namespace, the name of
+such a host has a loopback address of its own, and the keeper connects to the name. So the sandbox reaches no other port
+of the host, and no other name leads to the host's address.
+
 In the other direction, a relay leads into the namespace (`relay.py`).
 """
 
@@ -21,7 +25,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from gateway.outbound.public import NOT_PUBLIC, is_own_service, is_public
@@ -35,11 +40,20 @@ LOCAL, PROHIBIT = 2, 8  # route types
 LOCAL_TABLE, BOOT, HOST = 255, 3, 254  # table, protocol and scope of a route
 DESTINATION, DEVICE = 1, 4  # attributes of a route
 CONNECTIONS, LOOKUPS = 512, 32  # at a time, per sandbox
-CONNECT_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 10.0  # that a build waits for the first byte from a host, which in TLS follows soon
+OUTAGE_SECONDS = 30.0  # that connections of a build to such a host fail at once
+GIVE_UP_SECONDS = 25.0  # after which a build without its registry ends
+CHECK_SECONDS = 1.0  # between checks whether that byte is late
+RACE_SECONDS = 0.25  # that one address of an endpoint has before the next one is tried too
 CHUNK_BYTES = 65_536
 ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
 NO_SUCH_NAME, SERVER_FAILURE = 3, 2
 TTL_SECONDS = 30
+MAX_NAMES = 1_000  # of hosts that are remembered, in each table
+MAX_REPORTS = 20
+
+Endpoint = tuple[str, int]  # a lower-case name or an IPv4 address, and a port
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,7 +67,20 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.socket]:
+def assign_addresses(endpoints: Iterable[Endpoint]) -> dict[str, str]:
+    """Returns the address that each host has in the namespace: its own, or one of loopback for a name."""
+    addresses = dict[str, str]()
+    for host, _ in endpoints:
+        try:
+            addresses[host] = str(ipaddress.IPv4Address(host))
+        except ValueError:
+            addresses[host] = "127.0.0.1" if host == "localhost" else f"127.64.0.{len(addresses) + 1}"
+    return addresses
+
+
+def enter_namespace(
+    ports: Sequence[int], hosts: Sequence[str], endpoints: Sequence[Endpoint] = ()
+) -> list[socket.socket]:
     """Moves this process into a new user namespace and a new network namespace.
 
     `hosts`: addresses that may be reached although they are not public. Returns the listeners for outgoing connections.
@@ -66,9 +93,12 @@ def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.s
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    _route(hosts)
-    listeners = [socket.create_server(("0.0.0.0", port), backlog=CONNECTIONS) for port in ports]  # noqa: S104
-    if ports:
+    addresses = assign_addresses(endpoints)
+    _route([*hosts, *addresses.values()])
+    listening = [("0.0.0.0", port) for port in ports]  # noqa: S104
+    listening += {(addresses[host], port) for host, port in endpoints if port not in ports}
+    listeners = [socket.create_server(address, backlog=CONNECTIONS) for address in listening]
+    if listeners:
         listeners.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         listeners[-1].bind(("127.0.0.1", 53))
     return listeners
@@ -108,46 +138,165 @@ def keep_task(running: Tasks) -> None:
 class Egress:
     """Makes the outgoing connections of one sandbox. The keeper runs it in its own namespace."""
 
-    def __init__(self, hosts: Sequence[str]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        endpoints: Iterable[Endpoint] = (),
+        report: Callable[[str], None] = lambda line: None,
+        answer_seconds: float = math.inf,
+    ) -> None:
+        """`report` gets a line for each name and each host that can't be reached.
+
+        A connection ends if its first bytes get no answer within `answer_seconds`.
+        """
         self._hosts = {ipaddress.ip_address(host) for host in hosts}
+        self._addresses = assign_addresses(endpoints)
+        self._endpoints = {(self._addresses[host], port): host for host, port in endpoints}
+        self._names = {address: name for name, address in self._addresses.items()}
+        self._report, self._reported = report, set[str]()
+        self._answer_seconds, self._outages = answer_seconds, Outages()
         self._connections: Tasks = set()
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         for listener in listeners:
             if listener.type == socket.SOCK_DGRAM:
-                await asyncio.get_running_loop().create_datagram_endpoint(Resolver, sock=listener)
+                await asyncio.get_running_loop().create_datagram_endpoint(lambda: Resolver(self.look_up), sock=listener)
             else:
                 await asyncio.start_server(self._connect, sock=listener)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = writer.get_extra_info("sockname")
         keep_task(self._connections)
+        began = asyncio.get_running_loop().time()
         try:
-            address = ipaddress.ip_address(host)
-            allowed = address in self._hosts or (is_public(address) and not is_own_service(host, port))
-            if len(self._connections) > CONNECTIONS or not allowed:
-                raise OSError("refused")
-            async with asyncio.timeout(CONNECT_SECONDS):
-                outer = await asyncio.open_connection(host, port)
-            await splice((reader, writer), outer)
-        except (OSError, TimeoutError):
+            self._outages.check((host, port))
+            outer = await self._open_connection(host, port)
+            on_answer = partial(self._outages.note_answer, (host, port))
+            await splice((reader, writer), outer, answer_seconds=self._answer_seconds, on_answer=on_answer)
+        except OSError as error:
+            if self._answer_seconds < math.inf:
+                self._outages.note_failure((host, port), began, error)
+            self._report_once(f"could not connect to {self._names.get(host, host)}:{port}: {_explain(error)}")
             abort(writer)
+
+    async def _open_connection(self, host: str, port: int) -> Connection:
+        """Connects to what the address in the namespace stands for. Raises OSError."""
+        address, name = ipaddress.ip_address(host), self._endpoints.get((host, port))
+        if len(self._connections) > CONNECTIONS:
+            raise OSError(f"there are already {CONNECTIONS} connections")
+        async with asyncio.timeout(CONNECT_SECONDS):
+            if name is not None:
+                return await asyncio.open_connection(name, port, happy_eyeballs_delay=RACE_SECONDS)
+            if address not in self._hosts and (not is_public(address) or is_own_service(host, port)):
+                raise OSError("this address is not public")
+            return await asyncio.open_connection(host, port)
+
+    @property
+    def has_lost_endpoint(self) -> bool:
+        """Returns whether an endpoint has been out of reach for long, and the command has kept trying."""
+        return any(self._outages.measure(endpoint) > GIVE_UP_SECONDS for endpoint in self._endpoints)
+
+    async def look_up(self, name: str) -> tuple[int, list[str]]:
+        """Returns the response code and the addresses of the name."""
+        if address := self._addresses.get(name.lower()):
+            return 0, [address]
+        code, found = await _look_up(name)
+        if code:
+            missing = "has no public address" if code == NO_SUCH_NAME else "can't be looked up"
+            self._report_once(f"the name {name} {missing}")
+        elif len(self._names) < MAX_NAMES:
+            self._names |= dict.fromkeys(found, name)
+        return code, found
+
+    def _report_once(self, line: str) -> None:
+        if line not in self._reported and len(self._reported) < MAX_REPORTS:
+            self._reported.add(line)
+            self._report(f"Network: {line}")
+
+
+class Outage(TimeoutError):
+    """A host did not answer a short while ago."""
+
+
+class Outages:
+    """Hosts that do not answer a build.
+
+    Package managers try each of hundreds of packages several times. Only the first connections wait for the host.
+    """
+
+    def __init__(self) -> None:
+        self._answered_at, self._ends = dict[Endpoint, float](), dict[Endpoint, float]()
+        self._failures = dict[
+            Endpoint, tuple[float, float]
+        ]()  # the times of the first one since an answer, and the last
+
+    def check(self, endpoint: Endpoint) -> None:
+        """Raises Outage."""
+        if self._ends.get(endpoint, 0) > asyncio.get_running_loop().time():
+            raise Outage
+
+    def note_answer(self, endpoint: Endpoint) -> None:
+        if endpoint in self._answered_at or len(self._answered_at) < MAX_NAMES:
+            self._answered_at[endpoint] = asyncio.get_running_loop().time()
+        self._failures.pop(endpoint, None)
+
+    def note_failure(self, endpoint: Endpoint, began: float, error: OSError) -> None:
+        """Notes that a connection failed. No answer is no outage if another connection got one since this one began."""
+        now = asyncio.get_running_loop().time()
+        if self._answered_at.get(endpoint, 0) > began or len(self._failures) >= MAX_NAMES:
+            return
+        first, last = self._failures.get(endpoint, (now, now))
+        self._failures[endpoint] = first if now - last < OUTAGE_SECONDS else now, now
+        if isinstance(error, TimeoutError) and not isinstance(error, Outage):
+            self._ends[endpoint] = now + OUTAGE_SECONDS
+
+    def measure(self, endpoint: Endpoint) -> float:
+        """Returns for how many seconds all connections to the endpoint have failed."""
+        first, last = self._failures.get(endpoint, (0, 0))
+        return last - first
+
+
+def _explain(error: OSError) -> str:
+    match error:
+        case TimeoutError():
+            return "it does not answer"
+        case ConnectionRefusedError():
+            return "it refused the connection"
+        case socket.gaierror():
+            return "its name can't be looked up"
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def splice(one: Connection, other: Connection, idle_seconds: float = math.inf) -> None:
+class NoAnswer(TimeoutError):
+    """The other side of a connection has sent nothing."""
+
+
+async def splice(
+    one: Connection,
+    other: Connection,
+    idle_seconds: float = math.inf,
+    answer_seconds: float = math.inf,
+    on_answer: Callable[[], None] = lambda: None,
+) -> None:
     """Copies bytes in both directions until both have ended.
 
-    Aborts both connections if one side aborts its own, or if nothing has moved for `idle_seconds`.
+    Aborts both connections if one side aborts its own, or if nothing has moved for `idle_seconds`. Raises NoAnswer if
+    `other` sends nothing within `answer_seconds` of the first bytes of `one`; calls `on_answer` for all that it sends.
     """
     loop = asyncio.get_running_loop()
-    moved_at = loop.time()
+    moved_at, answer_ends = loop.time(), math.inf
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal moved_at
+        nonlocal moved_at, answer_ends, answer_seconds
         while data := await reader.read(CHUNK_BYTES):
+            moved_at = loop.time()
+            if reader is other[0]:
+                answer_ends = answer_seconds = math.inf
+                on_answer()
+            answer_ends = min(answer_ends, moved_at + answer_seconds)
             writer.write(data)
             await writer.drain()
             moved_at = loop.time()
@@ -157,17 +306,22 @@ async def splice(one: Connection, other: Connection, idle_seconds: float = math.
     try:
         pending: Iterable[asyncio.Task[None]] = directions
         while pending:
+            if loop.time() > answer_ends:
+                raise NoAnswer
             left = moved_at + idle_seconds - loop.time()
             if left < 0:
                 raise TimeoutError
+            left = left if answer_seconds == math.inf else min(left, CHECK_SECONDS)
             done, pending = await asyncio.wait(
                 pending, timeout=None if left == math.inf else left, return_when=asyncio.FIRST_COMPLETED
             )
             for direction in done:
                 direction.result()
-    except (OSError, RuntimeError):  # RuntimeError: the other direction has just closed the connection
+    except (OSError, RuntimeError) as error:  # RuntimeError: the other direction has just closed the connection
         abort(one[1])
         abort(other[1])
+        if isinstance(error, NoAnswer):
+            raise
     finally:
         for direction in directions:
             direction.cancel()
@@ -183,9 +337,11 @@ def abort(writer: asyncio.StreamWriter) -> None:
 
 
 class Resolver(asyncio.DatagramProtocol):
-    """A DNS server that returns public IPv4 addresses only, and no records of other types."""
+    """A DNS server that returns IPv4 addresses, and no records of other types."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_up: Callable[[str], Awaitable[tuple[int, list[str]]]]) -> None:
+        """`look_up` returns the response code and the addresses of a name."""
+        self._look_up = look_up
         self._pending: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -204,7 +360,7 @@ class Resolver(asyncio.DatagramProtocol):
             return
         code, found = 0, list[str]()
         if query[end - 4 : end] == b"\0\1\0\1":  # A, IN
-            code, found = await _look_up(name)
+            code, found = await self._look_up(name)
         head = query[:2] + struct.pack(">5H", 0x8180 | code, 1, len(found), 0, 0)
         record = struct.pack(">3HIH", 0xC00C, 1, 1, TTL_SECONDS, 4)  # 0xC00C refers to the name at offset 12
         answers = b"".join(record + socket.inet_aton(address) for address in found)
@@ -221,7 +377,7 @@ def read_question(query: bytes) -> tuple[str, int]:
 
 
 async def _look_up(name: str) -> tuple[int, list[str]]:
-    """Returns the response code and the addresses of the name."""
+    """Returns the response code and the addresses of the name, if all of them are public."""
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(
             f"{name}.", None, family=socket.AF_INET, type=socket.SOCK_STREAM

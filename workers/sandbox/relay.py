@@ -2,21 +2,34 @@
 and connects them to a port of 127.0.0.1 inside.
 
 Each connection is a request, or a WebSocket. The relay bounds how many of them an app has in progress, so that an app
-that hangs holds up no other.
+that hangs holds up no other. Requests that arrive while the app is starting wait until it listens.
+
+A worker asks at the control socket whether the app has been idle for some seconds. If so, the relay accepts no more
+connections and answers with its listener, where new connections wait while the worker stops the app. When the worker
+closes its connection instead, or dies, the relay accepts again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 
-from workers.sandbox.network import CHUNK_BYTES, Tasks, abort, keep_task, splice
+from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, splice
 
 BACKLOG = 4_096  # connections that wait to be accepted
 REQUESTS, WAITING = 384, 128  # of an app's visitors: in progress, and waiting to begin
 WAIT_SECONDS = 5.0  # that they wait
 IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
+START_SECONDS = 60.0  # in which an app that was started must listen
+RETRY_SECONDS = 0.02  # between attempts to reach an app that is starting
+NO_FILES_SECONDS = 1.0  # between attempts to accept while no descriptor is left
+STOP_SECONDS = 30.0  # in which a worker must stop an idle app
+MESSAGE_BYTES = 64  # of a message at the control socket
+ASLEEP = b"asleep"
+MONITOR = "capsule-uptime"  # the User-Agent of requests that do not keep an app awake
+FROM_MONITOR = re.compile(rb"\r\nuser-agent: *%b\r\n" % MONITOR.encode(), re.I)
 BUSY = b"""HTTP/1.1 503 Service Unavailable\r
 Retry-After: 1\r
 Content-Type: text/plain; charset=utf-8\r
@@ -27,29 +40,113 @@ The app has too many requests in progress.\r
 """
 
 
-async def relay(listener: socket.socket, port: int) -> None:
+async def relay(port: int, listener: socket.socket, control: socket.socket) -> None:
     """Connects the Unix socket to a port of this namespace. Runs until killed."""
-    connections: Tasks = set()
-    room = asyncio.Semaphore(REQUESTS)
+    relaying = Relay(listener, port)
+    relaying.begin()
+    try:
+        await relaying.answer_workers(control)
+    finally:
+        relaying.pause()
 
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        keep_task(connections)
+
+class Relay:
+    def __init__(self, listener: socket.socket, port: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener, self._port = listener, port
+        listener.setblocking(False)
+        self._connections: Tasks = set()
+        self._requests: Tasks = set()  # the connections that keep the app awake
+        self._room = asyncio.Semaphore(REQUESTS)
+        self._starting, self._has_listened = asyncio.Lock(), False
+        self._began = self._used_at = self._loop.time()
+
+    def begin(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def pause(self) -> None:
+        self._loop.remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        """Accepts the connections that wait."""
         try:
-            if len(connections) > REQUESTS + WAITING:
+            for _ in range(BACKLOG):
+                connection, _ = self._listener.accept()
+                task = self._loop.create_task(self._serve(connection))
+                for tasks in (self._connections, self._requests):
+                    tasks.add(task)
+                task.add_done_callback(self._end)
+        except BlockingIOError:
+            pass
+        except OSError:  # no descriptor is left
+            self.pause()
+            self._loop.call_later(NO_FILES_SECONDS, self.begin)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        if task in self._requests:
+            self._requests.discard(task)
+            self._used_at = self._loop.time()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        visitor = reader, writer = await asyncio.open_unix_connection(sock=connection)
+        try:
+            if len(self._connections) > REQUESTS + WAITING:
                 raise TimeoutError
             async with asyncio.timeout(WAIT_SECONDS):
-                await room.acquire()
+                await self._room.acquire()
         except TimeoutError:
             return await refuse(reader, writer)
         try:
-            await splice((reader, writer), await asyncio.open_connection("127.0.0.1", port), IDLE_SECONDS)
+            async with asyncio.timeout(IDLE_SECONDS):
+                first = await reader.read(CHUNK_BYTES)
+            if FROM_MONITOR.search(first.partition(b"\r\n\r\n")[0] + b"\r\n"):
+                self._requests.discard(asyncio.current_task())
+            app = await self._reach_app()
+            app[1].write(first)
+            await splice(visitor, app, IDLE_SECONDS)
         except OSError:
             abort(writer)
         finally:
-            room.release()
+            self._room.release()
 
-    async with await asyncio.start_unix_server(connect, sock=listener, backlog=BACKLOG) as server:
-        await server.serve_forever()
+    async def _reach_app(self) -> Connection:
+        """Connects to the app. If it has just started, waits until it listens. Raises OSError."""
+        async with contextlib.nullcontext() if self._has_listened else self._starting:
+            while True:
+                try:
+                    connection = await asyncio.open_connection("127.0.0.1", self._port)
+                except ConnectionRefusedError:
+                    if self._has_listened or self._loop.time() > self._began + START_SECONDS:
+                        raise
+                    await asyncio.sleep(RETRY_SECONDS)
+                else:
+                    self._has_listened = True
+                    return connection
+
+    # -- sleep -----------------------------------------------------------------------------------------------
+
+    async def answer_workers(self, control: socket.socket) -> None:
+        control.setblocking(False)
+        while True:
+            worker, _ = await self._loop.sock_accept(control)
+            with worker, contextlib.suppress(OSError, ValueError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._answer(worker)
+
+    async def _answer(self, worker: socket.socket) -> None:
+        """Answers how many seconds are left until the app has been idle for the seconds that the worker names."""
+        seconds = float(await self._loop.sock_recv(worker, MESSAGE_BYTES))
+        self._accept()
+        idle = 0.0 if self._requests else self._loop.time() - self._used_at
+        if self._connections or idle < seconds:
+            return await self._loop.sock_sendall(worker, b"%f" % max(seconds - idle, 0.0))
+        self.pause()
+        try:
+            socket.send_fds(worker, [ASLEEP], [self._listener.fileno()])
+            await self._loop.sock_recv(worker, MESSAGE_BYTES)  # until the worker closes its connection
+        finally:
+            self.begin()
 
 
 async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -35,6 +35,7 @@ from gateway.storage import closed_folders
 from workers.sandbox import bwrap, cgroups, tools, unpack
 from workers.sandbox.keeper import CADDY_USER, NOT_ENTERED
 from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
+from workers.sandbox.network import Endpoint
 from workers.sandbox.output import LineSplitter
 
 logger = structlog.get_logger()
@@ -52,8 +53,9 @@ LINES_PER_PAUSE, PAUSE_SECONDS = 256, 0.01  # a pause after so many lines, so th
 KILL_SECONDS = 5.0  # in which a keeper must kill the remaining processes
 PIPE_SECONDS = 2.0  # to read the output that is still in the pipe after its keeper has ended
 START_SECONDS = 30.0
+DATA_FULL = "the app's data are larger than its plan allows; clear them, restore a snapshot, or choose a larger plan"
 
-Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "stopped"]
+Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "data", "network", "stopped", "lease"]
 
 
 class SandboxLimits(msgspec.Struct, frozen=True):
@@ -93,13 +95,18 @@ class Outcome(msgspec.Struct, frozen=True):
                 return f"{subject} was stopped because the machine's disk is almost full; try again later"
             case "processes":
                 return f"{subject} started more than {limits.processes} processes"
-            case "stopped":
+            case "data":
+                return f"{subject} was stopped because {DATA_FULL}"
+            case "network":
+                return f"{subject} could not reach a package registry, which its log names"
+            case "stopped" | "lease":
                 return f"{subject} was stopped"
         return f"{subject} ended with {f'status {self.code}' if self.code >= 0 else f'signal {-self.code}'}"
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Sequence[str] = ()
+    program: str = ""  # a Python program that gets the arguments, in place of a command
     unpack: tuple[int, int] | None = None  # instead of arguments: max files, max bytes of a tar.gz on stdin
     folder: Path  # the working folder
     environment: Mapping[str, str]
@@ -107,6 +114,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     write: Sequence[Path] = ()
     connect: Sequence[int] = ()  # TCP ports of public addresses
     hosts: Sequence[str] = ()  # IPv4 addresses that may be reached although they are not public
+    endpoints: Sequence[Endpoint] = ()  # hosts that may be reached at one port each, whatever their addresses are
     limits: SandboxLimits = SandboxLimits()
     secrets: Mapping[str, str] = {}  # variables whose values the output must not show
 
@@ -116,9 +124,14 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
 
     link: Path  # its removal ends the command
     socket: Path  # connections to it reach the port
+    listener: int | None = None  # the descriptor of that socket, if it exists already
+    control: Path  # a socket at which the worker asks whether the command is idle (`relay.py`)
     port: int  # at 127.0.0.1 in the sandbox
     output: Path
     report: Path  # the keeper writes the Outcome to it
+    lease: Path | None = None  # the command is killed when this lease ends (`lease.py`)
+    data: Path | None = None  # the folder of the app's data (`workers/hosting/data.py`)
+    locks: Sequence[int] = ()  # descriptors of locked files, which the keeper holds open until it ends
 
 
 class Sandbox:
@@ -126,8 +139,8 @@ class Sandbox:
         """`trusted`: commands run without a sandbox. Use it only for developers' own code on their own machines."""
         self._development, self._trusted = development, trusted
         self._root = can_change_users(users)
-        self._users = users
-        self._user_locks: dict[int, int] = {}  # user id → open lock file
+        self.users = users
+        self._user_locks: dict[int, list[int]] = {}  # user id → open lock files
         self._cgroups: list[str] = []
         self._bwrap, self._filter = "", ""
         self._checked, self._checking = False, threading.Lock()
@@ -157,7 +170,7 @@ class Sandbox:
 
     def _check_user(self, folder: Path) -> None:
         if not self._root:
-            check_own_user(self._users)
+            check_own_user(self.users)
         if self._root and (closed := closed_folders(folder)):
             raise Unsafe(
                 f"builds run as separate users, which can't pass through {closed[0]}", f"chmod o+x {closed[0]}"
@@ -212,25 +225,67 @@ class Sandbox:
         if not self._root:
             yield None
             return
-        uid, lock = self._lock_user()
-        self._user_locks[uid] = lock
+        with self._hold_user(*self._lock_user()) as uid:
+            yield uid
+
+    @contextlib.contextmanager
+    def share_user(self, owner: str, former: int) -> Iterator[int | None]:
+        """Yields the user id that all processes of an owner share at a time, or None, as `reserve_user` does.
+
+        This is the `former` one if no other owner has got it since. One process at a time may call this for an owner.
+        """
+        if not self._root:
+            yield None
+            return
+        with self._hold_user(*self._lock_shared_user(owner, former)) as uid:
+            yield uid
+
+    @contextlib.contextmanager
+    def _hold_user(self, uid: int, lock: int) -> Iterator[int]:
+        self._user_locks.setdefault(uid, []).append(lock)
         try:
             yield uid
         finally:
-            del self._user_locks[uid]
+            self._user_locks[uid].remove(lock)
             os.close(lock)  # without unlocking it: a keeper that is still killing processes holds the file open too
 
     def _lock_user(self) -> tuple[int, int]:
-        USERS.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for uid in self._users:
-            lock = os.open(USERS / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        """Locks a user id. Takes one that an owner shared before only if no other is left."""
+        for unowned in (True, False):
+            for uid in self.users:
+                lock = _open_user(uid)
+                with contextlib.suppress(BlockingIOError):
+                    if not unowned or not os.fstat(lock).st_size:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.ftruncate(lock, 0)
+                        return uid, lock
                 os.close(lock)
-            else:
-                return uid, lock
-        raise OSError(f"all {len(self._users)} users for builds or apps are taken")
+        raise self._no_user()
+
+    def _lock_shared_user(self, owner: str, former: int) -> tuple[int, int]:
+        """Locks the owner's user id, or else one without an owner, or else any free one.
+
+        The owner is written to the lock file under an exclusive lock, and read again under the shared lock, because
+        another process may lock the file while the lock changes.
+        """
+        for owners in ({owner}, {""}, None):
+            for uid in sorted(self.users, key=lambda uid: uid != former):
+                lock = _open_user(uid)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    if owners is None or _read_owner(lock) in owners:
+                        if _read_owner(lock) != owner:
+                            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                            os.ftruncate(lock, 0)
+                            os.pwrite(lock, owner.encode(), 0)
+                            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                        if _read_owner(lock) == owner:
+                            return uid, lock
+                os.close(lock)
+        raise self._no_user()
+
+    def _no_user(self) -> OSError:
+        return OSError(f"all {len(self.users)} users for builds or apps are taken")
 
     def give_to_user(self, folder: Path, uid: int | None) -> None:
         if uid is not None:
@@ -318,11 +373,16 @@ class Sandbox:
 
         The specification is in an unnamed file, because it contains secrets and every process can read command lines.
         """
-        locks = [] if uid is None else [self._user_locks[uid]]
+        inherited = [report, *([] if uid is None else self._user_locks[uid][-1:])]
+        if detached is not None:
+            inherited += [*detached.locks, *([] if detached.listener is None else [detached.listener])]
         read, arguments = [*map(os.fspath, command.read)], command.arguments
+        program = command.program
         if command.unpack is not None:
+            program, arguments = _UNPACK, [*map(str, command.unpack)]
+        if program:
             read += self._python[:1]
-            arguments = [*self._python[1:], "-IS", "-c", _UNPACK, *map(str, command.unpack)]
+            arguments = [*self._python[1:], "-IS", "-c", program, *arguments]
         spec: dict[str, Any] = {
             "trusted": self._trusted,
             "bwrap": self._bwrap,
@@ -335,19 +395,21 @@ class Sandbox:
             "tools": self._list_tool_folders(),
             "connect": command.connect,
             "hosts": command.hosts,
+            "endpoints": command.endpoints,
             "uid": uid,
             "parent": os.getpid(),
             "cgroups": self._cgroups,
             "filter": self._filter,
             "report": report,
             "secrets": command.secrets,
-            "locks": locks,
+            "inherited": inherited,
         }
-        spec |= {name: detached and getattr(detached, name) for name in ("link", "socket", "port", "output")}
+        names = ("link", "socket", "listener", "control", "port", "output", "lease", "data")
+        spec |= {name: detached and getattr(detached, name) for name in names}
         file = files.enter_context(_open_memory_file())
         file.write(msgspec.json.encode(spec, enc_hook=os.fspath))
         file.seek(0)
-        return [sys.executable, "-IS", "-c", _KEEPER, str(file.fileno())], [file.fileno(), report, *locks]
+        return [sys.executable, "-IS", "-c", _KEEPER, str(file.fileno())], [file.fileno(), *inherited]
 
     def _list_tool_folders(self) -> list[str]:
         """Lists the folders on the operator's PATH and the folders that tools there need.
@@ -383,6 +445,15 @@ def _find_python(*, any_user: bool) -> list[str]:
         if os.access(binary, os.X_OK) and not (any_user and closed_folders(Path(prefix).resolve())):
             return [prefix, binary]
     return []
+
+
+def _open_user(uid: int) -> int:
+    USERS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.open(USERS / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _read_owner(lock: int) -> str:
+    return os.pread(lock, 4_096, 0).decode()
 
 
 def _open_memory_file() -> IO[bytes]:

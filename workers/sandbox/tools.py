@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gateway.storage import closed_folders
 
-OLDEST_NODE = 22  # builds and apps expect this major version or a newer one
+OLDEST_NODE = (22, 18)  # the first that runs TypeScript without an option, as the template needs
 VERSION_SECONDS = 10.0
 
 
@@ -52,13 +52,13 @@ def find_node(path: str, copies: Path) -> str | None:
     return os.fspath(_copy(parts, copies / f"node-{version}", links) / "bin")
 
 
-def _read_node_version(node: str) -> int:
+def _read_node_version(node: str) -> tuple[int, int]:
     try:
         shown = subprocess.check_output([node, "--version"], timeout=VERSION_SECONDS)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
-        return 0
-    found = re.match(rb"v(\d+)\.", shown)
-    return int(found[1]) if found else 0
+        return 0, 0
+    found = re.match(rb"v(\d+)\.(\d+)", shown)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _find_package(name: str) -> tuple[Path, str] | None:

@@ -21,6 +21,7 @@ import structlog
 
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.deploys.addresses import live_url
 from gateway.errors import AppBackendUnreachable, TokenInvalid
 from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import AppBackend
@@ -62,9 +63,20 @@ class VerifiedToken(NamedTuple):
 
 
 class Users:
-    def __init__(self, settings: Settings, vault: Vault, http: outbound.Client, store: Store | None = None) -> None:
-        """`store`: for sharing key sets with other processes; None shares none."""
-        self._domain, self._vault, self._http, self._store = settings.apps_domain, vault, http, store
+    def __init__(
+        self,
+        settings: Settings,
+        vault: Vault,
+        http: outbound.Client,
+        store: Store | None = None,
+        apps_http: outbound.Client | None = None,
+    ) -> None:
+        """`store`: for sharing key sets with other processes; None shares none.
+
+        `apps_http` calls the hosted apps, at addresses that need not be public.
+        """
+        self._settings, self._vault, self._http, self._store = settings, vault, http, store
+        self._apps_http = apps_http or http
         self._limits = VerificationLimits(settings.rate_limits.app)
         self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         # By the id of the app, with the `auth_digest` of the app that they belong to.
@@ -115,8 +127,8 @@ class Users:
         parsed = jwt.parse(token)
         key_set = _recall(self._key_sets, app)
         if key_set is None:
-            url = auth.url or f"https://{app.name}.{self._domain}/.well-known/jwks.json"
-            key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account, self._shared_keys(app, url)))
+            http, url = self._resolve_url(app, auth)
+            key_set = _remember(self._key_sets, app, KeySet(http, url, app.account, self._shared_keys(app, url)))
         keys, digest = key_set.find(parsed.kid, parsed.alg), key_set.digest
         if keys is None:
             verification.pause()
@@ -130,6 +142,15 @@ class Users:
             if jwt.verify_signature(parsed, key.key):
                 return _claims_of(parsed, auth), digest
         raise TokenInvalid
+
+    def _resolve_url(self, app: App, auth: JwksAuth | BackendAuth) -> tuple[outbound.Client, str]:
+        """Returns the address to call, and the client for it.
+
+        Only the operator's settings and the app's name decide about the host of an app's own address.
+        """
+        if auth.url.startswith("/"):
+            return self._apps_http, live_url(app.name, self._settings) + auth.url
+        return self._http, auth.url or f"https://{app.name}.{self._settings.apps_domain}/.well-known/jwks.json"
 
     def _shared_keys(self, app: App, url: str) -> SharedKeys | None:
         if self._store is None:
@@ -165,7 +186,9 @@ class Users:
             raise TokenInvalid
         backend = _recall(self._backends, app)
         if backend is None:
-            backend = _remember(self._backends, app, AppBackend(self._http, auth, app.account))
+            http, url = self._resolve_url(app, auth)
+            backend = AppBackend(http, msgspec.structs.replace(auth, url=url), app.account)
+            _remember(self._backends, app, backend)
         verification.pause()
         answer = await backend.send_token(token.decode("ascii"), verification)
         if answer.status in (400, 401, 403, 404, 422):

@@ -36,7 +36,7 @@ function tokens(at, { auth }, draw) {
     { id: "kind" },
     Object.entries(KINDS).map(([value, text]) => h("option", { value, selected: value === auth.kind }, text)),
   );
-  const address = input("auth-url", auth.url, { type: "url" });
+  const address = input("auth-url", auth.url, { inputmode: "url" });
   const secret = input("auth-secret", "", { type: "password", autocomplete: "new-password", minlength: "32" });
   const issuer = input("issuer", auth.issuer);
   const audience = input("audience", [auth.audience ?? []].flat().join(", "));
@@ -49,7 +49,7 @@ function tokens(at, { auth }, draw) {
     toggle(key, kind.value === "secret");
     for (const each of claims) toggle(each, kind.value !== "backend");
     url.querySelector("label").textContent = kind.value === "backend" ? "URL of the backend" : "URL of the key set";
-    address.placeholder = kind.value === "backend" ? "https://…" : "the app’s own /.well-known/jwks.json";
+    address.placeholder = kind.value === "backend" ? "https://… or the app’s own /…" : "the app’s own /.well-known/jwks.json";
   };
   kind.addEventListener("change", show);
   show();

@@ -4,6 +4,7 @@ import { h, link } from "/pages/dom.js";
 import { bare, capital, moment, plural } from "/pages/format.js";
 import { call, get, stream } from "./api.js";
 import { showSettings } from "./app-settings.js";
+import { dataCard } from "./data.js";
 import { deployTable } from "./deploys.js";
 import { domainCard } from "./domain.js";
 import { limitsCard } from "./limits.js";
@@ -38,6 +39,7 @@ export async function draw(signal, name) {
   const [state, about, health] = [h("div"), h("section", { class: "card" }), h("section", { class: "card" })];
   const [findings, crashes, deploys, hooks, variables] = Array.from({ length: 5 }, () => h("div", { class: "stack" }));
   const domain = domainCard(at);
+  const data = dataCard(at);
   let app;
   const refresh = async () => {
     const parts = [`${at}/findings`, `${at}/crashes`, `/account/deploys?app=${name}&limit=${DEPLOYS}`, "/account/hooks"];
@@ -50,6 +52,7 @@ export async function draw(signal, name) {
     redraw(crashes, lists[1], crashList);
     redraw(deploys, lists[2], (rows) => deployList(rows, app.name));
     await domain.refresh(app, signal);
+    await data.refresh(app, signal);
     redraw(hooks, lists[3].filter((hook) => hook.app === app.name), hookList);
   };
   const show = (rows) => redraw(variables, rows, (list) => variableList(list, at, show));
@@ -66,6 +69,7 @@ export async function draw(signal, name) {
     card("Crashes", crashes),
     app.build?.start && card("Output of the start command", output(at, app.name, signal)),
     card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy."), variableForm(at, show), variables),
+    data.card,
     domain.card,
     await limitsCard(name, signal),
     card("Deploy hooks", hooks),

@@ -108,7 +108,7 @@ function about(deploy) {
     Position: deploy.position,
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
-  const error = deploy.error && h("p", { class: "refusal cut" }, sentence(deploy.error));
+  const error = deploy.error && h("p", { class: "refusal cut" }, deploy.error.startsWith("capsule.toml") ? deploy.error : sentence(deploy.error));
   return [phases(deploy), error, details];
 }
 

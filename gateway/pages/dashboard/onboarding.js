@@ -79,21 +79,29 @@ const step = (name, done, content) =>
     content && h("div", { class: "stack" }, content),
   );
 
+// The lines that write an app from the template, and publish it.
+const templateLines = (app) => [
+  `capsule login --url ${location.origin}`,
+  `capsule new ${app}`,
+  `cd ${app}`,
+  "capsule deploy",
+];
+
 function createStep(made) {
   return [
-    h("p", { class: "quiet" }, "Each app has its own address. Your plan limits the number of apps."),
+    h(
+      "p",
+      { class: "quiet" },
+      "Each app has its own address. Your plan limits the number of apps. These commands write an app with a sign-in and " +
+        "stored data, create it here, and publish it:",
+    ),
+    snippet("Create from the template", templateLines("notes").join("\n")),
+    h("p", { class: "quiet" }, "Or choose a name now, and publish later."),
     appForm(made),
   ];
 }
 
 function publishStep(app) {
-  const page = `<!doctype html><title>${app}</title><h1>It works</h1>`;
-  const commands = [
-    `mkdir ${app} && cd ${app}`,
-    `echo '${page}' > index.html`,
-    `capsule login --url ${location.origin}`,
-    `capsule deploys publish ${app} . --follow`,
-  ];
   const upload = [
     `tar -czf - . | curl -X PUT ${location.origin}/account/apps/${app}/source \\`,
     `  -H "Authorization: Bearer $CAPSULE_API_KEY" --data-binary @-`,
@@ -102,12 +110,15 @@ function publishStep(app) {
     h(
       "p",
       { class: "quiet" },
-      "Paste these commands into a terminal that has the command-line tool. They publish a one-line page. To publish an " +
-        "existing app, skip the first two and run the others in its folder. ",
+      "Paste these commands into a terminal that has the command-line tool. They write an app with a sign-in and stored " +
+        "data, and publish it. ",
       h("code", {}, "capsule login"),
-      " prompts for your API key.",
+      " prompts for your API key. With ",
+      h("code", {}, "--template static"),
+      ", the app has pages only.",
     ),
-    snippet("Publish with the command line", commands.join("\n")),
+    snippet("Publish with the command line", templateLines(app).join("\n")),
+    snippet("Publish a folder that you have", `capsule deploys publish ${app} DIR --follow`),
     h(
       "details",
       {},

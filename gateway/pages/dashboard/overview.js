@@ -1,7 +1,7 @@
 // Shows the account at a glance: today's spending, the last day's requests, and the health of its apps.
 
 import { h, link } from "/pages/dom.js";
-import { bare, capital, count, moment, money, plural, since } from "/pages/format.js";
+import { bare, capital, count, megabytes, moment, money, plural, since } from "/pages/format.js";
 import { get } from "./api.js";
 import { bars, key, share } from "./chart.js";
 import { onboarding } from "./onboarding.js";
@@ -56,8 +56,6 @@ function spend({ spend: { day, settled, reserved, cap } }) {
     h("p", { class: "small quiet" }, "Resets ", moment(reset), ", at 00:00 UTC."),
   );
 }
-
-const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
 
 function limits({ limits, deploysToday, storage }, { managedInferenceStatus }) {
   const entries = facts({

@@ -23,6 +23,8 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
+export const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
+
 // An address without its scheme.
 export const bare = (url) => url.replace(/^https?:\/\//, "");
 

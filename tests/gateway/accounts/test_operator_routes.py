@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.accounts.operator_routes import check_build
+from gateway.accounts.app_fields import check_build
 from gateway.accounts.records import BRANCH, Build
 from tests.support.gateway_process import Gateway
 from tests.support.programs import require

@@ -27,6 +27,7 @@ async def test_names_and_ids(capsule: Tool, app: App) -> None:
     assert await complete_words(capsule, "apps", "show", "nobodys") == []
     assert await complete_words(capsule, "hook", "revoke", "hook_") == [hook["id"]]
     assert await complete_words(capsule, "deploys", "show", "dep_") == []
+    assert await complete_words(capsule, "new", "notes", "--template", "s") == ["static"]
 
 
 async def test_without_a_service_or_a_key(app: App, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from litestar.routes import HTTPRoute
 
 from gateway.app import create_app
+from gateway.deploys.manifest import manifest_schema
 from gateway.http import openapi
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -124,3 +125,9 @@ async def test_the_reference_loads_only_our_own_files(gw: Gateway) -> None:
         assert file.startswith("/"), file
         assert (await gw.http.get(file)).status_code == 200, file
     assert (await gw.http.get("/docs/files/none.js")).status_code == 404
+
+
+async def test_the_schema_of_manifests_is_public(gw: Gateway) -> None:
+    answer = await gw.http.get("/docs/capsule.schema.json")
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/schema+json")
+    assert answer.json() == manifest_schema()

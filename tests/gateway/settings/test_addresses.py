@@ -134,3 +134,30 @@ def test_an_upstream_is_a_port_or_a_unix_socket(text: str) -> None:
         load({"GATEWAY_UPSTREAM": text})
     for valid in ("127.0.0.1:8000", "gateway:8000", "unix//run/capsule/gateway.sock"):
         assert load({"GATEWAY_UPSTREAM": valid}).upstream == valid
+
+
+def test_registries_are_read_by_name() -> None:
+    text = " npm=https://user:pass@npm.example.com/ , pip=http://10.1.2.3:8080/simple https://files.example.com"
+    assert load({"GATEWAY_BUILD_REGISTRIES": text}).build_registries == {
+        "npm": ("https://user:pass@npm.example.com",),
+        "pip": ("http://10.1.2.3:8080/simple", "https://files.example.com"),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://a:hidden-one@npm.example.com",
+        "npm=",
+        "npm=https://a:hidden-one@npm.example.com,npm=https://npm.example.com",
+        "npm=ftp://a:hidden-one@npm.example.com",
+        "npm=https://a:hidden-one@[::1]:4873",
+        "npm=https://a:hidden-one@münchen.example.com",
+        "npm=https://a:hidden-one@npm.example.com:99999",
+        "npm=" + " ".join(["https://a:hidden-one@npm.example.com"] * 17),
+    ],
+)
+def test_messages_about_registries_never_repeat_them(text: str) -> None:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_BUILD_REGISTRIES: must ") as failure:
+        load({"GATEWAY_BUILD_REGISTRIES": text})
+    assert "hidden-one" not in str(failure.value)

@@ -35,6 +35,7 @@ BAD = {
     "GATEWAY_CERTIFICATE_ADDRESS": "edge.example.com",
     "GATEWAY_FINDING_DEADLINES": "orange=7",
     "GATEWAY_DNS": "resolver.example.com:53",
+    "GATEWAY_BUILD_REGISTRIES": "cargo=https://mirror.example.com",
     "GATEWAY_ACME": "http://acme.example.com/directory",
 }
 

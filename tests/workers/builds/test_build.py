@@ -6,6 +6,7 @@ import pytest
 from tests.support.sandbox import Room
 from workers.builds import build
 from workers.builds.build import collect_output
+from workers.builds.registries import BASE_ENVIRONMENT
 from workers.builds.source import DeployError
 from workers.sandbox.sandbox import SandboxLimits
 
@@ -43,6 +44,7 @@ async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path
         "HOME": str(room.build / "home"),
         "TMPDIR": str(room.build / "tmp"),
         "CI": "true",
+        **BASE_ENVIRONMENT,
     }
     assert seen == expected | ({"VITE_SERVICE_AI_URL": ai_url} if ai_url else {})
 

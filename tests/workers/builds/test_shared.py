@@ -7,9 +7,7 @@ import secrets
 import shutil
 import signal
 from collections.abc import AsyncIterator
-from typing import Self
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -18,15 +16,15 @@ from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
-from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host, host_on, hosting, packed
 from tests.support.folders import passable_folder
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.machines import QUICK, Machine, live, start, until_served
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
-from tests.support.worker_process import Worker
 from workers.hosting import caddy
+from workers.hosting.manifests import read_release_manifest
 from workers.hosting.records import HostAnswer, Records
 
 PAGE = {"command": "sh build.sh", "output": "dist"}
@@ -45,46 +43,6 @@ def server(text: str, more: str = "") -> dict[str, str]:
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SERVED = {"GATEWAY_CANARY": "0.5"}
-QUICK: dict[str, float] = {
-    "gateway.storage.LONGEST_PAUSE_SECONDS": 0.5,
-    "workers.builds.schedule.LEASE_MS": 6_000,
-    "workers.builds.schedule.POLL_SECONDS": 0.1,
-    "workers.builds.shared.POLL_SECONDS": 0.05,
-    "workers.hosting.host_agent.POLL_SECONDS": 0.05,
-    "workers.hosting.records.HOST_LIFETIME_SECONDS": 4.0,
-    "workers.hosting.host_agent.RENEWAL_SECONDS": 0.5,
-    "workers.hosting.host_agent.PAUSED_SECONDS": 3.0,
-    "workers.hosting.host_agent.RESYNC_SECONDS": 1.0,
-    "workers.hosting.host_agent.TIDY_SECONDS": 0.5,
-}
-
-
-class Machine:
-    """A host: its data folder, its port and its worker."""
-
-    def __init__(self, host: Host, name: str) -> None:
-        self.host, self.folder, self.port = host, host.gateway.folder / name, free_port()
-        self.worker: Worker | None = None
-
-    async def start(self, *names: str, **settings: str) -> Self:
-        settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
-        self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
-        if "sites" in names:
-            await wait_until(lambda: "sites.serving" in self.worker.log, 60)
-        return self
-
-    async def page(self, app: str) -> str:
-        with contextlib.suppress(httpx.TransportError):
-            answer = await self.host.web.get(f"http://127.0.0.1:{self.port}/", headers={"Host": f"{app}.{DOMAIN}"})
-            return answer.text.strip() if answer.status_code == 200 else str(answer.status_code)
-        return ""
-
-
-async def until_served(machines: list[Machine], app: str, text: str, timeout: float = 10) -> None:
-    async def served() -> bool:
-        return [await machine.page(app) for machine in machines] == [text] * len(machines)
-
-    await wait_until(served, timeout)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -120,18 +78,6 @@ async def s3_host() -> AsyncIterator[Host]:
                 yield host
         finally:
             server.stop()
-
-
-async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
-    """Starts hosts that serve, and one that builds."""
-    builder = Machine(host, "builder").start("deploys", **settings)
-    return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
-
-
-async def live(host: Host, app: str, files: dict[str, str]) -> str:
-    deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "live", deploy
-    return deploy["id"]
 
 
 async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
@@ -340,3 +286,21 @@ async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: 
     assert (await host.over(behind))["state"] == "live"
     assert await machine.page(app) == "behind"
     assert "sites.fetched" not in machine.worker.log, "the release was already there"
+
+
+async def test_a_rollback_brings_the_manifest_of_its_release_back(host: Host) -> None:
+    """The builder keeps no release, and every host finds the manifest in the archive."""
+    (machine,) = await start(host, "one")
+    app = await host.app()
+    manifest = '[build]\nstart = "exec node server.js"\noverlap = false\n[auth]\nkind = "jwks"\nurl = "/{}"\n'
+    first = await live(host, app, {**server("first"), "capsule.toml": manifest.format("keys")})
+    await live(host, app, {**server("second"), "capsule.toml": manifest.format("more")})
+    settings = await host.call("GET", f"/account/apps/{app}/settings")
+    assert settings["auth"]["url"] == "/more"
+    back = await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first})
+    assert (await host.over(back["deployId"]))["state"] == "live"
+    settings = await host.call("GET", f"/account/apps/{app}/settings")
+    assert settings["auth"]["url"] == "/keys"
+    assert await machine.page(app) == "first"
+    found = [read_release_manifest(release) for release in machine.folder.glob("releases/*/live/dep_*")]
+    assert [manifest.overlap for manifest in found if manifest is not None] == [False] * 3

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.deploys.manifest import MAX_BYTES, ManifestError
 from tests.support.sandbox import Room
 from workers.builds import source
 from workers.builds.source import DeployError, check_git
@@ -249,3 +250,25 @@ async def test_http_errors_are_reported(room: Room, answer: Any, reason: str) ->
         await clone(room, f"http://me:hidden-one@127.0.0.1:{port}/a.git")
     assert reason in str(failure.value)
     assert "hidden" not in f"{failure.value} {room.lines}"
+
+
+def test_only_a_plain_file_is_read_as_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    manifest, secret = tmp_path / "source" / "capsule.toml", tmp_path / "secret"
+    assert source.read_manifest(tmp_path, None) is None
+    manifest.write_text("x" * (2 * MAX_BYTES))
+    assert source.read_manifest(tmp_path, None) == b"x" * (MAX_BYTES + 1)
+    with pytest.raises(ManifestError):  # another user's
+        source.read_manifest(tmp_path, os.geteuid() + 1)
+    manifest.unlink()
+    secret.write_text("the worker's own file")
+    places: list[Callable[[], object]] = [
+        lambda: manifest.symlink_to(secret),
+        lambda: manifest.mkdir(),
+        lambda: os.mkfifo(manifest),
+    ]
+    for place in places:
+        place()
+        with pytest.raises(ManifestError, match=r"^capsule.toml, line 1: must be a plain file"):
+            source.read_manifest(tmp_path, None)
+        (manifest.rmdir if manifest.is_dir() and not manifest.is_symlink() else manifest.unlink)()

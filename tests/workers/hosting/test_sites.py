@@ -24,6 +24,7 @@ from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
 from tests.support.sites_process import Sites
 from workers.hosting import caddy
+from workers.hosting.watchdog import read_state
 
 APP = """
 const born = Date.now()
@@ -218,3 +219,27 @@ async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Sites, Sites], hosting
     await again.wait_until_serving()
     assert caddy.read_process(hosting.folder) != server
     assert (await hosting.ask("/")).body == b"files"
+
+
+async def test_an_app_sleeps_as_its_plan_says_and_wakes_after_a_kill_of_its_worker(
+    pair: tuple[Sites, Sites], hosting: Hosting, redis_url: str
+) -> None:
+    store = Store(redis_url)
+    registry = Registry(store, Vault(""))
+    account, _ = await registry.create_account("A", "starter")
+    await registry.put_app(App(id="live", name="live", account=account.id, createdAt=""), None)
+    for worker in pair:
+        worker.environment["GATEWAY_APP_SLEEP"] = "starter=1"
+    worker, standby = pair
+    worker.start()
+    await worker.wait_until_serving()
+    first = await app_birth(hosting)
+    await wait_until(lambda: read_state(hosting.folder, "dep_2").asleep, 20)
+    worker.kill()
+    waiting = asyncio.create_task(hosting.ask("/", host="live.apps.test"))
+    await asyncio.sleep(0.5)
+    standby.start()
+    said = await waiting
+    assert said.status == 200
+    assert int(said.body) > first
+    await store.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import itertools
 import os
 import secrets
@@ -12,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -21,38 +19,12 @@ from gateway.deploys.runtime_log import FORMER
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import wait_until
-from tests.support.sandbox import checked_sandbox, marked
-from workers.hosting import watchdog
+from tests.support.sandbox import marked
+from tests.support.watched_apps import USERS, Watch, watching
 from workers.hosting.environment import write_environment
-from workers.hosting.watchdog import LIMITS, AppState, Watchdog, output_path, read_state
+from workers.hosting.watchdog import LIMITS, AppState, output_path
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.sandbox import MIB
-
-USERS = range(61_184, 61_200)  # not used by workers, because other tests may run at the same time
-# It answers with the name of its release. Some paths end it.
-SERVER = """
-const fs = require('fs'), http = require('http'), { PORT, HOST, HOME } = process.env
-const born = Math.random()
-const answers = {
-  '/who': () => JSON.stringify({ uid: process.getuid?.(), pid: process.pid, home: HOME, cwd: process.cwd() }),
-  '/write': () => { fs.writeFileSync(HOME + '/note', 'x'); return 'kept' },
-  '/deface': () => { fs.writeFileSync('index.html', 'x'); return 'done' },
-  '/born': () => String(born),
-  '/neighbours': () => JSON.stringify(fs.readdirSync(HOME + '/..').filter(name => !name.endsWith('.scratch'))),
-  '/releases': () => JSON.stringify(fs.readdirSync('../../../..')),
-  '/exit': () => process.exit(3),
-  '/kill': () => process.kill(process.pid, 'SIGKILL'),
-  '/eat': () => { const all = []; for (;;) all.push(Buffer.alloc(1 << 24, 1)) },
-}
-const server = http.createServer((request, response) => {
-  if (request.url === '/slow') return setTimeout(() => response.end('slow'), 700)
-  try { response.end((answers[request.url] ?? (() => 'release ' + fs.readFileSync('name')))()) }
-  catch (error) { response.writeHead(500).end(error.code) }
-})
-process.on('SIGTERM', () => { server.close(() => process.exit(0)); server.closeIdleConnections() })
-console.log('starting')
-server.listen(PORT, HOST)
-"""
 
 
 @pytest.fixture
@@ -61,82 +33,10 @@ def hosting() -> Iterator[Hosting]:
         yield Hosting(folder)
 
 
-class Watch:
-    """A running watchdog, and its reports."""
-
-    def __init__(self, hosting: Hosting) -> None:
-        self.hosting = hosting
-        self.crashes: list[tuple[str, str, int | None]] = []
-        self.last_lines: list[str] = []  # of the output before the last crash
-        self.limits = LIMITS
-        self.vault: Vault | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def crashed(self, app: str, reason: str, code: int | None, lines: list[str]) -> None:
-        self.crashes.append((app, reason, code))
-        self.last_lines = lines
-
-    def start(self) -> None:
-        if self._task is not None:
-            return
-        sandbox = checked_sandbox(USERS, self.hosting.folder)
-        self._task = asyncio.create_task(
-            Watchdog(self.hosting.folder, sandbox, self.crashed, self.limits, self.vault).run()
-        )
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-
-    def build(self, deploy_id: str, start: str = "node server.js", **which: str) -> None:
-        deploy = self.hosting.deploy(deploy_id, **which)  # type: ignore[arg-type]
-        site = self.hosting.build(deploy, {"server.js": SERVER, "name": deploy_id, "index.html": "mine"}, start)
-        self.hosting.releases.run(site.release(deploy_id))
-
-    def publish(self, deploy_id: str, start: str = "node server.js", **which: str) -> None:
-        self.build(deploy_id, start, **which)
-        self.hosting.releases.site(self.hosting.deploy(deploy_id, **which)).swap(deploy_id)  # type: ignore[arg-type]
-
-    def state(self, deploy_id: str) -> AppState:
-        return read_state(self.hosting.folder, deploy_id)
-
-    async def ask(self, deploy_id: str, path: str = "/") -> str:
-        """Requests a path once the app listens."""
-        async with asyncio.timeout(20):
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    return await self.get(deploy_id, path)
-                await asyncio.sleep(0.02)
-
-    async def get(self, deploy_id: str, path: str) -> str:
-        connector = aiohttp.UnixConnector(self.state(deploy_id).socket)
-        async with (
-            aiohttp.ClientSession(connector=connector) as client,
-            client.get(f"http://localhost{path}") as answer,
-        ):
-            return await answer.text()
-
-    async def end(self, deploy_id: str, path: str) -> None:
-        await self.ask(deploy_id)
-        with contextlib.suppress(aiohttp.ClientError):
-            await self.get(deploy_id, path)
-
-
 @pytest_asyncio.fixture
 async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
-    monkeypatch.setattr(watchdog, "FIRST_PAUSE_SECONDS", 0.1)
-    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.05)
-    watch = Watch(hosting)
-    yield watch
-    watch.start()
-    for link in hosting.releases.running.iterdir():
-        if link.is_symlink():
-            link.unlink()
-    await wait_until(lambda: not [*hosting.releases.running.iterdir()], 20)
-    await watch.stop()
+    async with watching(hosting, monkeypatch) as watch:
+        yield watch
 
 
 async def test_an_app_runs_alone(watch: Watch) -> None:

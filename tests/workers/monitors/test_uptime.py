@@ -30,6 +30,7 @@ from tests.support.redis_servers import cluster, free_port
 from tests.support.worker_process import Queue
 from workers.monitors import inspection_loop, uptime
 from workers.monitors.uptime import Uptime, probe
+from workers.sandbox.relay import MONITOR
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -313,6 +314,7 @@ async def test_each_probe_uses_a_new_connection(http: Client) -> None:
         for _ in range(3):
             assert await probe(http, site.url(), 1) == ""
         assert len({exchange.connection for exchange in site.got()}) == 3
+        assert {exchange.header("user-agent") for exchange in site.got()} == {MONITOR}
 
 
 async def test_the_reasons_why_a_probe_fails(http: Client, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ async def test_no_service_of_this_machine_can_be_reached(room: Room, redis: Redi
     # This holds even for a port that the sandbox may reach elsewhere.
     for connect in ([443], [redis.port]):
         assert (await room.run(script, connect=connect)).ok, room.lines
-        assert room.lines == []
+        assert [line for line in room.lines if not line.startswith("Network: ")] == []
     with redis.client() as client:
         assert client.ping()
 
@@ -187,7 +187,7 @@ async def echo() -> AsyncIterator[int]:
         writer.write(await reader.read())
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(answer, "0.0.0.0", 0) as server:
         yield server.sockets[0].getsockname()[1]
 
 
@@ -208,6 +208,57 @@ async def test_an_allowed_connection_carries_all_bytes(room: Room, echo: int) ->
     (room.folder / "ask.py").chmod(0o644)
     assert (await room.run("exec /usr/bin/python3 ask.py", connect=[echo], hosts=["127.0.0.1"])).ok, room.lines
     assert room.lines == ["3000000"]
+
+
+REACH = """
+import socket, sys
+for address in sys.argv[1:]:
+    host, port = address.split(":")
+    try:
+        with socket.create_connection((host, int(port)), 10) as connection:
+            connection.sendall(b"x")
+            connection.shutdown(socket.SHUT_WR)
+            print(address, connection.recv(1), flush=True)
+    except OSError:
+        pass
+"""
+
+
+async def test_an_endpoint_is_reached_by_its_name_and_port_alone(room: Room, echo: int) -> None:
+    name = socket.gethostname()
+    address = socket.gethostbyname(name)
+    async with await asyncio.start_server(lambda *_: None, address, 0) as other:
+        closed = other.sockets[0].getsockname()[1]
+        (room.folder / "reach.py").write_text(REACH)
+        (room.folder / "reach.py").chmod(0o644)
+        wanted = [f"{name}:{echo}", f"{name.upper()}:{echo}", f"{name}:{closed}", f"{name}:443", f"{name}:6379"]
+        wanted += [f"{own}:{port}" for own in (address, *own_addresses()) for port in (echo, closed)]
+        wanted += [f"127.64.0.{last}:{port}" for last in (2, 3) for port in (echo, closed, 443)]
+        command = room.command(
+            f"exec /usr/bin/python3 reach.py {' '.join(wanted)}",
+            SandboxLimits(seconds=60),
+            connect=[443, closed],
+            endpoints=[(name, echo)],
+        )
+        assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok, room.lines
+    answers = [line for line in room.lines if not line.startswith("Network: ")]
+    assert answers == [f"{name}:{echo} b'x'", f"{name.upper()}:{echo} b'x'"]
+    assert f"Network: could not connect to {name}:443: this address is not public" in room.lines
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", *own_addresses()])
+async def test_an_endpoint_may_be_an_address(room: Room, echo: int, address: str) -> None:
+    (room.folder / "reach.py").write_text(REACH)
+    (room.folder / "reach.py").chmod(0o644)
+    command = room.command(
+        f"exec /usr/bin/python3 reach.py {address}:{echo} {address}:443 {address}:{echo + 1}",
+        SandboxLimits(seconds=60),
+        connect=[443],
+        endpoints=[(address, echo)],
+    )
+    assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok, room.lines
+    assert room.lines[0] == f"{address}:{echo} b'x'"
+    assert len([line for line in room.lines if not line.startswith("Network: ")]) == 1
 
 
 async def test_one_sandbox_does_not_reach_another(room: Room) -> None:
@@ -260,7 +311,9 @@ async def test_only_public_addresses_of_names_are_returned(
     answers: asyncio.Queue[bytes] = asyncio.Queue()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         own.bind(("127.0.0.1", 0))
-        transport, _ = await loop.create_datagram_endpoint(network.Resolver, sock=own.dup())
+        transport, _ = await loop.create_datagram_endpoint(
+            lambda: network.Resolver(network.Egress([]).look_up), sock=own.dup()
+        )
         client, _ = await loop.create_datagram_endpoint(
             lambda: Receiver(answers), remote_addr=("127.0.0.1", own.getsockname()[1])
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.polling import wait_until
+from workers.hosting.sleep import Idle, ask_relay, until_readable
 from workers.sandbox import relay
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -20,7 +21,8 @@ class App:
     """An app that answers a connection when its test says so."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.connections = path, list[Talk]()
+        self.path, self.control = path, path.with_name("control")
+        self.connections = list[Talk]()
 
     async def ask(self) -> Talk:
         reader, writer = await asyncio.open_unix_connection(self.path)
@@ -38,21 +40,26 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Running:
 
     @contextlib.asynccontextmanager
     async def running() -> AsyncIterator[App]:
-        app, listener = App(tmp_path / "sock"), socket.socket(socket.AF_UNIX)
-        listener.bind(str(app.path))
-        listener.listen(10)
+        app = App(tmp_path / "sock")
+        listener, control = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+        for each, path in ((listener, app.path), (control, app.control)):
+            each.bind(str(path))
+            each.listen(10)
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             app.connections.append((reader, writer))
 
         async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
-            relaying = asyncio.create_task(relay.relay(listener, server.sockets[0].getsockname()[1]))
+            port = server.sockets[0].getsockname()[1]
+            relaying = asyncio.create_task(relay.relay(port, listener, control))
             yield app
             for _, writer in app.connections:
                 writer.close()
             await wait_until(lambda: asyncio.all_tasks() <= {relaying, asyncio.current_task()})
             relaying.cancel()
             await asyncio.gather(relaying, return_exceptions=True)
+            listener.close()
+            control.close()
 
     return running
 
@@ -104,3 +111,77 @@ async def test_a_connection_without_progress_ends(app: Running, monkeypatch: pyt
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(from_app.read(), 5) == REQUEST
         writer.close()
+
+
+# -- sleep ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_app_gives_its_listener_away_until_the_worker_leaves(app: Running) -> None:
+    async with app() as running:
+        _, visitor = await running.ask()
+        await running.has(1)
+        left = await ask_relay(running.control, 0.5)
+        assert left == 0.5, "a request is in progress"
+        running.connections[0][1].close()
+        visitor.close()
+        await wait_until(lambda: ask_relay(running.control, 30), holds=lambda left: 29 < left < 30)
+        await asyncio.sleep(0.3)
+        idle = await ask_relay(running.control, 0.2)
+        assert isinstance(idle, Idle)
+        assert idle.listener.getsockname() == str(running.path)
+        _, late = await running.ask()
+        await until_readable(idle.listener)
+        assert len(running.connections) == 1, "the relay accepts no connection"
+        idle.listener.close()
+        idle.relay.close()
+        await running.has(2)
+        late.close()
+
+
+async def test_requests_of_monitors_are_not_counted(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "REQUEST", REQUEST[:-2] + b"user-agent: capsule-uptime\r\n\r\n")
+    async with app() as running:
+        await asyncio.sleep(0.3)
+        _, visitor = await running.ask()
+        await running.has(1)
+        assert await ask_relay(running.control, 0.2) == 0, "it is idle, but its answer must not be cut"
+        running.connections[0][1].close()
+        visitor.close()
+        idle = await wait_until(lambda: ask_relay(running.control, 0.2), holds=lambda idle: isinstance(idle, Idle))
+        idle.listener.close()
+        idle.relay.close()
+
+
+async def test_requests_wait_until_an_app_that_starts_listens(tmp_path: Path) -> None:
+    listener, control = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    for each, name in ((listener, "sock"), (control, "control")):
+        each.bind(str(tmp_path / name))
+        each.listen(10)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    relaying = asyncio.create_task(relay.relay(port, listener, control))
+    visitors = [await asyncio.open_unix_connection(tmp_path / "sock") for _ in range(5)]
+    for _, writer in visitors:
+        writer.write(REQUEST)
+    await asyncio.sleep(0.3)
+    answered = list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answered.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        for reader, writer in visitors:
+            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 204 ")
+            writer.close()
+    assert answered == [REQUEST] * 5
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "sock")
+    writer.write(REQUEST)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(), 5) == b"", "an app that has listened before is not waited for"
+    writer.close()
+    relaying.cancel()
+    await asyncio.gather(relaying, return_exceptions=True)
+    listener.close()
+    control.close()

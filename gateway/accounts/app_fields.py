@@ -1,0 +1,64 @@
+"""Checks the fields of an app's record that account holders set, through the API or in an app's manifest."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from gateway.accounts.records import SLUG, Auth, BackendAuth, Build, JwksAuth, SecretAuth
+from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.bounds import SigningSecret
+from gateway.errors import RequestMalformed
+from gateway.outbound import addresses
+
+SECRET_BYTES = 32
+OWN_ADDRESS = "https://app.example.com"  # stands for the address of an app
+
+
+class NewSecretAuth(SecretAuth, frozen=True, tag="secret"):
+    """The auth of a request, with the plain secret. The record holds it encrypted."""
+
+    secret: SigningSecret
+
+
+NewAuth = JwksAuth | NewSecretAuth | BackendAuth
+
+
+def check_name(name: str) -> None:
+    """Raises RequestMalformed unless the name is a DNS label."""
+    if not SLUG.fullmatch(name):
+        raise RequestMalformed(
+            "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
+        )
+
+
+def check_auth(auth: NewAuth, vault: Vault, *, allow_private: bool) -> Auth:
+    """Returns the auth to store, with its secret encrypted. Raises RequestMalformed."""
+    if isinstance(auth, NewSecretAuth):
+        if len(auth.secret.encode()) < SECRET_BYTES:
+            raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
+        try:
+            return SecretAuth(vault.seal(auth.secret), auth.issuer, auth.audience, auth.userClaim)
+        except NoEncryptionKey as error:
+            raise RequestMalformed(f"auth.secret: {error}.") from None
+    if isinstance(auth, BackendAuth) or auth.url:
+        if auth.url.startswith("//"):
+            raise RequestMalformed("auth.url: begin a path at the app's own address with one slash.")
+        url = f"{OWN_ADDRESS}{auth.url}" if auth.url.startswith("/") else auth.url
+        try:
+            addresses.check_url(url, allow_private=allow_private)
+        except (addresses.BlockedAddress, ValueError) as error:
+            raise RequestMalformed(f"auth.url: {error}") from None
+    return auth
+
+
+def check_build(build: Build | None) -> Build | None:
+    """Returns the build unchanged. Raises RequestMalformed."""
+    if build is None:
+        return None
+    output = PurePosixPath(build.output)
+    if output.is_absolute() or ".." in output.parts or "\0" in build.output:
+        raise RequestMalformed("build.output: name a folder inside the source, such as dist, without '..'.")
+    for field, command in (("command", build.command), ("start", build.start)):
+        if command is not None and "\0" in command:
+            raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
+    return build

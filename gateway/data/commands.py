@@ -1,0 +1,139 @@
+"""Commands to the host that has the data of an app: make a snapshot, restore one, clear the data.
+
+A command is a record that its host finds within a second (`workers/hosting/data_agent.py`). The host removes the
+command together with writing its answer, so a host that is restarted carries it out again: every action can be
+repeated. A host ignores and removes a command after its end, when nobody waits for the answer any longer.
+
+Failure policy: a command without an answer fails with DataUnavailable. Then the host may still carry it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from gateway.accounts.records import App
+from gateway.data.keys import answer_key, commands_key
+from gateway.data.records import DataRecords, Reason, Snapshot
+from gateway.errors import StorageUnavailable
+from gateway.ids import new_id
+from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag
+
+MAX_COMMANDS = 1_000  # of a partition
+KEPT_SECONDS = 7 * 86_400
+ANSWER_SECONDS = 3_600
+POLL_SECONDS = 0.2  # between looks for the answer
+
+Action = Literal["snapshot", "restore", "undo", "confirm", "clear", "forget"]
+
+
+class DataUnavailable(StorageUnavailable):
+    """No host has answered for an app's data."""
+
+    message = "The host with the app's data does not answer; try again shortly."
+
+
+class DataCommand(msgspec.Struct, frozen=True, omit_defaults=True):
+    id: str
+    account: str
+    app: str  # id
+    action: Action
+    ends: float  # seconds since the epoch
+    reason: Reason = "manual"  # of the snapshot that the action makes
+    deploy: str = ""  # the deploy that the action belongs to
+    source: str = ""  # for `restore`: the key of the snapshot; for `forget`: the record of the deletion
+
+
+class DataAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`error` is for account holders. Without a snapshot and an error, the app has no data."""
+
+    snapshot: Snapshot | None = None
+    error: str = ""
+    notes: list[str] = []  # what the snapshot lacks
+
+
+class DataCommands:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # -- for those who send commands -------------------------------------------------------------------------
+
+    async def run(
+        self,
+        account: str,
+        app: str,
+        action: Action,
+        seconds: float,
+        *,
+        reason: Reason = "manual",
+        deploy: str = "",
+        source: str = "",
+    ) -> DataAnswer:
+        """Sends a command and waits for its answer. Raises DataUnavailable and BackboneUnavailable."""
+        command = DataCommand(new_id("dat"), account, app, action, time.time() + seconds, reason, deploy, source)
+        await self.send(command)
+        return await self._wait(lambda: self._read_answer(command), seconds)
+
+    async def run_for_deploy(
+        self, account: str, app: str, action: Action, seconds: float, *, deploy: str, source: str = ""
+    ) -> DataAnswer:
+        """Does the same for a step of a deploy, and waits for Redis if necessary. Raises DataUnavailable.
+
+        An `undo` is carried out even if it has no answer by then, and is sent without waiting if `seconds` is 0.
+        """
+        reason: Reason = "restore" if action == "restore" else "deploy"
+        ends = time.time() + (KEPT_SECONDS if action == "undo" else seconds)
+        command = DataCommand(new_id("dat"), account, app, action, ends, reason, deploy, source)
+        await until_redis_answers(lambda: self.send(command))
+        return await self._wait(lambda: until_redis_answers(lambda: self._read_answer(command)), seconds)
+
+    async def _wait(self, read: Callable[[], Awaitable[DataAnswer | None]], seconds: float) -> DataAnswer:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            if (answer := await read()) is not None:
+                return answer
+            await asyncio.sleep(POLL_SECONDS)
+        raise DataUnavailable
+
+    async def _read_answer(self, command: DataCommand) -> DataAnswer | None:
+        record = await self._store.get(answer_key(command.account, command.id))
+        return msgspec.json.decode(record, type=DataAnswer) if record else None
+
+    async def send(self, command: DataCommand) -> None:
+        """Raises DataUnavailable while too many commands wait."""
+        key = commands_key(partition_tag(command.account))
+        if await self._store.client.hlen(key) >= MAX_COMMANDS:
+            raise DataUnavailable
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            pipe.hset(key, command.id, msgspec.json.encode(command).decode())
+            pipe.expire(key, KEPT_SECONDS)
+            await pipe.execute()
+
+    async def forget_app(self, app: App, records: DataRecords) -> None:
+        """Keeps the data of an app that is being deleted. Its host removes them later, even if it is away now."""
+        record_id = new_id("del")
+        if await records.move_to_deleted(app, record_id):
+            ends = time.time() + KEPT_SECONDS
+            await self.send(
+                DataCommand(new_id("dat"), app.account, app.id, "forget", ends, reason="clear", source=record_id)
+            )
+
+    # -- for hosts -------------------------------------------------------------------------------------------
+
+    async def list_commands(self) -> list[DataCommand]:
+        """Returns the commands to all hosts, oldest first."""
+        found = await self._store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hvals(commands_key(tag)))
+        commands = [msgspec.json.decode(record, type=DataCommand) for records in found for record in records]
+        return sorted(commands, key=lambda command: command.id)
+
+    async def answer(self, command: DataCommand, answer: DataAnswer) -> None:
+        """Writes the answer, and removes the command."""
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            pipe.set(answer_key(command.account, command.id), msgspec.json.encode(answer).decode(), ex=ANSWER_SECONDS)
+            pipe.hdel(commands_key(partition_tag(command.account)), command.id)
+            await pipe.execute()

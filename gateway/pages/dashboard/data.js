@@ -1,0 +1,83 @@
+// The card with the data of an app's start command: how full, and snapshots.
+
+import { h } from "/pages/dom.js";
+import { capital, megabytes, moment } from "/pages/format.js";
+import { call, get } from "./api.js";
+import { action, announce, badge, card, confirmAction, empty, redraw, refusal, table } from "./parts.js";
+
+const PATIENCE = 600_000; // ms for the app's host, which copies all data
+const STATES = {
+  running: ["In use", "good"],
+  asleep: ["The app sleeps", ""],
+  restoring: ["Being replaced", "warn"],
+  full: ["Full", "bad"],
+};
+
+// Returns the card, and a function that brings it up to date.
+export function dataCard(at) {
+  const body = h("div", { class: "stack" });
+  const line = refusal();
+  const element = card("Data", body);
+
+  const refresh = async (app, signal) => {
+    const data = await get(`${at}/data`, signal);
+    const known = data.state !== "none" || data.snapshots.length > 0;
+    if (app) element.hidden = !known && !app.build?.start; // an app without a server has no data
+    redraw(body, data, () => (known ? shown(data) : none()));
+  };
+
+  const make = action("Make a snapshot", { class: "main", "data-focus": "make" }, line, async () => {
+    const made = await call("POST", `${at}/data/snapshots`, { deadline: PATIENCE });
+    await refresh();
+    announce(`Made a snapshot of ${megabytes(made.bytes)}.`);
+  });
+  const clear = action("Clear", { class: "danger", "data-focus": "clear" }, line, async (button) => {
+    const loss = "The app starts again with an empty folder. Its present data are kept as a snapshot first.";
+    if (!(await confirmAction("Clear all data?", loss, "Clear"))) return button.focus();
+    await call("DELETE", `${at}/data`, { deadline: PATIENCE });
+    await refresh();
+    announce("Cleared the data.");
+    button.focus();
+  });
+  const restore = ({ id, at: made }) => {
+    const label = { "aria-label": `Restore ${id}`, "data-focus": `restore-${id}` };
+    return action("Restore", label, line, async (button) => {
+      const loss = `The app gets the data of ${new Date(made).toLocaleString()}. Its present data are kept as a snapshot first.`;
+      const sure = await confirmAction("Restore this snapshot?", loss, "Restore", { keep: "Cancel", tone: "main" });
+      if (!sure) return button.focus();
+      const { deployId } = await call("POST", `${at}/data/restore`, { body: { snapshotId: id } });
+      announce("Queued a deploy on the restored data.");
+      location.hash = `#/deploys/${deployId}`;
+    });
+  };
+
+  const shown = ({ usedBytes, limitBytes, state, problem, snapshots }) => [
+    h(
+      "p",
+      { class: "row" },
+      h("meter", { min: 0, max: limitBytes, high: limitBytes * 0.8, value: usedBytes, "aria-label": "Data" }),
+      `${megabytes(usedBytes)} of ${megabytes(limitBytes)}`,
+      STATES[state] && badge(...STATES[state]),
+    ),
+    problem && h("p", { class: "refusal" }, problem),
+    line,
+    h("div", { class: "row" }, make, clear),
+    snapshots.length ? table("Snapshots", columns(), snapshots) : h("p", { class: "quiet" }, "No snapshots yet."),
+  ];
+
+  const columns = () => ({
+    Snapshot: ({ at: made }) => moment(made),
+    Reason: ({ reason, deployId }) =>
+      deployId ? h("a", { href: `#/deploys/${deployId}` }, `Before a ${reason}`) : capital(reason),
+    Size: ({ bytes }) => megabytes(bytes),
+    "": (snapshot) => [
+      h("a", { href: `${at}/data/snapshots/${snapshot.id}`, download: true, "aria-label": `Download ${snapshot.id}` }, "Download"),
+      " ",
+      restore(snapshot),
+    ],
+  });
+
+  return { card: element, refresh };
+}
+
+const none = () => empty("No data yet", "The files that the start command writes to DATA_DIR outlive its deploys.");

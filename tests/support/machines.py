@@ -1,0 +1,83 @@
+"""Several hosts on one Redis and one storage. Each has its own data folder and processes."""
+
+import asyncio
+import contextlib
+from typing import Self
+
+import httpx
+
+from tests.support.accounts import DOMAIN
+from tests.support.deployment import Host
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.worker_process import Worker
+
+# Short intervals, so that no test waits long for a takeover.
+QUICK: dict[str, float] = {
+    "gateway.storage.LONGEST_PAUSE_SECONDS": 0.5,
+    "workers.builds.schedule.LEASE_MS": 6_000,
+    "workers.builds.schedule.POLL_SECONDS": 0.1,
+    "workers.builds.shared.POLL_SECONDS": 0.05,
+    "workers.hosting.host_agent.POLL_SECONDS": 0.05,
+    "workers.hosting.records.HOST_LIFETIME_SECONDS": 4.0,
+    "workers.hosting.host_agent.RENEWAL_SECONDS": 0.5,
+    "workers.hosting.host_agent.PAUSED_SECONDS": 3.0,
+    "workers.hosting.host_agent.RESYNC_SECONDS": 1.0,
+    "workers.hosting.host_agent.TIDY_SECONDS": 0.5,
+    "workers.hosting.leases.RENEWAL_SECONDS": 0.3,
+    "workers.hosting.leases.LEASE_SECONDS": 4.0,
+    "workers.hosting.leases.TAKEOVER_SECONDS": 6.0,
+    "workers.hosting.leases.STEADY_SECONDS": 1.0,
+    "workers.hosting.leases.PRESENT_SECONDS": 2.0,
+    "workers.hosting.ownership.TURN_SECONDS": 1.0,
+    "workers.hosting.ownership.CHECK_SECONDS": 0.2,
+    "workers.hosting.ownership.EXISTS_SECONDS": 1.0,
+}
+
+
+class Machine:
+    """A host: its data folder, its port and its worker."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.host, self.folder, self.port = host, host.gateway.folder / name, free_port()
+        self.worker: Worker | None = None
+
+    async def start(self, *names: str, **settings: str) -> Self:
+        settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
+        self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
+        if "sites" in names:
+            await wait_until(lambda: "sites.serving" in self.worker.log, 60)
+        return self
+
+    async def ask(self, app: str, method: str = "GET", path: str = "/", **headers: str) -> httpx.Response | None:
+        """Sends a request to this host. Returns None if no response came."""
+        with contextlib.suppress(httpx.TransportError):
+            headers = {"Host": f"{app}.{DOMAIN}", **headers}
+            return await self.host.web.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers)
+        return None
+
+    async def page(self, app: str) -> str:
+        answer = await self.ask(app)
+        if answer is None:
+            return ""
+        return answer.text.strip() if answer.status_code == 200 else str(answer.status_code)
+
+
+async def until_served(machines: list[Machine], app: str, text: str, timeout: float = 10) -> None:
+    async def served() -> bool:
+        return [await machine.page(app) for machine in machines] == [text] * len(machines)
+
+    await wait_until(served, timeout)
+
+
+async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
+    """Starts hosts that serve, and one that builds."""
+    builder = Machine(host, "builder").start("deploys", **settings)
+    return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
+
+
+async def live(host: Host, app: str, files: dict[str, str]) -> str:
+    """Publishes the files, and waits until they are live."""
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "live", (deploy, [worker.log[-3000:] for worker in host.workers])
+    return deploy["id"]

@@ -1,0 +1,328 @@
+"""The data of apps in the real sandbox: who sees and who can read them, and how large they may be."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, Hosting
+from tests.support.polling import wait_until
+from tests.support.sandbox import ORDINARY, ROOT, as_ordinary_user, checked_sandbox
+from workers.hosting import data as data_module
+from workers.hosting import watchdog
+from workers.hosting.data import AppData, DataHeld, give_files
+from workers.hosting.processes import is_running
+from workers.hosting.watchdog import Watchdog, output_path, read_state
+from workers.sandbox.sandbox import MIB, Sandbox
+
+USERS = range(61_200 - 4, 61_200)  # few, so that they are used again
+# Prints what a shell command says, and then runs until it is stopped.
+RUN = "{} 2>&1; echo done; exec sleep 1000"
+
+
+class Apps:
+    """A watchdog, and apps that are shell commands."""
+
+    def __init__(self, hosting: Hosting, sandbox: Sandbox) -> None:
+        self.hosting, self.sandbox = hosting, sandbox
+        self.crashes: list[tuple[str, str, int | None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def _crashed(self, app: str, reason: str, code: int | None, lines: list[str]) -> None:
+        self.crashes.append((app, reason, code))
+
+    def start(self) -> None:
+        run = Watchdog(self.hosting.folder, self.sandbox, self._crashed, first_data_limit=4 * MIB).run()
+        self._task = asyncio.create_task(run)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def run(self, deploy_id: str, command: str, **which: str) -> list[str]:
+        """Runs a release with the command. Returns its output once the command has ended."""
+        self.publish(deploy_id, RUN.format(command), **which)
+        return await self.output(deploy_id)
+
+    def publish(self, deploy_id: str, start: str, **which: str) -> None:
+        deploy = self.hosting.deploy(deploy_id, **which)  # type: ignore[arg-type]
+        site = self.hosting.build(deploy, {"index.html": "page"}, start)
+        site.swap(deploy_id)
+        self.hosting.releases.run(site.release(deploy_id))
+
+    async def output(self, deploy_id: str) -> list[str]:
+        path = output_path(self.hosting.folder, deploy_id)
+
+        def lines() -> list[str]:
+            return path.read_text().splitlines() if path.exists() else []
+
+        await wait_until(lambda: "done" in lines(), 20)
+        return lines()[:-1]
+
+    async def end(self, deploy_id: str) -> None:
+        self.hosting.releases.stop(deploy_id)
+        await wait_until(lambda: not [*self.hosting.releases.running.glob(f"{deploy_id}*")], 20)
+
+    def data(self, app_id: str = "shop") -> AppData:
+        return AppData(self.hosting.folder, app_id)
+
+
+@pytest.fixture
+def hosting() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        yield Hosting(folder)
+
+
+@pytest_asyncio.fixture(params=["sandboxed", "trusted"])
+async def each_apps(
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[Apps]:
+    async with running_apps(hosting, monkeypatch, trusted=request.param == "trusted") as apps:
+        yield apps
+
+
+@pytest_asyncio.fixture
+async def apps(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Apps]:
+    async with running_apps(hosting, monkeypatch) as apps:
+        yield apps
+
+
+@contextlib.asynccontextmanager
+async def running_apps(
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch, *, trusted: bool = False
+) -> AsyncIterator[Apps]:
+    monkeypatch.setattr(watchdog, "FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.05)
+    apps = Apps(hosting, checked_sandbox(USERS, hosting.folder, trusted=trusted, development=trusted))
+    apps.start()
+    yield apps
+    for link in hosting.releases.running.iterdir():
+        if link.is_symlink():
+            link.unlink()
+    await wait_until(lambda: not [*hosting.releases.running.iterdir()], 20)
+    await apps.stop()
+
+
+@contextlib.contextmanager
+def reserved_user(sandbox: Sandbox, wanted: int) -> Iterator[None]:
+    """Reserves one user, as the only one."""
+    with contextlib.ExitStack() as others:
+        while True:
+            reservation = sandbox.reserve_user()
+            if reservation.__enter__() == wanted:
+                break
+            others.push(reservation.__exit__)
+    yield
+    reservation.__exit__(None, None, None)
+
+
+def test_everything_again_without_root() -> None:
+    """Apps cannot reach each other's data either if all have the same user."""
+    if "CAPSULE_AGAIN" in os.environ or not ROOT:
+        return
+    with passable_folder() as temporary:
+        (temporary / "shown").mkdir()
+        (temporary / "own").mkdir()
+        os.chown(temporary / "own", ORDINARY, ORDINARY)
+        own = {"CAPSULE_AGAIN": "1", "PYTHONDONTWRITEBYTECODE": "1", "SHOWN": str(temporary / "shown")}
+        ended = subprocess.run(
+            as_ordinary_user([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]),
+            env={**os.environ, **own, "HOME": str(temporary / "own"), "TMPDIR": str(temporary / "own")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert ended.returncode == 0, ended.stdout[-8_000:] + ended.stderr[-2_000:]
+
+
+async def test_data_outlive_the_command_its_release_and_the_watchdog(each_apps: Apps) -> None:
+    apps = each_apps
+    assert await apps.run("dep_1", "ls $DATA_DIR; echo one > $DATA_DIR/note") == []
+    await apps.stop()
+    apps.start()
+    assert await apps.run("dep_2", "cat $DATA_DIR/note; echo two >> $DATA_DIR/note") == ["one"], "both run"
+    await apps.end("dep_1")
+    await apps.end("dep_2")
+    assert await apps.run("dep_3", "cat $DATA_DIR/note") == ["one", "two"]
+    assert apps.crashes == []
+
+
+async def test_a_preview_has_an_empty_folder_of_its_own(each_apps: Apps) -> None:
+    apps = each_apps
+    await apps.run("dep_1", "echo mine > $DATA_DIR/note")
+    assert await apps.run("dep_2", "ls $DATA_DIR; echo > $DATA_DIR/x", kind="preview") == []
+    assert os.listdir(apps.data().files) == ["note"]
+    await apps.end("dep_2")
+    assert await apps.run("dep_3", "ls $DATA_DIR", kind="preview") == []
+
+
+async def test_no_other_app_can_reach_the_files(apps: Apps) -> None:
+    await apps.run("dep_1", "echo mine > $DATA_DIR/note; chmod 777 $DATA_DIR $DATA_DIR/note")
+    files = apps.data().files
+    [listed, read, written] = await apps.run(
+        "dep_2", f"ls {files}; cat {files}/note; echo x >> {files}/note", app_id="other"
+    )
+    assert all("No such file" in line or "nonexistent" in line for line in (listed, read, written))
+    assert (files / "note").read_text() == "mine\n"
+    beside = await apps.run("dep_3", "ls $DATA_DIR/..; echo x > $DATA_DIR/../limit", app_id="third")
+    assert beside[0] == "files"
+    assert apps.data("third").limit == 4 * MIB
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can change users")
+async def test_the_processes_of_an_app_share_a_user_that_no_other_app_has(apps: Apps) -> None:
+    uids = [
+        await apps.run(deploy_id, "id -u; umask 077; touch $DATA_DIR/$$", app_id=app_id)
+        for deploy_id, app_id in (("dep_1", "shop"), ("dep_2", "shop"), ("dep_3", "other"))
+    ]
+    assert uids[0] == uids[1] != uids[2]
+    assert all(int(uid) in USERS for [uid] in uids)
+    files = apps.data().files
+    assert files.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_uid for path in (files, *files.iterdir())} == {int(uids[0][0])}
+    await apps.end("dep_1")
+    await apps.end("dep_2")
+    assert await apps.run("dep_4", "id -u") == uids[0], "also after it was stopped"
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can change users")
+async def test_files_change_their_owner_when_another_app_has_the_user(apps: Apps, hosting: Hosting) -> None:
+    target = hosting.folder / "target"
+    target.write_text("the host's")
+    [first] = await apps.run(
+        "dep_1",
+        f"id -u; umask 077; cd $DATA_DIR; mkdir inner; echo kept > inner/note; ln -s {target} inner/link",
+    )
+    await apps.end("dep_1")
+    with reserved_user(apps.sandbox, int(first)):
+        second, note = await apps.run("dep_2", "id -u; cat $DATA_DIR/inner/note")
+    assert (second != first, note) == (True, "kept")
+    assert target.stat().st_uid == 0, "the link is not followed"
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can give files away")
+def test_only_files_of_its_owners_are_given(tmp_path: Path) -> None:
+    host, files = tmp_path / "host", tmp_path / "files"
+    files.mkdir()
+    host.write_text("the host's")
+    os.link(host, files / "linked")  # no app can make this link
+    (files / "own").touch()
+    os.chown(files / "own", USERS[0], USERS[0])
+    give_files(files, USERS[1], USERS)
+    assert (files / "own").stat().st_uid == files.stat().st_uid == USERS[1]
+    assert host.stat().st_uid == 0
+
+
+async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(apps: Apps, hosting: Hosting) -> None:
+    hosting.releases.serve_as(HOST, hosting.releases.site(hosting.deploy("dep_1")))
+    began = asyncio.get_running_loop().time()
+    apps.publish(
+        "dep_1", "[ -e $DATA_DIR/big ] || head -c 6000000 /dev/zero > $DATA_DIR/big; echo done; exec sleep 1000"
+    )
+    await wait_until(lambda: apps.crashes, 20)
+    assert asyncio.get_running_loop().time() - began < 10
+    assert apps.crashes == [("shop", "exit", 137)]
+    data = apps.data()
+    assert data.is_full
+    assert data.used > 6_000_000
+    assert "larger than its plan allows" in read_state(hosting.folder, "dep_1").last
+    async with hosting.served():
+        await wait_until(lambda: (hosting.releases.site(hosting.deploy("dep_1")).folder / "stopped").exists(), 10)
+        said = await hosting.ask("/")
+        assert (said.status, said.headers["retry-after"]) == (503, "5")
+    await apps.stop()
+    apps.start()
+    await asyncio.sleep(0.5)
+    assert read_state(hosting.folder, "dep_1").keeper == 0, "a new watchdog does not start it either"
+    data.limit = 8 * MIB
+    await wait_until(lambda: read_state(hosting.folder, "dep_1").keeper, 20)
+    assert len(apps.crashes) == 1
+    assert (data.files / "big").stat().st_size == 6_000_000
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        "truncate -s 1T $DATA_DIR/hole",
+        "cd $DATA_DIR; i=0; while [ $i -lt 6000 ]; do : > $i; i=$((i+1)); done",
+        "cd $DATA_DIR; head -c 900000 /dev/zero > a; for n in b c d e f g; do ln a $n; done",
+        "cd $DATA_DIR; mkdir in; head -c 6000000 /dev/zero > in/big; chmod 0 in",
+        "cd $DATA_DIR; mkdir in; head -c 6000000 /dev/zero > in/big; chmod 400 in",
+        "cd $DATA_DIR; for i in $(seq 30); do mkdir -p $(printf '%0200d' 0) && cd -P $(printf '%0200d' 0); done",
+    ],
+    ids=["a hole", "many files", "hard links", "a closed folder", "a folder without entry", "a deep folder"],
+)
+async def test_everything_that_a_copy_has_to_hold_counts(apps: Apps, fill: str) -> None:
+    apps.publish("dep_1", RUN.format(fill))
+    await wait_until(lambda: apps.crashes, 20)
+    assert apps.data().is_full
+
+
+async def test_while_the_files_are_held_no_process_runs(apps: Apps, hosting: Hosting) -> None:
+    await apps.run("dep_1", "trap 'echo > $DATA_DIR/ended; exit' TERM; :")
+    data = apps.data()
+    held = contextlib.ExitStack()
+    await asyncio.to_thread(held.enter_context, data.stopped())
+    state = read_state(hosting.folder, "dep_1")
+    assert not is_running(state.keeper, state.began)
+    with pytest.raises(DataHeld), data.running("acc_1", MIB):
+        pass
+    await asyncio.sleep(0.5)
+    data.clear()
+    held.close()
+    output_path(hosting.folder, "dep_1").write_text("")
+    await apps.output("dep_1")
+    assert os.listdir(data.files) == []
+    assert apps.crashes == []
+
+
+def test_the_files_of_another_account_are_never_seen(tmp_path: Path) -> None:
+    data = AppData(tmp_path, "shop")
+    with data.running("acc_1", MIB):
+        (data.files / "note").write_text("mine")
+    with data.running("acc_2", MIB):
+        assert os.listdir(data.files) == []
+    assert data.account == "acc_2"
+    assert (data.folder / "gone-acc_1" / "note").read_text() == "mine"
+
+
+def test_what_a_killed_worker_has_begun_is_ended(tmp_path: Path) -> None:
+    data = AppData(tmp_path, "shop")
+    with data.running("acc_1", MIB):
+        (data.files / "note").write_text("before")
+    data.hold()
+    data.files.rename(data.folder / "replaced-dep_1")
+    data.recover()
+    assert (data.files / "note").read_text() == "before"
+    assert not data.is_held
+    fresh = data.folder / "incoming"
+    fresh.mkdir()
+    data.replace(fresh, "dep_1")
+    assert (os.listdir(data.files), data.was_replaced("dep_1")) == ([], True)
+    data.undo("dep_1")
+    data.undo("dep_1")
+    assert (data.files / "note").read_text() == "before"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "A"])
+def test_an_id_is_never_a_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="is not the id of an app"):
+        AppData(tmp_path, name)
+
+
+async def test_a_command_that_does_not_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_module, "STOP_SECONDS", 0.1)
+    data = AppData(tmp_path, "shop")
+    with data.running("acc_1", MIB), pytest.raises(TimeoutError), data.stopped():
+        pass
+    assert not data.is_held

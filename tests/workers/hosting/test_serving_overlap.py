@@ -1,0 +1,175 @@
+"""Releases that must not run side by side: real start commands behind a real Caddy, while visitors ask."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from gateway.accounts.records import App
+from gateway.deploys.manifest import Manifest, ManifestBuild
+from gateway.settings import Settings
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import DOMAIN, HOST, Hosting
+from tests.support.polling import wait_until
+from tests.support.watched_apps import Watch, watching
+from workers.hosting import caddy
+from workers.hosting import serving as module
+from workers.hosting.manifests import write_release_manifest
+from workers.hosting.serving import DeployError, Job, Serving
+
+APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
+# It logs its life, and answers with the name of its release.
+SERVER = """
+const name = require('fs').readFileSync('name', 'utf8'), now = () => process.hrtime.bigint()
+console.log('up ' + now())
+const server = require('http').createServer((request, response) => {
+  if (request.url === '/stream') return response.writeHead(200).flushHeaders()
+  setTimeout(() => response.end(name), request.url === '/slow' ? 900 : 0)
+})
+process.on('SIGTERM', () => server.close(() => { console.log('down ' + now()); process.exit(0) }))
+setTimeout(() => server.listen(process.env.PORT, '127.0.0.1'), 200)
+"""
+
+
+class Shop:
+    """An app of which one release runs. Visitors ask for it all the time."""
+
+    def __init__(self, watch: Watch, hosting: Hosting) -> None:
+        self.watch, self.hosting = watch, hosting
+        self.serving = self.make_serving(canary=0.5)
+        self.site = hosting.releases.site(hosting.deploy("dep_1"))
+        self.lines: list[str] = []
+        self.answers: list[str] = []
+        self.longest = 0.0  # seconds
+        self.may_fail = False
+        self.over = False
+
+    def make_serving(self, canary: float) -> Serving:
+        settings = Settings(data_dir=str(self.hosting.folder), apps_domain=DOMAIN, canary=canary)
+        return Serving(settings, self.find_app, builds=False)
+
+    async def find_app(self, _: str) -> App:
+        return APP
+
+    def job(self, deploy_id: str) -> Job:
+        async def record(_: object) -> None: ...
+
+        return Job(self.hosting.deploy(deploy_id), APP, self.lines.append, record, record)
+
+    def build(self, deploy_id: str, start: str = "exec node server.js", *, overlap: bool = False) -> Job:
+        job = self.job(deploy_id)
+        self.hosting.build(job.deploy, {"server.js": SERVER, "name": deploy_id}, start)
+        manifest = Manifest(build=ManifestBuild(start=start, overlap=overlap))
+        write_release_manifest(self.site.release(deploy_id), manifest)
+        return job
+
+    async def deploy(self, deploy_id: str, **more: str) -> None:
+        job = self.build(deploy_id, **more)  # type: ignore[arg-type]
+        try:
+            await self.serving.check_health(job)
+            await self.serving.swap(job)
+            await self.serving.watch_canary(job)
+            await self.serving.remove_replaced(job)
+        except DeployError:
+            await self.serving.undo(job.deploy)
+            raise
+
+    async def visit(self, client: aiohttp.ClientSession, number: int) -> None:
+        while not self.over:
+            began = asyncio.get_running_loop().time()
+            async with client.request("POST" if number % 2 else "GET", "/slow" if number % 4 == 0 else "/") as answer:
+                text = await answer.text()
+                assert answer.status == 200 or self.may_fail, text
+                self.answers.append(text)
+            self.longest = max(self.longest, asyncio.get_running_loop().time() - began)
+
+    def lives(self, deploy_id: str) -> list[tuple[str, int]]:
+        output = (self.hosting.releases.running / f"{deploy_id}.output").read_text()
+        return [(word, int(at)) for word, at in re.findall(r"(up|down) (\d+)", output)]
+
+
+@pytest_asyncio.fixture
+async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 0.1)
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        async with watching(hosting, monkeypatch) as watch, hosting.served():
+            shop = Shop(watch, hosting)
+            watch.start()
+            await shop.deploy("dep_1")
+            base, headers = f"http://127.0.0.1:{hosting.port}", {"Host": HOST}
+            async with aiohttp.ClientSession(base, headers=headers) as client, asyncio.TaskGroup() as group:
+                for number in range(8):
+                    group.create_task(shop.visit(client, number))
+                await wait_until(lambda: len(shop.answers) > 16)
+                yield shop
+                shop.over = True
+
+
+async def test_the_former_release_ends_before_the_next_one_begins(shop: Shop) -> None:
+    output = shop.hosting.releases.running / "dep_1.output"
+    kept = shop.hosting.folder / "kept"
+    kept.hardlink_to(output)
+    await shop.deploy("dep_2")
+    ended = int(re.findall(r"down (\d+)", kept.read_text())[0])
+    assert ended < shop.lives("dep_2")[0][1]
+    await wait_until(lambda: shop.answers[-1] == "dep_2")
+    assert set(shop.answers) == {"dep_1", "dep_2"}
+    assert shop.answers.index("dep_2") > len(shop.answers) - shop.answers[::-1].index("dep_1") - 16
+    assert shop.longest < 10
+    assert not (shop.site.folder / "held").is_symlink()
+
+
+@pytest.mark.parametrize("start", ["exit 3", "node server.js & sleep 2; exit 3"], ids=["health check", "canary"])
+async def test_a_deploy_that_fails_starts_the_former_release_again(shop: Shop, start: str) -> None:
+    shop.serving, shop.may_fail = shop.make_serving(canary=3), "server.js" in start
+    with pytest.raises(DeployError):
+        await shop.deploy("dep_2", start=start)
+    assert shop.site.current == "dep_1"
+    assert not (shop.site.folder / "held").is_symlink()
+    count, shop.may_fail = len(shop.answers), False
+    await wait_until(lambda: shop.answers[count + 32 :])
+    assert set(shop.answers[count + 16 :]) == {"dep_1"}
+    assert not (shop.hosting.releases.running / "dep_2").is_symlink()
+    assert shop.longest < 10
+
+
+async def test_a_builder_that_dies_leaves_no_app_stopped(shop: Shop) -> None:
+    job = shop.build("dep_2")
+    checking = asyncio.create_task(shop.serving.check_health(job))
+    await wait_until(lambda: (shop.hosting.releases.running / "dep_2").is_symlink(), 20)
+    checking.cancel()
+    await asyncio.gather(checking, return_exceptions=True)
+    await shop.serving.tidy(set())
+    assert shop.site.current == "dep_1"
+    await wait_until(lambda: shop.watch.state("dep_1").socket, 10)
+    count = len(shop.answers)
+    await wait_until(lambda: shop.answers[count + 8 :])
+    assert set(shop.answers) == {"dep_1"}
+
+
+async def test_an_open_stream_does_not_hold_up_the_next_release(shop: Shop) -> None:
+    url = f"http://127.0.0.1:{shop.hosting.port}/stream"
+    async with aiohttp.ClientSession(headers={"Host": HOST}) as client, client.get(url) as answer:
+        assert answer.status == 200
+        await shop.deploy("dep_2")
+    assert shop.longest < 10
+
+
+async def test_requests_wait_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caddy, "HELD_SECONDS", 1)
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        site = hosting.build(hosting.deploy("dep_1"), {"name": "dep_1"}, start="any")
+        site.swap("dep_1")
+        site.hold_requests("dep_1")
+        hosting.releases.serve_as(HOST, site)
+        hosting.releases.run(site.release("dep_1"))
+        async with hosting.served():
+            began = asyncio.get_running_loop().time()
+            said = await hosting.ask("/")
+            assert 1 <= asyncio.get_running_loop().time() - began < 3
+            assert (said.status, said.headers["retry-after"]) == (502, "1")

@@ -1,0 +1,295 @@
+"""The data of the apps on this host. A start command sees its app's data at the path in DATA_DIR.
+
+    data/<app id>/files/       what the app sees; the other files here belong to the worker
+    data/<app id>/account      the account whose app wrote the files
+    data/<app id>/limit        the bytes that they may take, by the account's plan
+    data/<app id>/used         the bytes that they take, as the app's keeper or a restore has measured them
+    data/<app id>/lock         locked, together with others, by each keeper of the app, and alone by `stopped`
+    data/<app id>/hold         while this file exists, no process of the app runs: keepers end, and none starts
+    data/<app id>/replaced-<deploy id>   the files before a restore, until the deploy has succeeded
+    data/<app id>/gone-<account>         the files of another account, to which an app of this id belonged before
+
+If the worker is root, all processes of an app have one user id, which owns the files. Other users cannot enter the
+folder, and other apps do not see it. After a restart of the machine, or if the user id has another owner by now, the
+app gets another one, and its files too.
+
+Files in `files` may be anything that an app can make. No link among them is followed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+from gateway.accounts.records import SLUG
+from workers.hosting.releases import Site, remove_folder
+from workers.sandbox.keeper import measure_data, read_number, write_number
+from workers.sandbox.sandbox import Sandbox
+
+FOLDER = "data"  # in the data folder of the service
+REPLACED, GONE = "replaced-", "gone-"
+STOP_SECONDS, STOP_POLL_SECONDS = 30.0, 0.1  # in which the processes of an app must end
+
+_one_at_a_time = threading.Lock()  # for user ids: two processes of an app must get the same one
+
+
+class DataHeld(Exception):
+    """No process of the app may run at the moment."""
+
+
+class AppData:
+    """The data of one app on this host."""
+
+    def __init__(self, folder: Path, app_id: str) -> None:
+        """`folder` is the data folder of the service."""
+        if not SLUG.fullmatch(app_id):
+            raise ValueError(f"{app_id!r} is not the id of an app")
+        self.app_id = app_id
+        self.folder = folder.resolve() / FOLDER / app_id
+        self.files = self.folder / "files"
+        self._hold = self.folder / "hold"
+
+    @property
+    def exists(self) -> bool:
+        return self.files.is_dir()
+
+    @property
+    def account(self) -> str:
+        try:
+            return (self.folder / "account").read_text()
+        except FileNotFoundError:
+            return ""
+
+    def set_aside(self, account: str) -> Path:
+        """Moves the files of the account away, and returns the folder that has them now, if there are any."""
+        gone = self.folder / f"{GONE}{account}"
+        if self.exists and self.account == account:
+            remove_folder(gone)
+            self.files.rename(gone)
+            (self.folder / "used").unlink(missing_ok=True)
+            (self.folder / "account").unlink()
+        return gone
+
+    # -- how much --------------------------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> int | None:
+        return read_number(self.folder / "limit")
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        write_number(self.folder / "limit", limit)
+
+    @property
+    def used(self) -> int:
+        return read_number(self.folder / "used") or 0
+
+    @property
+    def is_full(self) -> bool:
+        limit = self.limit
+        return limit is not None and self.used > limit
+
+    def measure(self) -> None:
+        write_number(self.folder / "used", measure_data(self.files))
+
+    def fingerprint(self) -> str:
+        """Returns a text that changes when a file changes."""
+        digest = hashlib.sha256()
+        for entry in sorted(_walk(self.files), key=lambda entry: entry.path):
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                digest.update(repr((entry.path, status.st_ino, status.st_size, status.st_mtime_ns)).encode())
+        return digest.hexdigest()
+
+    # -- whose -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def user(self, sandbox: Sandbox, files: Path | None = None) -> Iterator[int | None]:
+        """Yields the user id of the app's processes, which owns the files; None if the worker can't change users.
+
+        Raises OSError when all users are taken.
+        """
+        files = files or self.files
+        with contextlib.ExitStack() as stack:
+            with _one_at_a_time:
+                former = files.stat().st_uid
+                uid = stack.enter_context(sandbox.share_user(str(files), former))
+                if uid is not None and uid != former:
+                    give_files(files, uid, {*sandbox.users, former} - {0})
+            yield uid
+
+    # -- whether processes of the app run --------------------------------------------------------------------
+
+    @property
+    def is_held(self) -> bool:
+        return os.path.lexists(self._hold)
+
+    def hold(self) -> None:
+        self._hold.touch()
+
+    def release(self) -> None:
+        self._hold.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def running(self, account: str, limit: int) -> Iterator[int]:
+        """Yields a lock for a keeper of the account's app. Creates the folder. Raises DataHeld.
+
+        `limit` applies until the account's plan is known.
+        """
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o711, exist_ok=True)
+        with self._open_lock() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataHeld from None
+            if self.is_held:
+                raise DataHeld
+            with _one_at_a_time:
+                self._prepare(account, limit)
+            yield lock
+
+    def _prepare(self, account: str, limit: int) -> None:
+        """Creates what is missing, and sets the files of another account aside."""
+        if self.account not in ("", account):
+            self.set_aside(self.account)
+        if not self.exists:
+            (self.folder / "account").write_text(account)
+            self.files.mkdir(mode=0o700)
+        if self.limit is None:
+            self.limit = limit
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stops the processes of the app, and starts none within the context. Raises TimeoutError.
+
+        In a thread, because it waits for the processes.
+        """
+        with self._open_lock() as lock:
+            self.hold()
+            try:
+                _lock_alone(lock)
+                yield
+            finally:
+                self.release()
+
+    @contextlib.contextmanager
+    def _open_lock(self) -> Iterator[int]:
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield lock
+        finally:
+            os.close(lock)
+
+    # -- replacing all files ---------------------------------------------------------------------------------
+
+    def replace(self, fresh: Path, deploy_id: str) -> None:
+        """Replaces the files, and keeps the former ones until the deploy has ended. Can be repeated."""
+        replaced = self._replaced(deploy_id)
+        if not replaced.exists():
+            self.files.rename(replaced)
+        fresh.rename(self.files)
+        self.measure()
+
+    def was_replaced(self, deploy_id: str) -> bool:
+        return self._replaced(deploy_id).is_dir()
+
+    def undo(self, deploy_id: str) -> None:
+        """Brings back the files before the deploy's restore."""
+        if self.was_replaced(deploy_id):
+            remove_folder(self.files)
+            self._replaced(deploy_id).rename(self.files)
+            self.measure()
+
+    def confirm(self, deploy_id: str) -> None:
+        remove_folder(self._replaced(deploy_id))
+
+    def clear(self) -> None:
+        """Makes the folder empty. The owner stays the same."""
+        owner, cleared = self.files.stat(), self.folder / "cleared"
+        remove_folder(cleared)
+        self.files.rename(cleared)
+        self.files.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(self.files, owner.st_uid, owner.st_gid)
+        self.measure()
+        remove_folder(cleared)
+
+    def remove(self) -> None:
+        """Removes the files. The app must not run."""
+        if self.exists:
+            remove_folder(self.set_aside(self.account))
+
+    def recover(self) -> None:
+        """Ends what a worker that was killed has begun. The command that it carried out is still queued."""
+        for replaced in self.folder.glob(f"{REPLACED}*"):
+            if not self.exists:
+                replaced.rename(self.files)
+        if not self.exists and (cleared := self.folder / "cleared").is_dir():
+            cleared.rename(self.files)
+        self.release()
+
+    def _replaced(self, deploy_id: str) -> Path:
+        return self.folder / f"{REPLACED}{deploy_id}"
+
+
+def find_data(folder: Path, release: Path) -> AppData | None:
+    """Returns the data that the release works with; None for a preview, which has only a scratch folder."""
+    site = Site(release.parent)
+    return None if site.is_preview else AppData(folder, site.app_id)
+
+
+def is_empty(files: Path) -> bool:
+    try:
+        with os.scandir(files) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True
+
+
+def list_data(folder: Path) -> list[AppData]:
+    """Returns the data of all apps on this host, by app."""
+    top = folder / FOLDER
+    names = sorted(os.listdir(top)) if top.is_dir() else []
+    return [AppData(folder, name) for name in names if SLUG.fullmatch(name) and (top / name).is_dir()]
+
+
+def give_files(files: Path, uid: int, owners: Container[int]) -> None:
+    """Gives a folder, and everything in it that belongs to one of the owners, to a user. The app must not run.
+
+    Follows no link. The folder itself belongs to root meanwhile: if this is interrupted, it is done again.
+    """
+    os.chown(files, 0, 0)
+    for entry in _walk(files):
+        if entry.stat(follow_symlinks=False).st_uid in owners:
+            os.chown(entry.path, uid, uid, follow_symlinks=False)
+    os.chown(files, uid, uid)
+
+
+def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yields everything in the folder, at any depth that a path can have."""
+    pending = [os.fspath(folder)]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    yield entry
+
+
+def _lock_alone(lock: int) -> None:
+    ends = time.monotonic() + STOP_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > ends:
+                raise TimeoutError from None
+            time.sleep(STOP_POLL_SECONDS)

@@ -1,0 +1,92 @@
+"""Stops apps that nobody asks, and keeps their sockets: the next connection starts the app, and waits for it.
+
+The relay of an app (`workers/sandbox/relay.py`) knows when the app was last in use. It gives its listener to the worker
+before the worker stops the app, and both have it open, so no connection is lost between them. The app's plan decides
+after how many seconds it sleeps. An app whose plan is not known stays awake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.accounts.registry import Registry
+from gateway.errors import ServiceError
+from gateway.settings import Plan
+from workers.sandbox.relay import MESSAGE_BYTES
+
+ANSWER_SECONDS = 5.0  # in which a relay must answer
+
+
+class Plans:
+    """The plans of apps' accounts: while Redis is unavailable, as they were known last."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry, self._known = registry, dict[str, Plan]()
+
+    async def find(self, app_id: str) -> Plan | None:
+        """Returns None if the app does not exist or its plan was never known."""
+        with suppress(ServiceError, msgspec.MsgspecError):
+            app = await self._registry.find_app(app_id)
+            account = None if app is None else await self._registry.account_of(app)
+            self._known.pop(app_id, None)
+            if account is not None:
+                self._known[app_id] = account.plan
+        return self._known.get(app_id)
+
+
+class SleepLimits:
+    def __init__(self, plans: Plans, seconds: Mapping[str, float]) -> None:
+        """`seconds`: without a request, by plan; 0 or no entry: never."""
+        self._plans, self._seconds = plans, seconds
+
+    async def find(self, app_id: str) -> float | None:
+        """Returns the seconds after which the app sleeps. None: it stays awake, for now."""
+        if not any(self._seconds.values()):
+            return None
+        return self._seconds.get(await self._plans.find(app_id) or "") or None
+
+
+class Idle(NamedTuple):
+    """An app whose relay accepts no connections: they wait at the listener."""
+
+    listener: socket.socket
+    relay: socket.socket  # if it is closed before the app has ended, the relay accepts again
+
+
+async def ask_relay(control: Path, seconds: float) -> Idle | float:
+    """Asks whether an app has been idle for so long. If not, returns the seconds that are left.
+
+    Raises OSError or ValueError if the relay does not answer.
+    """
+    loop, relay = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
+    try:
+        relay.setblocking(False)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await loop.sock_connect(relay, str(control))
+            await loop.sock_sendall(relay, str(seconds).encode())
+            await until_readable(relay)
+        text, files, _, _ = socket.recv_fds(relay, MESSAGE_BYTES, 1)
+        if files:
+            return Idle(socket.socket(fileno=files[0]), relay)
+    except BaseException:
+        relay.close()
+        raise
+    relay.close()
+    return float(text)
+
+
+async def until_readable(waiting: socket.socket) -> None:
+    """Waits until there is something to receive or to accept."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(waiting, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(waiting)
