@@ -1,15 +1,18 @@
 """Generates parts of the documentation from the code: `python -m docs.generate`.
 
-Writes the tables of keyspace.md from the modules that build the keys, and modules.md from the first line of each
-module.
+Writes the tables of keyspace.md from the modules that build the keys, modules.md from the first line of each module,
+and the JSON schema of capsule.toml.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from gateway.deploys.manifest import manifest_schema
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -19,6 +22,7 @@ KEYS = {
     "Usage and counters": "gateway/telemetry/keys.py",
     "Events": "gateway/events/keys.py",
     "Deploys": "gateway/deploys/keys.py",
+    "Data": "gateway/data/keys.py",
     "Monitors": "gateway/monitors/keys.py",
     "Operation": "gateway/operations/keys.py",
     "Partitions": "gateway/redis/partitions.py",
@@ -62,6 +66,11 @@ def first_line(path: Path) -> str:
     return describe(path).splitlines()[0].replace("|", "\\|")
 
 
+def schema() -> str:
+    return json.dumps(manifest_schema(), indent=2) + "\n"
+
+
 if __name__ == "__main__":
+    (DOCS / "capsule.schema.json").write_text(schema())
     (DOCS / "keyspace.md").write_text(keyspace())
     (DOCS / "modules.md").write_text(modules())

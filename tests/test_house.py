@@ -80,11 +80,19 @@ def crossings(folder: str) -> Iterator[tuple[str, str]]:
 # -- imports -------------------------------------------------------------------------------------------------
 
 
-# `capsule worker` starts and checks the workers; `capsule dev` starts them and checks the sandbox first.
+# `capsule worker` starts and checks the workers; `capsule dev` starts them, checks the sandbox first, and serves a
+# developer's own app beside theirs.
 WORKERS_FROM_GATEWAY = {
     ("gateway.cli.processes", "workers.__main__"),
     ("gateway.cli.processes", "workers.check"),
+    ("gateway.dev.own_app", "workers.hosting.caddy"),
+    ("gateway.dev.own_app", "workers.hosting.releases"),
+    ("gateway.dev.own_app", "workers.sandbox.keeper"),
+    ("gateway.dev.own_app", "workers.sandbox.network"),
+    ("gateway.dev.own_app", "workers.sandbox.sandbox"),
+    ("gateway.dev.own_app", "workers.sandbox.tools"),
     ("gateway.dev.run", "workers.hosting.caddy"),
+    ("gateway.dev.run", "workers.hosting.watchdog"),
     ("gateway.dev.run", "workers.sandbox.machine"),
     ("gateway.dev.run", "workers.sandbox.sandbox"),
 }

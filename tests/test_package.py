@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import zipfile
@@ -12,9 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.polling import wait_until
 from tests.support.redis_servers import five_free_ports
-from tests.support.wheel import build_wheel, find_pythons, install
+from tests.support.wheel import ROOT, build_wheel, find_pythons, install
 
 FOREIGN_MODULE = "raise ImportError('this is another package')"
 
@@ -31,6 +31,8 @@ def test_the_wheel_installs_one_typed_package(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names} == {"capsule_gateway", f"capsule_gateway-{version}.dist-info"}
     assert "capsule_gateway/py.typed" in names
     assert not [name for name in names if "node_modules" in name or "__pycache__" in name]
+    templates = [path for path in (ROOT / "capsule" / "template").glob("*/*") if path.is_file()]  # .gitignore too
+    assert {f"capsule_gateway/{path.relative_to(ROOT)}" for path in templates} <= {*names}
 
 
 @pytest.mark.parametrize("python", [pytest.param(path, id=version) for version, path in find_pythons().items()])
@@ -51,7 +53,7 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
         return done.returncode, done.stdout + done.stderr
 
     port = five_free_ports()
-    async with run_dev(programs / "capsule", folder, {**environment, "CAPSULE_PORT": str(port)}):
+    async with run_dev(programs / "capsule", folder, {**environment, "CAPSULE_PORT": str(port)}) as api_key:
         calls = [
             asyncio.to_thread(capsule, "--help"),
             asyncio.to_thread(capsule, "--version", name="capsule-gateway"),
@@ -64,19 +66,21 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
         assert ready == (0, f"http://127.0.0.1:{port}/ready answered 200\n")
         assert refused[0] == 1
         assert "pip install '.[s3]'" in refused[1]
+        service = {"CAPSULE_URL": f"http://127.0.0.1:{port}", "CAPSULE_API_KEY": api_key}
+        assert (await asyncio.to_thread(capsule, "new", "pages", "--template", "static"))[0] == 0
+        done = await asyncio.to_thread(capsule, "deploy", "pages", **service)  # the scripts, the workers, the sandbox
+        assert "Live at http://pages.apps.localhost" in done[1]
+        assert (await asyncio.to_thread(capsule, "new", "full"))[0] == 0
+        assert (folder / "full" / "server.ts").exists()
         async with httpx.AsyncClient(trust_env=False) as http:
-
-            async def is_built() -> bool:
-                page = await http.get(f"http://127.0.0.1:{port + 4}/", headers={"Host": "hello.apps.localhost"})
-                return "Hello from a capsule." in page.text
-
-            await wait_until(is_built, 60)  # which needs the scripts, the workers and the sandbox
+            page = await http.get(f"http://127.0.0.1:{port + 1}/", headers={"Host": "pages.apps.localhost"})
+            assert "pages</title>" in page.text
             assert (await http.get(f"http://127.0.0.1:{port}/dashboard")).is_success
 
 
 @asynccontextmanager
-async def run_dev(capsule: Path, folder: Path, environment: dict[str, str]) -> AsyncIterator[None]:
-    """Runs `capsule dev` until the block ends, and checks that it stops cleanly."""
+async def run_dev(capsule: Path, folder: Path, environment: dict[str, str]) -> AsyncIterator[str]:
+    """Runs `capsule dev` until the block ends, and checks that it stops cleanly. Yields the API key."""
     pipe = asyncio.subprocess.PIPE
     dev = await asyncio.create_subprocess_exec(
         capsule, "dev", cwd=folder, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT
@@ -90,7 +94,7 @@ async def run_dev(capsule: Path, folder: Path, environment: dict[str, str]) -> A
                 if "Press Ctrl-C to stop." in line:
                     break
         assert dev.returncode is None, output
-        yield
+        yield re.findall(r"csk_\S+", output)[0]
     finally:
         if dev.returncode is None:
             dev.send_signal(signal.SIGTERM)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
+
+CHUNK_BYTES = 65_536
 
 
 class StartFailed(Exception):
@@ -66,11 +72,63 @@ async def run_child(
         await _stop(process, grace)
 
 
+@asynccontextmanager
+async def run_shell(
+    name: str, line: str, *, folder: Path, log: Path, grace: float, environment: Mapping[str, str]
+) -> AsyncIterator[Child]:
+    """Runs a line of shell in the folder. Its output goes to the log and to the screen.
+
+    At the end, it sends SIGTERM to all processes of the line, and kills them after `grace` seconds.
+    """
+    with log.open("wb", buffering=0) as out:
+        process = await asyncio.create_subprocess_shell(
+            line,
+            cwd=folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        assert process.stdout
+        copying = asyncio.create_task(_copy_output(process.stdout, out))
+        try:
+            yield Child(name, process, log)
+        finally:
+            _signal_group(process.pid, signal.SIGTERM)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_limit_grace(grace)):
+                        await asyncio.gather(process.wait(), asyncio.shield(copying))
+            finally:
+                _signal_group(process.pid, signal.SIGKILL)
+                copying.cancel()
+                await asyncio.gather(process.wait(), copying, return_exceptions=True)
+
+
+async def _copy_output(reader: asyncio.StreamReader, log: FileIO) -> None:
+    while chunk := await reader.read(CHUNK_BYTES):
+        log.write(chunk)
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _limit_grace(seconds: float) -> float:
+    """Returns 0 after a second Ctrl-C, which may have come while another part was being stopped."""
+    task = asyncio.current_task()
+    return 0 if task is not None and task.cancelling() > 1 else seconds
+
+
 async def _stop(process: asyncio.subprocess.Process, grace: float) -> None:
     try:
         if process.returncode is None:
             process.terminate()
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(_limit_grace(grace)):
                 await process.wait()
     except TimeoutError:
         pass

@@ -7,8 +7,6 @@ import secrets
 from pathlib import Path
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from gateway.dev.children import StartFailed
 
@@ -17,16 +15,14 @@ def _new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _new_signing_key() -> str:
-    key = ec.generate_private_key(ec.SECP256R1())
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-
-
 class Keys(msgspec.Struct, kw_only=True):
     provider_key: str = msgspec.field(default_factory=_new_token)
     operator_token: str = msgspec.field(default_factory=_new_token)
     encryption_key: str = msgspec.field(default_factory=_new_token)
-    signing_key: str = msgspec.field(default_factory=_new_signing_key)  # PEM; the demo app signs user tokens with it
+    auth_secret: str = msgspec.field(default_factory=_new_token)  # signs tokens while the demo app has no backend
+    session_secret: str = msgspec.field(default_factory=_new_token)  # BETTER_AUTH_SECRET of the developer's own app
+    password: str = msgspec.field(default_factory=_new_token)  # of the demo app's user
+    demo: str = ""  # the digest of the template that was deployed as the demo app
     api_key: str = ""  # of the demo account
 
 

@@ -11,18 +11,23 @@ console = Console(highlight=False)
 
 
 def print_starting() -> None:
-    console.print("[dim]Starting Valkey, the model stand-in, the demo app, the workers and the gateway …[/]")
+    console.print("[dim]Starting Valkey, the model stand-in, the workers and the gateway …[/]")
 
 
-def print_running(layout: Layout, api_key: str, fault: str, remedy: str) -> None:
-    """Prints the addresses. `fault` is the reason why the hosted app is unavailable; `remedy` fixes the machine."""
-    dashboard = f"{layout.gateway}/dashboard"
+def print_running(layout: Layout, api_key: str, fault: tuple[str, str], *, is_built: bool = False) -> None:
+    """Prints the addresses. `fault` is the reason why this machine builds nothing, and the remedy, or empty strings."""
+    dashboard, (reason, remedy) = f"{layout.gateway}/dashboard", fault
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
-    _print_row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
-    if fault:
-        _print_row("Hosted app", f"unavailable: {fault}", "yellow")
-    else:
-        _print_row("Hosted app", layout.hello, f"cyan link {layout.hello}")
+    if layout.own_app:
+        _print_row("Your app", layout.address, f"bold cyan link {layout.address}")
+        _print_row("", f"{layout.own_app.command} (its output follows)")
+    elif not reason:
+        _print_row("Demo page", layout.address, f"bold cyan link {layout.address}")
+        if not is_built:
+            _print_row("", "is being built, which takes a minute the first time. A line below says when it answers.")
+        _print_row("Static page", layout.hello, f"cyan link {layout.hello}")
+    if reason:
+        _print_row("Builds" if layout.own_app else "Demo page", f"unavailable: {reason}", "yellow")
     if remedy:
         _print_row("", f"To fix it: {remedy}, then start again.")
         _print_row("", "Or use containers: docker compose up (see README.md).")
@@ -38,10 +43,23 @@ def print_running(layout: Layout, api_key: str, fault: str, remedy: str) -> None
         console.print()
         warning = "WITHOUT A SANDBOX: builds and apps can access your files and your network."
         console.print(Text(f"  {warning} Publish only your own code.", style="bold red"), soft_wrap=True)
-    console.print("\n  [dim]To stream an answer from another terminal:[/]\n")
-    # On its own line and never wrapped, so that it can be copied.
-    console.print(Text(layout.curl), soft_wrap=True)
+    if not layout.own_app:
+        console.print("\n  [dim]To stream an answer from another terminal:[/]\n")
+        # On its own line and never wrapped, so that it can be copied.
+        console.print(Text(layout.curl), soft_wrap=True)
     console.print("\n  [dim]Press Ctrl-C to stop.[/]\n")
+
+
+def print_answer(layout: Layout, seconds: float) -> None:
+    console.print(
+        f"[bold green]●[/] {layout.app} answers at [bold cyan]{layout.address}[/] (after {seconds:.0f} s)",
+        soft_wrap=True,
+    )
+
+
+def print_demo_fault(kind: str, reason: str) -> None:
+    follows = "The static template takes its place." if kind == "full" else ""
+    print_error(f"The template could not be served: {reason}. {follows}".rstrip())
 
 
 def _print_row(label: str, value: str, style: str = "") -> None:

@@ -9,21 +9,24 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
 import structlog
 
 from gateway.dev import keys, report, valkey
-from gateway.dev.account import deploy_demo, register_demo
+from gateway.dev.account import AppView, register_demo
 from gateway.dev.children import Child, StartFailed, run_child
-from gateway.dev.demo import demo_app
-from gateway.dev.front import serve_front
+from gateway.dev.demo import Demo, WriteTemplate, open_demo
 from gateway.dev.layout import DRAIN_SECONDS, SHARED_DATA, Layout
 from gateway.dev.model import model_app
+from gateway.dev.own_app import remove_leftovers, run_own_app
+from gateway.dev.registries import find_registries
 from gateway.dev.serving import claim_port, serve_app
+from gateway.dev.visitor import open_app, wait_for_answer
 
 CAPSULE = [sys.executable, "-m", "capsule_gateway"]
 
@@ -38,38 +41,33 @@ def lock_folder(layout: Layout) -> Iterator[None]:
             lock.seek(0)
             raise StartFailed(f"Already running {lock.read()}. Press Ctrl-C there to stop it.") from None
         lock.truncate(0)
-        lock.write(f"at {layout.demo} (process {os.getpid()})")
+        lock.write(f"at {layout.address} (process {os.getpid()})")
         lock.flush()
         yield
 
 
-async def run_service(layout: Layout) -> None:
+async def run_service(layout: Layout, write_template: WriteTemplate) -> None:
     """Runs until canceled. Raises StartFailed if a part cannot start or ends."""
     for folder in (layout.folder, layout.logs, layout.folder / "valkey"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(layout))
-        children = await start_parts(layout, stack)
+        children = await start_parts(layout, stack, write_template)
         waiting = [asyncio.create_task(child.wait_for_end()) for child in children]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         raise done.pop().result()
 
 
-async def start_parts(layout: Layout, stack: AsyncExitStack) -> list[Child]:
+async def start_parts(layout: Layout, stack: AsyncExitStack, write_template: WriteTemplate) -> list[Child]:
     """Starts everything on the stack. Returns the processes, none of which should end. Raises StartFailed."""
-    # All ports are claimed before anything starts.
-    model_listener = stack.enter_context(claim_port(layout.model_port, "model stand-in"))
-    apps_listener = stack.enter_context(claim_port(layout.demo_port, "demo app"))
-    demo_listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    claim_port(layout.port, "gateway").close()
-    claim_port(layout.valkey_port, "database").close()
-    claim_port(layout.apps_port, "hosted apps").close()
+    model_listener = claim_ports(layout, stack)
     report.print_starting()
     make_data_folder(layout.data_dir)
+    remove_leftovers(layout.data_dir)
 
     sandbox_fault = asyncio.create_task(asyncio.to_thread(find_sandbox_fault, layout))
+    registries = asyncio.create_task(find_registries(layout.folder))
     run_keys = keys.load(layout.keys)
-    settings = layout.settings(run_keys)
     enter = stack.enter_async_context
 
     command = valkey.command(layout.valkey_port, layout.folder / "valkey")
@@ -78,11 +76,11 @@ async def start_parts(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     await valkey.forget_builder(layout.redis)
 
     await enter(serve_app(model_app(run_keys.provider_key), model_listener))
-    demo = demo_app(run_keys.signing_key, layout.ai, layout.demo, layout.hosted)
-    await enter(serve_app(demo, demo_listener))
-    await enter(serve_front(apps_listener, demo_listener.getsockname()[1], layout.apps_port))
 
-    stack.push_async_callback(stop_caddy, layout.data_dir)  # after the workers, which it outlives
+    stack.push_async_callback(stop_apps, layout.data_dir)  # after the workers, which the apps and Caddy outlive
+    settings = layout.settings(run_keys) | await registries
+    if layout.https:
+        settings |= await start_caddy(layout, stack, settings)
     command = [*CAPSULE, "worker"]
     workers = await enter(run_child("workers", *command, log=layout.logs / "workers.log", grace=10, settings=settings))
 
@@ -90,14 +88,86 @@ async def start_parts(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     gateway = await enter(
         run_child("gateway", *command, log=layout.logs / "gateway.log", grace=DRAIN_SECONDS + 5, settings=settings)
     )
-    await gateway.wait_until_ready(lambda: is_ready(f"{layout.gateway}/ready"))
+    await gateway.wait_until_ready(lambda: is_ready(f"{layout.local}/ready"))
 
-    run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks)
+    app = await register_demo(layout, run_keys)
     keys.save(run_keys, layout.keys)
-    fault, remedy = await sandbox_fault
-    fault = fault or await deploy_demo(layout.gateway, run_keys.api_key, layout.hosted, layout.ai)
-    report.print_running(layout, run_keys.api_key, fault, remedy)
+    if layout.own_app:
+        own = await start_own_app(layout, stack, run_keys, app, await sandbox_fault)
+        return [database, workers, gateway, own]
+    await start_demo(await enter(open_demo(layout, run_keys, app)), stack, write_template, await sandbox_fault)
     return [database, workers, gateway]
+
+
+def claim_ports(layout: Layout, stack: AsyncExitStack) -> socket.socket:
+    """Checks that all ports are free, before anything starts. Returns the listener of the model. Raises StartFailed."""
+    claim_port(layout.port, "gateway").close()
+    claim_port(layout.apps_port, "apps").close()
+    claim_port(layout.valkey_port, "database").close()
+    claim_port(layout.own_port, "app of a folder").close()
+    return stack.enter_context(claim_port(layout.model_port, "model stand-in"))
+
+
+async def start_caddy(layout: Layout, stack: AsyncExitStack, settings: Mapping[str, str]) -> dict[str, str]:
+    """Starts Caddy before the other workers, which trust its authority. Returns the setting for that."""
+    command, log = [*CAPSULE, "worker", "sites"], layout.logs / "sites.log"
+    sites = await stack.enter_async_context(run_child("server of apps", *command, log=log, grace=10, settings=settings))
+
+    async def has_authority() -> bool:
+        return layout.root_certificate.exists()
+
+    await sites.wait_until_ready(has_authority)
+    return {"GATEWAY_CA_FILE": trust_authority(layout, settings)}
+
+
+def trust_authority(layout: Layout, settings: Mapping[str, str]) -> str:
+    """Returns a file with the certificate of Caddy's authority, beside those that are trusted already."""
+    trusted = settings.get("GATEWAY_CA_FILE")
+    others = Path(trusted).read_text() if trusted else ""
+    bundle = layout.folder / "trusted.pem"
+    bundle.write_text(f"{others}\n{layout.root_certificate.read_text()}")
+    return str(bundle)
+
+
+async def start_own_app(
+    layout: Layout, stack: AsyncExitStack, run_keys: keys.Keys, app: AppView, fault: tuple[str, str]
+) -> Child:
+    """Starts the developer's own app, and prints the screen. Returns its process."""
+    report.print_running(layout, run_keys.api_key, fault)
+    child = await stack.enter_async_context(run_own_app(layout, run_keys, app))
+    await stack.enter_async_context(_run_in_background(announce_app(layout)))
+    return child
+
+
+async def start_demo(demo: Demo, stack: AsyncExitStack, write_template: WriteTemplate, fault: tuple[str, str]) -> None:
+    """Prints the screen. Publishes the demo app in the background, if it is not live already."""
+    can_build = not fault[0]
+    is_built = can_build and await demo.is_current(write_template)
+    await demo.write_token()
+    report.print_running(demo.layout, demo.keys.api_key, fault, is_built=is_built)
+    await stack.enter_async_context(_run_in_background(demo.keep_token()))
+    if can_build:
+        await stack.enter_async_context(_run_in_background(demo.publish_hello(write_template)))
+    if can_build and not is_built:
+        await stack.enter_async_context(_run_in_background(demo.bring_up(write_template)))
+
+
+async def announce_app(layout: Layout) -> None:
+    """Prints the address of the developer's own app when it answers."""
+    began = time.monotonic()
+    async with open_app(layout) as app:
+        await wait_for_answer(app)
+    report.print_answer(layout, time.monotonic() - began)
+
+
+@asynccontextmanager
+async def _run_in_background(work: Coroutine[object, object, object]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def make_data_folder(data_dir: Path) -> None:
@@ -108,10 +178,14 @@ def make_data_folder(data_dir: Path) -> None:
             folder.chmod(0o711)
 
 
-async def stop_caddy(data_dir: Path) -> None:
-    from workers.hosting import caddy
+async def stop_apps(data_dir: Path) -> None:
+    """Stops the apps and Caddy, which outlive the workers. The next run starts them again."""
+    from workers.hosting import caddy, watchdog
 
-    await caddy.stop(data_dir)
+    try:
+        await watchdog.stop_apps(data_dir)
+    finally:
+        await caddy.stop(data_dir)
 
 
 def find_sandbox_fault(layout: Layout) -> tuple[str, str]:
@@ -134,7 +208,7 @@ async def is_ready(url: str) -> bool:
             return False
 
 
-async def run_until_signal(layout: Layout) -> int:
+async def run_until_signal(layout: Layout, write_template: WriteTemplate) -> int:
     """Runs the service until a signal, and returns the exit code."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task
@@ -147,7 +221,7 @@ async def run_until_signal(layout: Layout) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
     try:
-        await run_service(layout)
+        await run_service(layout, write_template)
     except asyncio.CancelledError:
         report.print_stopped()
         return 0

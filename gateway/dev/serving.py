@@ -1,4 +1,4 @@
-"""Serves the model stand-in and the demo app inside `capsule dev` itself, on its event loop."""
+"""Serves the model stand-in inside `capsule dev` itself, on its event loop, and claims ports."""
 
 from __future__ import annotations
 

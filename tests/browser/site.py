@@ -1,4 +1,4 @@
-"""Serves the template at an app's own address, as a host does, with a fake sign-in."""
+"""Serves the browser module at an app's own address, as a host does, with a fake sign-in."""
 
 import json
 import mimetypes
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.fakes.server import Exchange, FakeServer, Script, answer
 
-TEMPLATE = Path(__file__).parents[2] / "capsule"
+MODULE = Path(__file__).parents[2] / "capsule"
 
 
 class Site(FakeServer):
@@ -23,7 +23,7 @@ class Site(FakeServer):
             return answer(200, {"token": self.token}) if self.token else answer(503)
         if path == "blank":
             return _file("text/html", b"<!doctype html><title>An app</title>")
-        file = TEMPLATE / (path or "index.html")
+        file = MODULE / path
         if not file.is_file():
             return answer(404)
         content = file.read_bytes()

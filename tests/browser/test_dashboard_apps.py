@@ -7,12 +7,18 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
+from gateway.data.commands import DataAnswer, DataCommands
+from gateway.data.records import DataRecords, DataStatus, Snapshot, snapshot_key
 from gateway.deploys.keys import deploy_key, deploys_key
+from gateway.ids import now_iso
 from gateway.monitors.keys import certificate_key
 from gateway.redis.partitions import partition_tag
+from gateway.storage import FolderStorage
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.dashboard import Holder
 from tests.support.dns_server import DnsServer
+from tests.support.polling import wait_until
+from tests.support.stores import opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -69,6 +75,52 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     await page.get_by_role("link", name=f"All deploys of {app}").click()
     await expect(holder.heading("Deploys")).to_be_focused()
     await expect(holder.row(app)).to_have_count(1)
+
+
+async def test_the_data_of_an_app(holder: Holder) -> None:
+    """The test is the host that has them."""
+    page, account = holder.page, holder.account
+    app = await holder.app(build={"start": "exec node server.js"})
+    deploy = await live(holder, app)
+    at = f"/account/apps/{app}/data"
+    async with opened(holder.gateway.redis.url) as store:
+        records, commands = DataRecords(store), DataCommands(store)
+        first = Snapshot("snp_1", now_iso(), 3 << 20, "deploy", deploy)
+        await records.write_statuses([(account.id, app, DataStatus(250 << 20, "full", "Clear the data."))])
+        await records.add_snapshot(account.id, app, first)
+        storage = FolderStorage(holder.gateway.data_folder)
+        await storage.put(snapshot_key(app, "snp_1"), b"packed")
+
+        async def carry_out(action: str) -> None:
+            [command] = await wait_until(commands.list_commands)
+            assert command.action == action
+            made = Snapshot("snp_2", now_iso(), 5 << 20, "manual")
+            await records.add_snapshot(account.id, app, made)
+            await commands.answer(command, DataAnswer(made))
+
+        await holder.log_in()
+        await holder.go(f"apps/{app}")
+        card = page.locator("section").filter(has=holder.heading("Data", 2))
+        await expect(card).to_contain_text(f"250.0 MB of {(await account.get(at)).json()['limitBytes'] >> 20}.0 MB")
+        await expect(card).to_contain_text("Clear the data.")
+        await expect(card.get_by_text("Full")).to_be_visible()
+        await assert_accessible(page, EVERY_LOOK)
+        async with page.expect_download() as downloading:
+            await card.get_by_role("link", name="Download snp_1").click()
+        assert Path(await (await downloading.value).path()).read_bytes() == b"packed"
+        await card.get_by_role("button", name="Make a snapshot").click()
+        await carry_out("snapshot")
+        await expect(card.get_by_role("row")).to_have_count(3)
+        await expect(page.get_by_role("status")).to_have_text("Made a snapshot of 5.0 MB.")
+        await card.get_by_role("button", name="Clear").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Clear").click()
+        await carry_out("clear")
+        await expect(page.get_by_role("status")).to_have_text("Cleared the data.")
+        await card.get_by_role("button", name="Restore snp_1").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Restore").click()
+        await page.wait_for_url("**/dashboard#/deploys/*")
+        [newest, _] = (await account.get(f"/account/deploys?app={app}")).json()
+        assert (newest["trigger"], newest["release"]) == ("restore", deploy)
 
 
 async def test_a_custom_domain_from_the_first_record_to_its_removal(holder: Holder, resolver: DnsServer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.browser.packages import require
-from tests.browser.site import TEMPLATE
+from tests.browser.site import MODULE
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.server import Exchange, FakeServer, Script, answer
@@ -19,7 +19,7 @@ from tests.support.gateway_process import DOMAIN, App
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NAME = json.loads((TEMPLATE / "package.json").read_text())["name"]
+NAME = json.loads((MODULE / "package.json").read_text())["name"]
 PAGE = '<!doctype html><title>An app</title><output></output><script type="module" src="./main.ts"></script>'
 MAIN = f"""
 import {{ AiError, complete, streamComplete, type AnswerEnd }} from "{NAME}";
@@ -49,7 +49,7 @@ def install(folder: Path) -> list[str]:
     """Installs the package in an app's folder as npm would, and returns the names of its files."""
     environment = {**os.environ, "npm_config_cache": str(folder / ".npm")}
     command = [programs.require("npm"), "pack", "--silent", "--pack-destination", folder]
-    subprocess.run(command, cwd=TEMPLATE, env=environment, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=MODULE, env=environment, check=True, capture_output=True, timeout=60)
     [packed] = folder.glob("*.tgz")
     (folder / "unpacked").mkdir()
     subprocess.run(["tar", "-xzf", packed, "-C", folder / "unpacked"], check=True, timeout=60)

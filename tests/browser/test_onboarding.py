@@ -1,7 +1,4 @@
-"""From the public page to an answer of the model, without an operator: a real browser, a real shell, a real deploy.
-
-Also an app of the template, from its source to an answer in the browser.
-"""
+"""From the public page to an answer of the model, without an operator: a real browser, a real shell, a real deploy."""
 
 import asyncio
 import os
@@ -16,27 +13,12 @@ from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import EXPECTED, HURRY
-from tests.browser.site import TEMPLATE
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import COMPLETIONS
 from tests.support.accounts import Account, App
 from tests.support.deployment import Host, hosting
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-# Does with the module what Vite does. The app itself provides the sign-in.
-BUILD = """
-mkdir dist && cp -r index.html demo lib dist
-if [ -n "$VITE_SERVICE_AI_URL" ]; then env="{ \\"VITE_SERVICE_AI_URL\\": \\"$VITE_SERVICE_AI_URL\\" }"; fi
-{ echo "import.meta.env = ${env:-{\\}};"; cat lib/ai.js; } > dist/lib/ai.js
-"""
-
-
-def source(token: str) -> dict[str, str]:
-    files = {str(path.relative_to(TEMPLATE)): path.read_text() for path in TEMPLATE.rglob("*.*") if path.is_file()}
-    return {**files, "build.sh": BUILD, "lib/auth.js": f"export const getToken = async () => '{token}';"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -88,9 +70,11 @@ async def test_a_newcomer_needs_no_operator(
     # Publish it, with the commands from the page.
     commands = await copied(page, steps, "Publish with the command line")
     assert gw.address in commands
+    assert "capsule new newcomer\ncd newcomer\ncapsule deploy" in commands
+    commands = commands.replace("new newcomer", "new newcomer --template static")  # needs no packages
     done = await paste(commands, tmp_path, given=f"{key}\n")
     assert "Live at https://newcomer.apps.localhost" in done, done
-    assert "It works" in await host.page("newcomer")
+    assert "newcomer</title>" in await host.page("newcomer")
     await expect(steps).to_contain_text("2 of 3 done", timeout=20_000)
     await assert_accessible(page)
 
@@ -195,35 +179,3 @@ async def test_a_day_s_registrations_that_are_used_up(browser: Browser, host: Ho
 async def test_another_site_s_page_registers_nobody(host: Host, origin: str) -> None:
     answer = await host.gateway.http.post("/register", json={"name": "x"}, headers={"Origin": origin})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "CSRF_REFUSED")
-
-
-# -- an app of the template ----------------------------------------------------------------------------------
-
-
-async def test_a_capsule_app_from_source_to_answer(
-    browser: Browser, host: Host, provider: FakeProvider, backend: FakeAppBackend
-) -> None:
-    """The app is built and served, and it works at its own address."""
-    app = await host.account.app(backend, build={"command": "sh build.sh", "output": "dist"})
-    deploy = await host.over(await host.publish(app.name, source(app.token())))
-    assert deploy["state"] == "live", f"{deploy}"
-    hook = await host.hook(app.name)
-
-    before = len(provider.asked("What is a capsule?"))
-    context = await browser.new_context()
-    page = await context.new_page()
-    try:
-        await page.goto(f"http://{app.name}.apps.localhost:{host.apps_port}/")
-        await page.get_by_role("button", name="What is a capsule?").click()
-        await expect(page.locator("#answer")).to_have_text("".join(COMPLETIONS))
-
-        # The next build has no inference address, and the page shows that.
-        await host.gateway.switch(enabled=False)
-        assert (await host.over(await host.trigger(hook)))["state"] == "live"
-        await page.reload()
-        await page.get_by_role("button", name="What is a capsule?").click()
-        await expect(page.locator("#trouble h2")).to_be_visible()
-        assert len(provider.asked("What is a capsule?")) == before + 1
-    finally:
-        await host.gateway.switch(enabled=True)
-        await context.close()

@@ -13,8 +13,8 @@ from tests.support.gateway_process import Gateway, gateway_with_redis
 __all__ = ["provider"]
 
 
-class DemoBackend(FakeAppBackend):
-    """Signs in every caller, as the demo's backend does."""
+class OpenBackend(FakeAppBackend):
+    """Signs in every caller, as a backend under load tests does."""
 
     def script(self, exchange: Exchange) -> Script:
         if (exchange.method, exchange.path) == ("POST", "/session"):
@@ -24,7 +24,7 @@ class DemoBackend(FakeAppBackend):
 
 @folder_fixture
 async def backend() -> AsyncIterator[FakeAppBackend]:
-    async with DemoBackend() as backend:
+    async with OpenBackend() as backend:
         yield backend
 
 

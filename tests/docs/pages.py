@@ -34,6 +34,9 @@ class Section:
     def left(self) -> int:
         return len(self._blocks)
 
+    def has(self, language: str) -> bool:
+        return any(block[0] == language for block in self._blocks)
+
     def take(self, language: str) -> str:
         """Returns the next block in the language."""
         block = next(block for block in self._blocks if block[0] == language)
@@ -51,7 +54,7 @@ def sections(name: str, addresses: Mapping[str, str]) -> dict[str, Section]:
     return {section.title: section for section in found if section.left}
 
 
-async def run(*command: str, folder: Path, given: str = "", **environment: str) -> Run:
+async def run(*command: str, folder: Path, given: str = "", seconds: float = SECONDS, **environment: str) -> Run:
     require(command[0])
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
@@ -63,7 +66,7 @@ async def run(*command: str, folder: Path, given: str = "", **environment: str) 
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(given.encode()), SECONDS)
+        out, err = await asyncio.wait_for(process.communicate(given.encode()), seconds)
     finally:
         if process.returncode is None:
             process.kill()

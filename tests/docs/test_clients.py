@@ -152,7 +152,9 @@ async def test_curl(
 ) -> None:
     demo = {"account": account.id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
     assert (await gateway.platform("PUT", "apps/demo", demo)).is_success
-    page = sections("clients.md", {"http://localhost:8000": gateway.address, "http://localhost:8001": backend.address})
+    page = sections("clients.md", {"http://localhost:8000": gateway.address})
+    (tmp_path / ".capsule").mkdir()
+    (tmp_path / ".capsule" / "user-token").write_text(backend.token())  # as `make run` does
     sign_in, curl = page["Clients"].take("sh"), page["curl"]
     whole, stream, chat = (curl.take("sh") for _ in range(3))
     asked = [await run_shell(sign_in + block, tmp_path) for block in (whole, stream, chat)]
