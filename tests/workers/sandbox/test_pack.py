@@ -1,12 +1,16 @@
 """The program that packs an app's data, as a process of its own."""
 
+import contextlib
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,14 +68,16 @@ def test_files_folders_and_links_come_back(data: Data) -> None:
     assert (restored / "inner" / "empty").is_dir()
 
 
-def test_links_that_leave_the_folder_and_odd_files_are_left_out(data: Data, tmp_path: Path) -> None:
+def test_links_that_leave_the_folder_and_odd_files_are_left_out(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text("another's")
     (data.files / "out").symlink_to(tmp_path / "secret")
     (data.files / "up").symlink_to("../../secret")
     (data.files / "folder").symlink_to(tmp_path)
     os.mkfifo(data.files / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
-        os.chdir(data.files)  # the path of a socket is short
+        monkeypatch.chdir(data.files)  # the path of a socket is short
         listener.bind("socket")
         notes = data.pack()
     assert data.names() == []
@@ -106,12 +112,53 @@ def test_what_only_looks_like_a_database_is_copied_as_it_is(data: Data) -> None:
     assert (restored / "app.db-wal").read_bytes() == b"also kept"
 
 
+def test_all_locked_databases_together_are_waited_for(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise an app could hold up its snapshots, and those of others, for each database that it locks."""
+    monkeypatch.setattr(pack, "LOCKED_SECONDS", 3 * pack.ATTEMPT_SECONDS)
+    with contextlib.ExitStack() as stack:
+        for number in range(4):
+            writer = stack.enter_context(
+                contextlib.closing(sqlite3.connect(data.files / f"{number}.db", isolation_level=None))
+            )
+            writer.execute("CREATE TABLE notes (text)")
+            writer.execute("BEGIN EXCLUSIVE")
+        with tarfile.open(data.packed, "w:gz") as tar:
+            packer = pack.Packer(tar, str(data.files), str(data.folder / "copy"), MOST)
+            began = time.monotonic()
+            packer.pack()
+    # Each database has one more attempt, whose failure is not waited for any longer.
+    assert time.monotonic() - began < 8 * pack.ATTEMPT_SECONDS
+    assert data.names() == [f"{number}.db" for number in range(4)], "they are copied as they are"
+
+
 def test_files_beyond_the_limit_are_left_out(data: Data) -> None:
     with (data.files / "a").open("wb") as file:
         file.truncate(1 << 40)  # all hole
     (data.files / "b").write_text("small")
     assert data.pack(most=1_000_000) == ["'a' is left out: it is too large"]
     assert data.names() == ["b"]
+
+
+def test_files_that_are_done_take_no_memory(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data of an app may be millions of files."""
+    remembered: list[int] = []
+
+    def count(work: Callable[..., None]) -> Callable[..., None]:
+        def work_and_count(tar: Any, *args: Any, **more: Any) -> None:
+            remembered.append(len(tar.members))
+            work(tar, *args, **more)
+
+        return work_and_count
+
+    for name in ("addfile", "extract"):
+        monkeypatch.setattr(tarfile.TarFile, name, count(getattr(tarfile.TarFile, name)))
+    for number in range(10):
+        (data.files / str(number)).touch()
+    with tarfile.open(data.packed, "w:gz") as tar:
+        pack.Packer(tar, str(data.files), str(data.folder / "copy"), MOST).pack()
+    assert len(os.listdir(data.unpack())) == 10
+    assert len(remembered) == 20
+    assert max(remembered) <= 1
 
 
 def test_a_file_that_shrinks_meanwhile_keeps_the_archive_readable(tmp_path: Path) -> None:
