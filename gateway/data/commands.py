@@ -24,7 +24,7 @@ from gateway.ids import new_id
 from gateway.redis.client import Store, until_redis_answers
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
-MAX_COMMANDS = 1_000  # of a partition
+MAX_COMMANDS, MAX_COMMANDS_OF_ACCOUNT = 1_000, 100  # that wait: of a partition, and of an account in it
 KEPT_SECONDS = 7 * 86_400
 ANSWER_SECONDS = 3_600
 POLL_SECONDS = 0.2  # between looks for the answer
@@ -107,10 +107,12 @@ class DataCommands:
     async def send(self, command: DataCommand) -> None:
         """Raises DataUnavailable while too many commands wait."""
         key = commands_key(partition_tag(command.account))
-        if await self._store.client.hlen(key) >= MAX_COMMANDS:
+        waiting = await self._store.client.hkeys(key)
+        own = sum(field.startswith(f"{command.account} ") for field in waiting)
+        if len(waiting) >= MAX_COMMANDS or own >= MAX_COMMANDS_OF_ACCOUNT:
             raise DataUnavailable
         async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.hset(key, command.id, msgspec.json.encode(command).decode())
+            pipe.hset(key, _field(command), msgspec.json.encode(command).decode())
             pipe.expire(key, KEPT_SECONDS)
             await pipe.execute()
 
@@ -135,5 +137,9 @@ class DataCommands:
         """Writes the answer, and removes the command."""
         async with self._store.client.pipeline(transaction=True) as pipe:
             pipe.set(answer_key(command.account, command.id), msgspec.json.encode(answer).decode(), ex=ANSWER_SECONDS)
-            pipe.hdel(commands_key(partition_tag(command.account)), command.id)
+            pipe.hdel(commands_key(partition_tag(command.account)), _field(command))
             await pipe.execute()
+
+
+def _field(command: DataCommand) -> str:
+    return f"{command.account} {command.id}"

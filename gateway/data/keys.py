@@ -3,11 +3,11 @@
 | key | type | holds | expires |
 | --- | --- | --- | --- |
 | `{pNN}:data:<account>:<app id>` | string | the bytes, state and problem that the app's host reports, JSON | 7 days |
-| `{pNN}:data-snapshots:<account>:<app id>` | hash | snapshot id → the snapshot, JSON | with the app; 20 |
+| `{pNN}:data-snapshots:<account>:<app id>` | hash | snapshot id → the snapshot, JSON | with the app; 21 |
 | `{pNN}:data-snapshots-made:<app id>` | string | number of snapshots that its account has asked for | 1 hour |
-| `{pNN}:data-deleted:<account>` | hash | record id → a deleted app and its snapshots, JSON | 7 days |
+| `{pNN}:data-deleted:<account>` | hash | record id → a deleted app and its snapshots, JSON | 8 days |
 | `{pNN}:data-deleted` | zset | `<account> <record id>` by the time of the deletion, ms | each after 7 days |
-| `{pNN}:data-commands` | hash | command id → a command to the host of an app's data, JSON | 7 days; 1,000 |
+| `{pNN}:data-commands` | hash | `<account> <id>` → a command to the host of an app's data, JSON | 7 days; 1,000 |
 | `{pNN}:data-answer:<command id>` | string | the host's answer to a command, JSON | 1 hour |
 """
 

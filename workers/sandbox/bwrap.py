@@ -41,6 +41,8 @@ def build_arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
     words += ["--unshare-uts", "--hostname", "app", "--unshare-cgroup-try"]
     words += ["--info-fd", str(info_fd), "--seccomp", str(_create_memory_file(bytes.fromhex(spec["filter"])))]
     words += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
+    # Otherwise, the command could write to the memory of bubblewrap's process, which must end with its keeper.
+    words += ["--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
     for folder in IN_MEMORY:
         words += ["--size", size, "--perms", "1777", "--tmpfs", folder]
     for path in SYSTEM:

@@ -26,7 +26,15 @@ REFUSED = (
 NEW_NAMESPACES = (0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000, 0x0002_0000)
 FAMILIES = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK. VSOCK, for one, would reach the host of a virtual machine.
 PROTOCOLS = (132, 262)  # SCTP, MPTCP
+# Process 1 of a sandbox is bubblewrap's. It could be made to outlive its keeper, and the command with it. Its folder in
+# /proc is hidden (`bwrap.py`).
+FIRST = 1
+REACH_OTHERS = {"ptrace": 1, "process_vm_readv": 0, "process_vm_writev": 0}  # which argument is the process
 TYPE_INTO_TERMINAL = 0x5412  # TIOCSTI
+# These reserve space without writing to it. So they could fill the disk before a keeper measures. C libraries and
+# programs write instead, because some file systems refuse these calls, too.
+PUNCH_HOLE = 0x02  # a mode of fallocate, which only frees space
+RESERVE_SPACE = (0x4030_5828, 0x4030_582A, 0x4030_5839)  # FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE
 ALLOW, REFUSE = 0x7FFF_0000, 0x0005_0000
 GREATER, MASKED = 6, 7
 # The kernel reads only 32 bits of these arguments, but a filter sees all 64.
@@ -69,7 +77,12 @@ def compile_filter(architecture: str) -> bytes:
         refuse("socket", errno.EAFNOSUPPORT, [(0, GREATER, highest, 0)])
         for protocol in PROTOCOLS:
             refuse("socket", errno.EPROTONOSUPPORT, [(2, MASKED, WORD, protocol)])
+        for name, argument in REACH_OTHERS.items():
+            refuse(name, comparisons=[(argument, MASKED, WORD, FIRST)])
         refuse("ioctl", comparisons=[(1, MASKED, WORD, TYPE_INTO_TERMINAL)])
+        refuse("fallocate", errno.EOPNOTSUPP, [(1, MASKED, PUNCH_HOLE, 0)])
+        for request in RESERVE_SPACE:
+            refuse("ioctl", errno.EOPNOTSUPP, [(1, MASKED, WORD, request)])
         with os.fdopen(os.memfd_create("filter"), "r+b") as file:
             check(seccomp.seccomp_export_bpf(context, file.fileno()))
             return os.pread(file.fileno(), 1 << 16, 0)

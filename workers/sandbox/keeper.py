@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from workers.sandbox import bwrap, lease, network, relay
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
+from workers.sandbox.folders import walk
 from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, make_concealer
 
 CADDY_USER = 60_578  # the first of the free ids (`sandbox.py`), if the worker is root
@@ -386,7 +387,8 @@ class DataFolder:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
-        self._next = 0.0
+        self._earliest = self._next = 0.0  # of the next measurement: when the disk fills, and otherwise
+        self._free = self._room = 0  # at the last measurement: bytes on the disk, and bytes below the limit
 
     def is_held(self) -> bool:
         """Returns whether the worker wants no process of the app to run."""
@@ -394,12 +396,15 @@ class DataFolder:
 
     def is_full(self) -> bool:
         """Measures the files from time to time, and records their size. Returns whether they exceed their limit."""
-        if (now := time.monotonic()) < self._next:
+        now, disk = time.monotonic(), os.statvfs(self._path)
+        free = disk.f_bavail * disk.f_frsize
+        if now < self._next and (now < self._earliest or self._free - free <= self._room):
             return False
         used, limit = measure_data(self._path / bwrap.DATA_FILES), read_number(self._path / "limit")
         write_number(self._path / "used", used)
         taken = time.monotonic() - now
-        self._next = now + min(max(1.0, 20 * taken), DATA_SECONDS)
+        self._earliest, self._next = now + 2 * taken, now + min(max(1.0, 20 * taken), DATA_SECONDS)
+        self._free, self._room = free, UNMEASURABLE if limit is None else limit - used
         return limit is not None and used > limit
 
     def record_size(self) -> None:
@@ -413,20 +418,16 @@ def measure_data(folder: Path) -> int:
     Returns UNMEASURABLE if files could hide from this: below a path that is too long, or in a folder that its owner has
     closed.
     """
-    total, pending = 0, [os.fspath(folder)]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        total += max(status.st_size, status.st_blocks * 512) + ENTRY_BYTES
-        except OSError as error:
-            if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
-                return UNMEASURABLE
-    return total
+    try:
+        statuses = (entry.status for entry in walk(folder, [errno.ENAMETOOLONG, errno.EACCES]))
+        return sum(max(status.st_size, status.st_blocks * 512) + ENTRY_BYTES for status in statuses)
+    except OSError:
+        return UNMEASURABLE
+
+
+def measure_disk(folder: Path) -> int:
+    """Returns the bytes that files take on the disk. Holes in files take none."""
+    return sum(entry.status.st_blocks * 512 for entry in walk(folder))
 
 
 def read_number(path: Path) -> int | None:
@@ -510,19 +511,15 @@ def _read_mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
 
 def _measure(folders: list[str], limit: int) -> tuple[int, int]:
     """Returns the bytes and the number of entries in the folders. Stops when the bytes exceed the limit."""
-    total, count, pending = 0, 0, list(folders)
-    while pending and total <= limit:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    count += 1
-                    with contextlib.suppress(OSError):
-                        if entry.is_dir(follow_symlinks=False):
-                            pending.append(entry.path)
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512 + ENTRY_BYTES
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # files could hide below such a path
-                return limit + 1, count
+    total, count = 0, 0
+    try:
+        for folder in folders:
+            for entry in walk(folder, [errno.ENAMETOOLONG]):
+                total, count = total + entry.status.st_blocks * 512 + ENTRY_BYTES, count + 1
+                if total > limit:
+                    return total, count
+    except OSError:  # files could hide below a path that is too long
+        return limit + 1, count
     return total, count
 
 

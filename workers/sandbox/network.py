@@ -280,14 +280,16 @@ async def splice(
     idle_seconds: float = math.inf,
     answer_seconds: float = math.inf,
     on_answer: Callable[[], None] = lambda: None,
+    end_seconds: float = math.inf,
 ) -> None:
     """Copies bytes in both directions until both have ended.
 
-    Aborts both connections if one side aborts its own, or if nothing has moved for `idle_seconds`. Raises NoAnswer if
-    `other` sends nothing within `answer_seconds` of the first bytes of `one`; calls `on_answer` for all that it sends.
+    Aborts both connections if one side aborts its own, if nothing has moved for `idle_seconds`, or if `other` has not
+    ended `end_seconds` after `one`. Raises NoAnswer if `other` sends nothing within `answer_seconds` of the first bytes
+    of `one`; calls `on_answer` for all that it sends.
     """
     loop = asyncio.get_running_loop()
-    moved_at, answer_ends = loop.time(), math.inf
+    moved_at, answer_ends, ends = loop.time(), math.inf, math.inf
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal moved_at, answer_ends, answer_seconds
@@ -308,7 +310,7 @@ async def splice(
         while pending:
             if loop.time() > answer_ends:
                 raise NoAnswer
-            left = moved_at + idle_seconds - loop.time()
+            left = min(moved_at + idle_seconds, ends) - loop.time()
             if left < 0:
                 raise TimeoutError
             left = left if answer_seconds == math.inf else min(left, CHECK_SECONDS)
@@ -317,6 +319,8 @@ async def splice(
             )
             for direction in done:
                 direction.result()
+            if directions[0] in done:
+                ends = loop.time() + end_seconds
     except (OSError, RuntimeError) as error:  # RuntimeError: the other direction has just closed the connection
         abort(one[1])
         abort(other[1])

@@ -13,15 +13,15 @@ import os
 import stat
 import sys
 import tarfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
 HEADER = b"SQLite format 3\0"
 BESIDE = ("-wal", "-shm", "-journal")  # files of a database; its backup includes what they contain
-DONE = 101  # SQLITE_DONE
-LOCKED_SECONDS = 30.0  # that a database may be locked
+LOCKED = (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED
+LOCKED_SECONDS = 30.0  # that all databases together may be locked
+ATTEMPT_SECONDS = 0.25  # that an attempt to read a database waits
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -42,9 +42,11 @@ class Packer:
     def __init__(self, tar: tarfile.TarFile, folder: str, copy: str, max_bytes: int) -> None:
         """`copy` is a path for the copy of one database at a time."""
         self._tar, self._folder, self._copy, self._left = tar, folder, copy, max_bytes
+        self._attempts_left = LOCKED_SECONDS / ATTEMPT_SECONDS
 
     def pack(self) -> None:
         for path, name in self._walk():
+            self._tar.members.clear()  # type: ignore[attr-defined]  # millions of them would take too much memory
             try:
                 self._add(path, name)
             except FileNotFoundError:
@@ -92,7 +94,7 @@ class Packer:
     def _copied(self, path: str, name: str, beside: list[str]) -> Iterator[tuple[str, str]]:
         """Adds the database. Yields its files if it cannot be read as a database."""
         try:
-            back_up(path, self._copy)
+            back_up(path, self._copy, self._count_attempt)
         except Exception as error:  # of any kind, because the file comes from a customer
             print(f"{name!r} is no readable database, and is copied as it is: {error}")
             yield path, name
@@ -104,6 +106,12 @@ class Packer:
             for suffix in ("", *BESIDE):
                 if os.path.lexists(self._copy + suffix):
                     os.unlink(self._copy + suffix)
+
+    def _count_attempt(self) -> None:
+        """Counts an attempt to read a locked database. Raises TimeoutError."""
+        if self._attempts_left <= 0:
+            raise TimeoutError("it is locked")
+        self._attempts_left -= 1
 
     def _add(self, path: str, name: str) -> None:
         status = os.lstat(path)
@@ -140,34 +148,33 @@ class Packer:
             os.close(fd)
 
 
-def back_up(source: str, target: str) -> None:
-    """Copies a database in one step, from a single state of it. Raises sqlite3.Error and TimeoutError.
+def back_up(source: str, target: str, on_lock: Callable[[], None]) -> None:
+    """Copies a database in one step, from a single state of it. Raises sqlite3.Error, and what `on_lock` raises.
 
-    Opens it for writing only if a transaction that was interrupted must be rolled back first.
+    Opens it for writing only if a transaction that was interrupted must be rolled back first. Calls `on_lock` after
+    each attempt while the database is locked.
     """
     import sqlite3  # here, because some installations of Python lack it
 
     try:
-        _copy_database(source, target, "ro")
+        _copy_database(source, target, "ro", on_lock)
     except sqlite3.OperationalError:
-        _copy_database(source, target, "rw")
+        _copy_database(source, target, "rw", on_lock)
 
 
-def _copy_database(source: str, target: str, mode: str) -> None:
+def _copy_database(source: str, target: str, mode: str, on_lock: Callable[[], None]) -> None:
     import sqlite3
 
-    ends = time.monotonic() + LOCKED_SECONDS
-
     def check(status: int, remaining: int, total: int) -> None:
-        if status != DONE and time.monotonic() > ends:
-            raise TimeoutError("it is locked")
+        if status in LOCKED:
+            on_lock()
 
-    database = sqlite3.connect(f"file:{quote(source)}?mode={mode}", uri=True, timeout=LOCKED_SECONDS)
+    database = sqlite3.connect(f"file:{quote(source)}?mode={mode}", uri=True, timeout=ATTEMPT_SECONDS)
     try:
         copy = sqlite3.connect(target)
         try:
             copy.execute("PRAGMA synchronous=OFF")
-            database.backup(copy, progress=check)
+            database.backup(copy, progress=check, sleep=0)
         finally:
             copy.close()
     finally:

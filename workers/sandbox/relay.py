@@ -22,6 +22,7 @@ BACKLOG = 4_096  # connections that wait to be accepted
 REQUESTS, WAITING = 384, 128  # of an app's visitors: in progress, and waiting to begin
 WAIT_SECONDS = 5.0  # that they wait
 IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
+GONE_SECONDS = 5.0  # after the visitor, in which an app must end a connection, which keeps it awake
 START_SECONDS = 60.0  # in which an app that was started must listen
 RETRY_SECONDS = 0.02  # between attempts to reach an app that is starting
 NO_FILES_SECONDS = 1.0  # between attempts to accept while no descriptor is left
@@ -104,7 +105,7 @@ class Relay:
                 self._requests.discard(asyncio.current_task())
             app = await self._reach_app()
             app[1].write(first)
-            await splice(visitor, app, IDLE_SECONDS)
+            await splice(visitor, app, IDLE_SECONDS, end_seconds=GONE_SECONDS)
         except OSError:
             abort(writer)
         finally:

@@ -32,7 +32,7 @@ import structlog
 from gateway.cancellation import finish_despite_cancellation
 from gateway.settings import Settings
 from gateway.storage import closed_folders
-from workers.sandbox import bwrap, cgroups, tools, unpack
+from workers.sandbox import bwrap, cgroups, pack, tools, unpack
 from workers.sandbox.keeper import CADDY_USER, NOT_ENTERED
 from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
 from workers.sandbox.network import Endpoint
@@ -54,6 +54,8 @@ KILL_SECONDS = 5.0  # in which a keeper must kill the remaining processes
 PIPE_SECONDS = 2.0  # to read the output that is still in the pipe after its keeper has ended
 START_SECONDS = 30.0
 DATA_FULL = "the app's data are larger than its plan allows; clear them, restore a snapshot, or choose a larger plan"
+
+PACK, UNPACK = Path(pack.__file__).read_text(), Path(unpack.__file__).read_text()  # programs of a command
 
 Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "data", "network", "stopped", "lease"]
 
@@ -107,7 +109,6 @@ class Outcome(msgspec.Struct, frozen=True):
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Sequence[str] = ()
     program: str = ""  # a Python program that gets the arguments, in place of a command
-    unpack: tuple[int, int] | None = None  # instead of arguments: max files, max bytes of a tar.gz on stdin
     folder: Path  # the working folder
     environment: Mapping[str, str]
     read: Sequence[Path] = ()
@@ -377,12 +378,9 @@ class Sandbox:
         if detached is not None:
             inherited += [*detached.locks, *([] if detached.listener is None else [detached.listener])]
         read, arguments = [*map(os.fspath, command.read)], command.arguments
-        program = command.program
-        if command.unpack is not None:
-            program, arguments = _UNPACK, [*map(str, command.unpack)]
-        if program:
+        if command.program:
             read += self._python[:1]
-            arguments = [*self._python[1:], "-IS", "-c", program, *arguments]
+            arguments = [*self._python[1:], "-IS", "-c", command.program, *arguments]
         spec: dict[str, Any] = {
             "trusted": self._trusted,
             "bwrap": self._bwrap,
@@ -430,9 +428,6 @@ _KEEPER = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
     " from workers.sandbox.keeper import main; main()"
 )
-
-
-_UNPACK = Path(unpack.__file__).read_text()
 
 
 def _find_python(*, any_user: bool) -> list[str]:

@@ -35,7 +35,7 @@ def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int) -> No
 def _extract(plain: gzip.GzipFile, folder: str, max_files: int, max_bytes: int) -> None:
     files, total, now = 0, 0, time.time()
     links: set[PurePosixPath] = set()
-    files_seen: set[PurePosixPath] = set()
+    files_seen: set[str] = set()
     with tarfile.open(fileobj=plain, mode="r|") as tar:
         if hasattr(tarfile, "data_filter"):  # Python's own checks in addition to ours
             tar.extraction_filter = tarfile.data_filter
@@ -50,9 +50,10 @@ def _extract(plain: gzip.GzipFile, folder: str, max_files: int, max_bytes: int) 
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.mtime = now  # the archive's time may be outside the calendar
             tar.extract(member, folder, set_attrs=not member.issym())
+            tar.members.clear()  # type: ignore[attr-defined]  # millions of them would take too much memory
 
 
-def _check_member(member: tarfile.TarInfo, links: set[PurePosixPath], files_seen: set[PurePosixPath]) -> PurePosixPath:
+def _check_member(member: tarfile.TarInfo, links: set[PurePosixPath], files_seen: set[str]) -> PurePosixPath:
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\0" in member.name:
         raise Refused(f"the archive contains {member.name!r}, which leaves its folder")
@@ -62,12 +63,12 @@ def _check_member(member: tarfile.TarInfo, links: set[PurePosixPath], files_seen
         if not _stays_inside(path, PurePosixPath(member.linkname)):
             raise Refused(f"the archive contains the link {member.name!r}, which leaves its folder")
         links.add(path)
-        files_seen.discard(path)  # a hard link to this link would be the same link in another folder
+        files_seen.discard(str(path))  # a hard link to this link would be the same link in another folder
     elif member.islnk():
-        if PurePosixPath(member.linkname) not in files_seen:
+        if str(PurePosixPath(member.linkname)) not in files_seen:
             raise Refused(f"the archive contains the link {member.name!r}, which points to no earlier file")
     elif member.isfile():
-        files_seen.add(path)
+        files_seen.add(str(path))
     elif not member.isdir():
         raise Refused(f"the archive contains {member.name!r}, which is not a file, a folder or a link")
     return path

@@ -18,8 +18,28 @@ OPERATORS: dict[int, Callable[[int, int], bool]] = {
     0x35: lambda value, operand: value >= operand,
     0x45: lambda value, operand: value & operand != 0,
 }
-# First and third arguments of clone and socket, and second ones of ioctl.
-INTERESTING = [0, 1, 2, 3, 10, 16, 17, 38, 40, 44, 132, 262, 0x5412, 0x11, 0x10000011, 0x2000000]
+# First and third arguments of clone and socket, and second ones of ioctl and fallocate.
+INTERESTING = [
+    0,
+    1,
+    2,
+    3,
+    10,
+    16,
+    17,
+    38,
+    40,
+    44,
+    132,
+    262,
+    0x5412,
+    0x40305828,
+    0x4030582A,
+    0x40305839,
+    0x11,
+    0x10000011,
+    0x2000000,
+]
 INTERESTING += [value | 1 << 32 for value in INTERESTING]
 HIGHEST_CALL = 480
 
@@ -97,7 +117,15 @@ def test_calls_that_depend_on_arguments(architecture: str) -> None:
         assert ask("socket", high | 40) == REFUSE | errno.EAFNOSUPPORT, "VSOCK"
         assert ask("socket", high | 3) == REFUSE | errno.EAFNOSUPPORT, "AX25"
         assert ask("ioctl", 0, high | 0x5412) == REFUSE | errno.EPERM, "TIOCSTI"
+        assert ask("ioctl", 0, high | 0x4030582A) == REFUSE | errno.EOPNOTSUPP, "FS_IOC_RESVSP64"
+        for mode in (0, 1, 0x10):
+            assert ask("fallocate", 3, high | mode) == REFUSE | errno.EOPNOTSUPP
+        assert ask("fallocate", 3, high | 3) == ALLOW, "a hole takes no space"
     assert ask("socket", 2, 1, 6) == ask("socket", 10, 2, 17) == ask("socket", 1, 1) == ask("ioctl", 0, 0x5401) == ALLOW
+    for name, before in (("ptrace", [16]), ("process_vm_readv", []), ("process_vm_writev", [])):
+        for high in (0, 1 << 32):
+            assert ask(name, *before, high | 1) == REFUSE | errno.EPERM, "bubblewrap's process"
+        assert ask(name, *before, 2) == ALLOW, "debuggers work"
     for flag in compile_filters.NEW_NAMESPACES:
         assert ask("clone", flag | 17) == REFUSE | errno.EPERM
     assert ask("clone", 0x003D0F00) == ALLOW, "a thread"

@@ -6,11 +6,13 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
+from workers.sandbox.keeper import DataFolder
 from workers.sandbox.sandbox import COPIES, MIB, Command, Outcome, SandboxLimits
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -103,6 +105,22 @@ async def test_empty_files_do_not_hide_large_ones(room: Room) -> None:
     used = (room.folder / "x").stat().st_blocks * 512
     print(f"{used / MIB:.0f} MiB under 300, of which the empty ones count 30")
     assert outcome.why == "disk"
+
+
+def test_data_are_measured_at_once_when_the_disk_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 100
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=MIB))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "limit").write_text(str(2 * MIB))
+    folder = DataFolder(str(tmp_path))
+    monkeypatch.setattr(time, "monotonic", lambda: 1_000.0)
+    assert not folder.is_full()
+    (tmp_path / "files" / "big").write_bytes(bytes(3 * MIB))
+    monkeypatch.setattr(time, "monotonic", lambda: 1_000.1)
+    free -= 1
+    assert not folder.is_full(), "it is not measured yet"
+    free -= 2
+    assert folder.is_full()
 
 
 async def test_inodes_are_bounded(room: Room) -> None:

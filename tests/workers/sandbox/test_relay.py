@@ -138,6 +138,23 @@ async def test_an_idle_app_gives_its_listener_away_until_the_worker_leaves(app: 
         late.close()
 
 
+async def test_a_connection_whose_visitor_has_left_keeps_no_app_awake(
+    app: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "GONE_SECONDS", 0.2)
+    async with app() as running:
+        _, visitor = await running.ask()
+        await running.has(1)
+        from_app, _ = running.connections[0]
+        await from_app.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.5)
+        assert await ask_relay(running.control, 0.2) == 0.2, "the visitor is there"
+        visitor.close()
+        idle = await wait_until(lambda: ask_relay(running.control, 0.2), holds=lambda idle: isinstance(idle, Idle))
+        idle.listener.close()
+        idle.relay.close()
+
+
 async def test_requests_of_monitors_are_not_counted(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "REQUEST", REQUEST[:-2] + b"user-agent: capsule-uptime\r\n\r\n")
     async with app() as running:

@@ -106,6 +106,16 @@ async def test_other_processes_are_out_of_reach(each_room: Room) -> None:
         victim.wait()
 
 
+async def test_bubblewrap_s_own_process_is_out_of_reach(room: Room) -> None:
+    """Otherwise, the command could make it outlive its keeper, and with it all its processes."""
+    seize = "import ctypes, os; print(ctypes.CDLL(None).ptrace(0x4206, 1, 0, 0), os.path.exists('/proc/self/mem'))"
+    assert (await room.run(f'exec /usr/bin/python3 -c "{seize}"')).ok, room.lines
+    assert room.lines == ["-1 True"]
+    assert (await room.run("ls -A /proc/1")).ok
+    assert (await room.run(": > /proc/1/new")).code == 2
+    assert room.lines[1:-1] == [], "its folder is empty"
+
+
 def become(uid: int) -> Callable[[], None]:
     return lambda: os.setresuid(uid, uid, uid)
 

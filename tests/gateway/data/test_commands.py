@@ -1,0 +1,31 @@
+"""Commands to the hosts of apps' data, with a real Redis."""
+
+import itertools
+
+import pytest
+
+from gateway.data import commands as commands_module
+from gateway.data.commands import DataAnswer, DataCommand, DataCommands, DataUnavailable
+from gateway.ids import new_id
+from gateway.redis.client import Store
+from gateway.redis.partitions import partition_tag
+
+
+def make_command(account: str) -> DataCommand:
+    return DataCommand(new_id("dat"), account, "shop", "clear", ends=0)
+
+
+async def test_the_commands_of_an_account_leave_room_for_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands_module, "MAX_COMMANDS_OF_ACCOUNT", 3)
+    first, commands = "acc_1", DataCommands(store)
+    names = (f"acc_{number}" for number in itertools.count(2))
+    second = next(name for name in names if partition_tag(name) == partition_tag(first))
+    sent = [make_command(first) for _ in range(3)]
+    for command in sent:
+        await commands.send(command)
+    with pytest.raises(DataUnavailable):
+        await commands.send(make_command(first))
+    await commands.send(make_command(second))
+    await commands.answer(sent[0], DataAnswer())
+    await commands.send(make_command(first))
+    assert [command.account for command in await commands.list_commands()].count(first) == 3
