@@ -61,7 +61,8 @@ def data_show(app: str) -> None:
         {"app": app, "state": text_of("state"), "used": f"{used} of {limit}", "problem": text_of("problem")},
     )
     click.echo("\nSnapshots:")
-    show_table(_list_snapshots(answer), SNAPSHOT_COLUMNS, empty=f"none; to make one, run: capsule data snapshot {app}")
+    advice = "" if answer["state"] == "none" else f"; to make one, run: capsule data snapshot {app}"
+    show_table(_list_snapshots(answer), SNAPSHOT_COLUMNS, empty=f"none{advice}")
 
 
 @data.command("snapshot")
@@ -93,6 +94,8 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
             sys.stdout.buffer.write(chunk)
         return
     target = output or Path(f"{app}-{snapshot}.tar.gz")
+    if not target.absolute().parent.is_dir():
+        raise WrongUsage(f"there is no folder {target.parent} to write {target.name} to")
     descriptor, partial = tempfile.mkstemp(dir=target.absolute().parent, prefix=".capsule-")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -113,7 +116,7 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
 @timeout_option
 @as_json
 def data_restore(app: str, snapshot: str, follow: bool, timeout: int) -> None:
-    """Deploy the live release of APP again, with the data of snapshot ID.
+    """Deploy APP's live release again, on the data of a snapshot.
 
     The present data are kept as a snapshot first. 'capsule data deleted' lists snapshots of deleted apps, which any app
     can restore.
@@ -135,7 +138,7 @@ def data_clear(app: str, yes: bool) -> None:
             raise WrongUsage("this clears all data of the app; add --yes to confirm it")
         click.confirm(f"Clear all data of {app}?", abort=True, err=True)
     open_service().send("DELETE", _address(app), seconds=ANSWER_SECONDS)
-    show_line({"cleared": app}, f"Cleared the data of {app}. To see the snapshot, run: capsule data show {app}")
+    show_line({"cleared": app}, f"Cleared the data of {app}. To list its snapshots, run: capsule data show {app}")
 
 
 @data.command("deleted")

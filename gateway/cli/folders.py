@@ -49,7 +49,7 @@ def new(name: str, folder: Path | None, kind: Literal["full", "static"]) -> None
     if folder.exists() and any(folder.iterdir()):
         raise Refused(f"{folder} is not empty; choose another folder: capsule new {name} DIR")
     write_template(name, kind, folder)
-    click.echo(strip_controls(f"Created {name} in {folder}."))
+    click.echo(strip_controls(f"Wrote the app {name} into the folder {folder}."))
     click.echo("\nNext steps:\n")
     for command, purpose in _list_next_steps(folder):
         click.echo(f"  {command:<24}  # {purpose}")

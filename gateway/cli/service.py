@@ -205,7 +205,12 @@ class Service:
             yield
         except httpx.TimeoutException:
             raise Refused(f"{self.url} did not answer in time; try again", temporary=True) from None
-        except httpx.ConnectError:
+        except httpx.ConnectError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Refused(
+                    f"the certificate of {self.url} is not trusted here; if you trust its authority, set SSL_CERT_FILE "
+                    "to the file with the authority's certificate"
+                ) from None
             raise Refused(
                 f"cannot reach {self.url}; check the address, and that the service is running", temporary=True
             ) from None

@@ -220,8 +220,11 @@ def format_size(count: Any) -> str:
     if not isinstance(count, int | float):
         return str(count)
     if count < 1024:
-        return f"{count} bytes"
-    return f"{count / 1024:.0f} KB" if count < 1_048_576 else f"{count / 1_048_576:.1f} MB"
+        return f"{count} byte{'' if count == 1 else 's'}"
+    if count < 1_048_576:
+        return f"{count / 1024:.0f} KB"
+    amount, unit = (count / 2**20, "MB") if count < 2**30 else (count / 2**30, "GB")
+    return f"{amount:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def format_euro(nano: Any) -> str:

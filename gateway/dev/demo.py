@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import io
-import os
 import secrets
 import tarfile
 import tempfile
@@ -24,7 +23,7 @@ import jwt
 
 from gateway.dev import report
 from gateway.dev.account import AppView, bearer
-from gateway.dev.keys import Keys, save
+from gateway.dev.keys import Keys, replace_file, save
 from gateway.dev.layout import DEMO, HELLO, Layout
 from gateway.dev.visitor import POLL_SECONDS, open_app, wait_for_answer
 
@@ -115,7 +114,7 @@ class Demo:
             if deploy["state"] in ("canary", "live"):  # the swap has changed how tokens are verified
                 await self.write_token()
         if deploy["state"] == "failed":
-            raise DemoFailed(f"{deploy.get('error')} (capsule deploys show {deploy['id']})")
+            raise DemoFailed(f"{_read_cause(deploy)} (capsule deploys show {deploy['id']})")
         return bool(deploy["state"] == "live")
 
     async def _set_missing_secret(self) -> None:
@@ -155,11 +154,7 @@ class Demo:
             token = jwt.encode(claims, self.keys.auth_secret, "HS256")
         else:
             self._signs_itself = False
-        fresh = self.layout.user_token.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            out.write(token)
-        fresh.replace(self.layout.user_token)
+        replace_file(self.layout.user_token, token.encode())
         return True
 
     async def _sign_in(self) -> str:
@@ -193,6 +188,12 @@ def pack_template(write_template: WriteTemplate, kind: Kind, name: str) -> bytes
             for path in sorted(Path(folder).rglob("*")):
                 tar.add(path, arcname=path.relative_to(folder).as_posix(), recursive=False)
     return packed.getvalue()
+
+
+def _read_cause(deploy: dict[str, Any]) -> str:
+    """Returns the error, and the first host that the build could not reach."""
+    unreached = [line for line in deploy["log"].splitlines() if line.startswith("Network: ")]
+    return "; ".join([str(deploy.get("error")), *unreached[:1]])
 
 
 def _digest(files: bytes) -> str:

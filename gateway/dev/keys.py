@@ -37,9 +37,13 @@ def load(file: Path) -> Keys:
 
 
 def save(keys: Keys, file: Path) -> None:
-    """Replaces the file in one step, so that a crash leaves either the old keys or the new ones."""
+    replace_file(file, msgspec.json.format(msgspec.json.encode(keys)))
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Replaces a file that only the user can read, in one step, so that a crash leaves the old one or the new one."""
     temporary = file.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-        out.write(msgspec.json.format(msgspec.json.encode(keys)))
+        out.write(content)
     temporary.replace(file)

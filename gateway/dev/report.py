@@ -36,6 +36,8 @@ def print_running(layout: Layout, api_key: str, fault: tuple[str, str], *, is_bu
     _print_row("API key", api_key)
     _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")
     _print_row("Model", layout.provider_url or "a stand-in on this machine (for a real one, set GATEWAY_PROVIDER_URL)")
+    if layout.https:
+        _print_row("Certificate", f"{layout.root_certificate} (let your browser trust it)")
     _print_row("Logs", str(layout.logs))
     if layout.data_dir != layout.folder:
         _print_row("Builds", f"{layout.data_dir} (builds run as users that can't reach {layout.folder})")

@@ -10,13 +10,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import structlog
 
+from gateway.cancellation import run_in_background
 from gateway.dev import keys, report, valkey
 from gateway.dev.account import AppView, register_demo
 from gateway.dev.children import Child, StartFailed, run_child
@@ -135,7 +136,7 @@ async def start_own_app(
     """Starts the developer's own app, and prints the screen. Returns its process."""
     report.print_running(layout, run_keys.api_key, fault)
     child = await stack.enter_async_context(run_own_app(layout, run_keys, app))
-    await stack.enter_async_context(_run_in_background(announce_app(layout)))
+    await stack.enter_async_context(run_in_background(announce_app(layout)))
     return child
 
 
@@ -145,11 +146,11 @@ async def start_demo(demo: Demo, stack: AsyncExitStack, write_template: WriteTem
     is_built = can_build and await demo.is_current(write_template)
     await demo.write_token()
     report.print_running(demo.layout, demo.keys.api_key, fault, is_built=is_built)
-    await stack.enter_async_context(_run_in_background(demo.keep_token()))
+    await stack.enter_async_context(run_in_background(demo.keep_token()))
     if can_build:
-        await stack.enter_async_context(_run_in_background(demo.publish_hello(write_template)))
+        await stack.enter_async_context(run_in_background(demo.publish_hello(write_template)))
     if can_build and not is_built:
-        await stack.enter_async_context(_run_in_background(demo.bring_up(write_template)))
+        await stack.enter_async_context(run_in_background(demo.bring_up(write_template)))
 
 
 async def announce_app(layout: Layout) -> None:
@@ -158,16 +159,6 @@ async def announce_app(layout: Layout) -> None:
     async with open_app(layout) as app:
         await wait_for_answer(app)
     report.print_answer(layout, time.monotonic() - began)
-
-
-@asynccontextmanager
-async def _run_in_background(work: Coroutine[object, object, object]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def make_data_folder(data_dir: Path) -> None:

@@ -1,7 +1,7 @@
 // The card with the data of an app's start command: how full, and snapshots.
 
 import { h } from "/pages/dom.js";
-import { capital, megabytes, moment } from "/pages/format.js";
+import { capital, moment, size } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { action, announce, badge, card, confirmAction, empty, redraw, refusal, table } from "./parts.js";
 
@@ -29,7 +29,7 @@ export function dataCard(at) {
   const make = action("Make a snapshot", { class: "main", "data-focus": "make" }, line, async () => {
     const made = await call("POST", `${at}/data/snapshots`, { deadline: PATIENCE });
     await refresh();
-    announce(`Made a snapshot of ${megabytes(made.bytes)}.`);
+    announce(`Made a snapshot of ${size(made.bytes)}.`);
   });
   const clear = action("Clear", { class: "danger", "data-focus": "clear" }, line, async (button) => {
     const loss = "The app starts again with an empty folder. Its present data are kept as a snapshot first.";
@@ -39,6 +39,8 @@ export function dataCard(at) {
     announce("Cleared the data.");
     button.focus();
   });
+  const download = ({ id }) =>
+    h("a", { href: `${at}/data/snapshots/${id}`, download: true, "aria-label": `Download ${id}` }, "Download");
   const restore = ({ id, at: made }) => {
     const label = { "aria-label": `Restore ${id}`, "data-focus": `restore-${id}` };
     return action("Restore", label, line, async (button) => {
@@ -56,7 +58,7 @@ export function dataCard(at) {
       "p",
       { class: "row" },
       h("meter", { min: 0, max: limitBytes, high: limitBytes * 0.8, value: usedBytes, "aria-label": "Data" }),
-      `${megabytes(usedBytes)} of ${megabytes(limitBytes)}`,
+      `${size(usedBytes)} of ${size(limitBytes)}`,
       STATES[state] && badge(...STATES[state]),
     ),
     problem && h("p", { class: "refusal" }, problem),
@@ -69,12 +71,8 @@ export function dataCard(at) {
     Snapshot: ({ at: made }) => moment(made),
     Reason: ({ reason, deployId }) =>
       deployId ? h("a", { href: `#/deploys/${deployId}` }, `Before a ${reason}`) : capital(reason),
-    Size: ({ bytes }) => megabytes(bytes),
-    "": (snapshot) => [
-      h("a", { href: `${at}/data/snapshots/${snapshot.id}`, download: true, "aria-label": `Download ${snapshot.id}` }, "Download"),
-      " ",
-      restore(snapshot),
-    ],
+    Size: ({ bytes }) => size(bytes),
+    "": (snapshot) => h("div", { class: "row" }, download(snapshot), restore(snapshot)),
   });
 
   return { card: element, refresh };

@@ -143,7 +143,7 @@ function useStep(app) {
     h(
       "p",
       { class: "quiet" },
-      "Only users of your app can call the model: ",
+      "Only users of your app can call the model. In an app from the template, sign in and ask. In any other app, ",
       h("a", { href: `#/apps/${app}` }, "set how their tokens are verified"),
       ". Then call the model from your pages, or from a terminal with a user’s token.",
     ),

@@ -1,7 +1,7 @@
 // Shows the account at a glance: today's spending, the last day's requests, and the health of its apps.
 
 import { h, link } from "/pages/dom.js";
-import { bare, capital, count, megabytes, moment, money, plural, since } from "/pages/format.js";
+import { bare, capital, count, moment, money, plural, since, size } from "/pages/format.js";
 import { get } from "./api.js";
 import { bars, key, share } from "./chart.js";
 import { onboarding } from "./onboarding.js";
@@ -63,7 +63,7 @@ function limits({ limits, deploysToday, storage }, { managedInferenceStatus }) {
     "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
     "Requests per app": `${count(limits.requestsPerMinutePerApp)} per minute`,
     "Requests per user": `${count(limits.requestsPerMinutePerUser)} per minute`,
-    "Stored deliveries": `${megabytes(storage.bytes)} of ${megabytes(storage.limit)}`,
+    "Stored deliveries": `${size(storage.bytes)} of ${size(storage.limit)}`,
     "Request size": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
     "Answer length": `up to ${count(limits.maxOutputTokens)} tokens`,
   });

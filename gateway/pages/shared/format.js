@@ -6,6 +6,7 @@ const euros = (digits) => new Intl.NumberFormat("en-IE", { style: "currency", cu
 const cents = euros({});
 const fractions = euros({ minimumFractionDigits: 2, maximumSignificantDigits: 2, maximumFractionDigits: 9 });
 const whole = new Intl.NumberFormat("en");
+const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const ago = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
@@ -23,7 +24,17 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-export const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
+const UNITS = [
+  [2 ** 30, "GB"],
+  [2 ** 20, "MB"],
+  [2 ** 10, "KB"],
+];
+
+// Formats bytes. A KB is 1,024 bytes, as in the service's limits.
+export function size(bytes) {
+  const [factor, unit] = UNITS.find(([least]) => bytes >= least) ?? [];
+  return unit ? `${tenths.format(bytes / factor)} ${unit}` : plural(bytes, "byte");
+}
 
 // An address without its scheme.
 export const bare = (url) => url.replace(/^https?:\/\//, "");

@@ -24,6 +24,9 @@ ANSWERS: dict[tuple[str, str], Script] = {
     ],
     ("POST", "/account/apps/shop/data/restore"): answer(202, {"deployId": "dep_2"}),
     ("DELETE", "/account/apps/shop/data"): answer(200, {}),
+    ("GET", "/account/apps/pages/data"): answer(
+        200, {"usedBytes": 0, "limitBytes": 1, "state": "none", "snapshots": []}
+    ),
     ("GET", "/account/data/deleted"): answer(200, DELETED),
 }
 ERROR = {"error": {"code": "NOT_FOUND", "message": "There is no such app.", "requestId": "r1"}}
@@ -47,9 +50,10 @@ def capsule(service: Service, tmp_path: Path) -> Tool:
 
 async def test_show(capsule: Tool) -> None:
     shown = (await capsule("data", "show", "shop")).out
-    for text in ("full", "3.0 MB of 2.0 MB", "Clear them.", "snp_1", "2 KB", "deploy", "dep_1"):
+    for text in ("full", "3 MB of 2 MB", "Clear them.", "snp_1", "2 KB", "deploy", "dep_1"):
         assert text in shown
     assert (await capsule("data", "show", "shop", "--json")).json == FULL
+    assert (await capsule("data", "show", "pages")).out.endswith("Snapshots:\nnone\n")
     assert "NOT_FOUND" in await capsule.refused("data", "show", "other")
 
 
@@ -71,6 +75,8 @@ async def test_download(capsule: Tool, tmp_path: Path, monkeypatch: pytest.Monke
     assert Path("mine.tar.gz").read_bytes() == PACKED
     assert "NOT_FOUND" in await capsule.refused("data", "download", "shop", "snp_2", "-o", "other")
     assert sorted(path.name for path in Path().iterdir()) == ["mine.tar.gz", "shop-snp_1.tar.gz"]
+    refused = await capsule.refused("data", "download", "shop", "snp_1", "-o", "none/mine.tar.gz", code=2)
+    assert "there is no folder none to write mine.tar.gz to" in refused
 
 
 async def test_clear_needs_a_confirmation(capsule: Tool, service: Service) -> None:

@@ -38,6 +38,7 @@ async def test_new(offline: Tool, tmp_path: Path, options: tuple[str, ...], name
     manifest = (folder / "capsule.toml").read_text()
     assert 'name = "notes"' in manifest
     assert named in manifest
+    assert run.out.startswith(f"Wrote the app notes into the folder {folder}.\n")
     assert f"cd '{folder}'" in run.out
     assert "capsule deploy " in run.out
     before = sorted(folder.rglob("*"))

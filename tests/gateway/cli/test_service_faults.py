@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -95,6 +96,14 @@ async def test_strange_answers(capsule: Tool, odd: FakeServer, body: Any) -> Non
 async def test_no_service_at_the_address(tmp_path: Path) -> None:
     capsule = Tool(f"http://127.0.0.1:{free_port()}", "csk_key", tmp_path)
     assert "cannot reach http://127.0.0.1:" in await capsule.refused("account")
+
+
+async def test_a_certificate_that_nobody_trusts(tls: tuple[ssl.SSLContext, str], tmp_path: Path) -> None:
+    async with FakeServer(tls[0]) as server:
+        server.reply = answer(200, [])
+        capsule = Tool(server.address.replace("http:", "https:"), "csk_key", tmp_path)
+        assert "certificate of https://127.0.0.1:" in await capsule.refused("keys", "list", SSL_CERT_FILE=None)
+        assert (await capsule("keys", "list", SSL_CERT_FILE=tls[1])).code == 0
 
 
 @pytest.mark.parametrize(

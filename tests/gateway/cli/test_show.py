@@ -39,7 +39,16 @@ def test_duration(milliseconds: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(1, "1 bytes"), (1023, "1023 bytes"), (102_400, "100 KB"), (104_857_600, "100.0 MB")]
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1023 bytes"),
+        (102_400, "100 KB"),
+        (104_857_600, "100 MB"),
+        (2_684_354_560, "2.5 GB"),
+        (4_294_967_296, "4 GB"),
+    ],
 )
 def test_size(count: int, text: str) -> None:
     assert format_size(count) == text

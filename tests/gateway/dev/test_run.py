@@ -161,6 +161,7 @@ async def test_one_setting_serves_everything_with_https(folder: Path, source: Pa
         app, service = f"https://notes.apps.localhost:{port + 1}", f"https://localhost:{port + 1}"
         assert app in run.said
         assert f"{service}/dashboard" in run.said
+        assert f"  Certificate {Layout(port, data, https=True).root_certificate} (" in run.said
         named = {"headers": {"Host": app[8:]}, "extensions": {"sni_hostname": "notes.apps.localhost"}}
         async with httpx.AsyncClient(trust_env=False, verify=authority) as http:
             seen = (await http.get(f"https://127.0.0.1:{port + 1}/", **named)).json()
@@ -204,6 +205,18 @@ async def test_a_published_release_takes_over_and_is_served_after_the_folder(fol
     assert "starts" in await read_page(run, "demo")
     assert await run.stop() == 0
     assert Site(live).current == published["id"]
+
+
+async def test_without_a_registry_the_static_template_takes_the_place_of_the_demo(folder: Path) -> None:
+    closed = f"127.0.0.1:{five_free_ports()}"
+    run = await start(five_free_ports(), folder, NPM_CONFIG_REGISTRY=f"http://{closed}")
+    try:
+        await run.read(until="demo answers at")
+        assert f"Network: could not connect to {closed}: it refused the connection (capsule deploys show " in run.said
+        assert "The static template takes its place." in run.said
+        assert "Ask the model." in await read_page(run, "demo")
+    finally:
+        assert await run.stop() == 0
 
 
 async def test_root_builds_elsewhere_if_its_folder_is_closed_to_other_users(folder: Path) -> None:
