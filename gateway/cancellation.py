@@ -1,9 +1,10 @@
-"""Preserves cancellations that a library would lose, and protects work that must not be interrupted."""
+"""Preserves cancellations that a library would lose, protects work that must not be interrupted, and ends tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,3 +35,14 @@ async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> T:
         task.exception()
         raise asyncio.CancelledError
     return task.result()
+
+
+@asynccontextmanager
+async def run_in_background(work: Coroutine[object, object, object]) -> AsyncIterator[asyncio.Task[object]]:
+    """Runs `work` until the context is left. What it raises is only in the task."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -61,4 +61,6 @@ def check_build(build: Build | None) -> Build | None:
     for field, command in (("command", build.command), ("start", build.start)):
         if command is not None and "\0" in command:
             raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
+    if build.start is not None and not build.start.strip():
+        raise RequestMalformed("build.start: write a command, or leave it out to serve files.")
     return build

@@ -114,13 +114,7 @@ class Sessions:
         if failed > FAILED_PER_MINUTE:
             raise LoginsLimited(retry_after=wait)
         yield
-        await self._uncount_attempt(key)
-
-    async def _uncount_attempt(self, key: str) -> None:
-        async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.decr(key)
-            pipe.expire(key, 60, nx=True)  # the minute may just have ended
-            await pipe.execute()
+        await self._store.take_back(key, 60)
 
     async def count_registration(self, request: Request[Any, Any, State], per_day: int) -> None:
         """Counts a registration. Raises RegistrationsClosed if this public address has used up its share of the day."""

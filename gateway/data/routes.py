@@ -24,6 +24,7 @@ from gateway.errors import (
     NotFound,
     RateLimited,
     RequestMalformed,
+    ServiceError,
     StorageUnavailable,
     TarballGone,
 )
@@ -32,6 +33,7 @@ from gateway.process import Gateway, Injected
 from gateway.storage import Object
 
 SNAPSHOTS_PER_HOUR = 6  # that an account holder asks for, of an app
+HOUR_SECONDS = 3_600
 ANSWER_SECONDS = 600.0  # for the host of the data
 FIRST_ANSWER_SECONDS = 10.0  # while no host has reported data
 MIB = 1 << 20
@@ -73,13 +75,18 @@ async def make_snapshot(account: Caller, app: FromPath[str], gateway: Injected) 
     6 per hour. The response comes when the snapshot is stored, which can take minutes.
     """
     found = await require_own_app(app, account, gateway)
-    made, wait = await gateway.store.increment(snapshots_made_key(account.id, found.id), 3_600)
-    if made > SNAPSHOTS_PER_HOUR:
-        message = f"An app's data can be kept {SNAPSHOTS_PER_HOUR} times per hour; "
-        raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
-    answer = await _command(found, "snapshot", "manual", gateway)
-    if answer.snapshot is None:
-        raise NotFound("This app has no data yet; its start command writes them to DATA_DIR.")
+    counter = snapshots_made_key(account.id, found.id)
+    made, wait = await gateway.store.increment(counter, HOUR_SECONDS)
+    try:
+        if made > SNAPSHOTS_PER_HOUR:
+            message = f"An app's data can be kept {SNAPSHOTS_PER_HOUR} times per hour; "
+            raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
+        answer = await _command(found, "snapshot", "manual", gateway)
+        if answer.snapshot is None:
+            raise NotFound("This app has no data yet; its start command writes them to DATA_DIR.")
+    except ServiceError:  # only snapshots that were made count
+        await gateway.store.take_back(counter, HOUR_SECONDS)
+        raise
     return answer.snapshot
 
 

@@ -212,6 +212,13 @@ class Store:
             count, _, resets_in = await pipe.execute()
         return count, resets_in
 
+    async def take_back(self, key: str, seconds: int) -> None:
+        """Takes back an `increment`. Raises BackboneUnavailable."""
+        async with self.client.pipeline(transaction=True) as pipe:
+            pipe.decr(key)
+            pipe.expire(key, seconds, nx=True)  # it may just have been reset
+            await pipe.execute()
+
     async def today(self) -> str:
         """Returns the UTC day by Redis's clock. Raises BackboneUnavailable."""
         return day_of((await self.client.time())[0] * 1000)

@@ -35,9 +35,9 @@ from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.hosting import archives, caddy, disk
 from workers.hosting.archives import ARCHIVE_BYTES, BadArchive, ReleaseArchive
-from workers.hosting.copies import Packer
 from workers.hosting.environment import FILE as ENVIRONMENT
 from workers.hosting.ownership import Ownership
+from workers.hosting.packing import DataPacker
 from workers.hosting.records import HostAnswer, Records, Wanted
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, find_app, run_in_thread
@@ -62,7 +62,7 @@ class State(Enum):
 
 
 class HostAgent:
-    def __init__(self, settings: Settings, packer: Packer | None = None) -> None:
+    def __init__(self, settings: Settings, packer: DataPacker | None = None) -> None:
         """Without a `packer`, this host cannot run apps."""
         self._settings, self._store = settings, Store(settings.redis_url, ca_file=settings.ca_file)
         self._registry = Registry(self._store, Vault(settings.encryption_key))

@@ -5,8 +5,8 @@ after the last renewal that succeeded. The others take its apps over once they h
 `TAKEOVER_SECONDS`, by their own clocks. So no two hosts run an app at once, even if the clock of Redis is set, or Redis
 loses its last writes.
 
-    web/lease                  this host's lease, which the keepers read (`workers/sandbox/lease.py`)
-    running/<deploy id>.lease  link to it: the app may run. The app is killed when the link is removed
+    web/lease                      this host's lease, which the keepers read (`workers/sandbox/lease.py`)
+    releases/<app id>/live/lease   link to it: the app may run. The app is killed when the link is removed
 
 All claims of a host belong to a session. A lease that ran out is never renewed: the host begins another session, and
 claims its apps again. A worker that starts continues the session of the last one, if the lease has not run out.

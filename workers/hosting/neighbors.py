@@ -10,7 +10,6 @@ A request that a host has passed on has a header with a secret, which all hosts 
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from contextlib import suppress
@@ -31,33 +30,34 @@ REDIS_PORT = 6379  # any port would do: nothing is sent
 class Neighbors:
     def __init__(self, folder: Path) -> None:
         self._hosts = folder / "hosts"
+        self._written: dict[str, str] = {}  # the addresses in the folders, by host
 
     def pass_on(self, site: Site, host: str, address: str) -> None:
-        """Passes the app's requests on to a host. Without its address, Caddy answers 503."""
-        if not site.folder.is_dir():
-            return
-        known = ADDRESS.fullmatch(address) and HOST_ID.fullmatch(host)
-        folder = self._write_address(host, address) if known else self._make_folder(NO_HOST)
-        target = os.path.relpath(folder, site.folder)
-        if site.read_link("owner") != target:
+        """Passes the app's requests on to a host. Without its address, Caddy answers 503.
+
+        A host calls this for each app several times per second, so it mostly just reads one link.
+        """
+        if not (ADDRESS.fullmatch(address) and HOST_ID.fullmatch(host)):
+            host, address = NO_HOST, ""
+        if self._written.get(host) != address:
+            self._write_address(host, address)
+        target = f"../../../{self._hosts.name}/{host}"
+        if site.read_link("owner") != target and site.folder.is_dir():
             replace_link(site.folder / "owner", target)
 
     @staticmethod
     def serve_here(site: Site) -> None:
         (site.folder / "owner").unlink(missing_ok=True)
 
-    def _write_address(self, host: str, address: str) -> Path:
-        folder = self._make_folder(host)
-        if os.listdir(folder) != [address]:
-            for former in folder.iterdir():
-                former.unlink()
-            (folder / address).touch(mode=0o644)
-        return folder
-
-    def _make_folder(self, name: str) -> Path:
-        folder = self._hosts / name
+    def _write_address(self, host: str, address: str) -> None:
+        folder = self._hosts / host
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        return folder
+        for former in folder.iterdir():
+            if former.name != address:
+                former.unlink()
+        if address:
+            (folder / address).touch(mode=0o644)
+        self._written[host] = address
 
 
 def find_own_address(settings: Settings, folder: Path) -> str:

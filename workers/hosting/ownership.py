@@ -32,11 +32,11 @@ from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import Storage
 from workers.hosting.claims import Claim, Claims, StoredClaim, make_claim
-from workers.hosting.copies import Copies, HeldClaim, Packer
+from workers.hosting.copies import Copies, HeldClaim
 from workers.hosting.data import AppData, DataHeld
-from workers.hosting.data_agent import DataError
 from workers.hosting.leases import LeaseLost, Leases
 from workers.hosting.neighbors import Neighbors, find_own_address
+from workers.hosting.packing import DataError, DataPacker
 from workers.hosting.processes import is_running
 from workers.hosting.releases import Releases, Site, replace_link
 from workers.hosting.serving import run_in_thread
@@ -50,7 +50,7 @@ TURN_SECONDS = 3.0  # that a free claim is left to the host whose turn it is
 CHECK_SECONDS = 2.0  # between looks whether an app's data have changed
 EXISTS_SECONDS = 15.0  # between looks whether an app still exists
 ORPHAN_SECONDS = 3_600.0  # after which the claim on a deleted app is removed
-RETRY_SECONDS, FETCH_RETRY_SECONDS = 1.0, 3.0
+RETRY_SECONDS, LONGEST_RETRY_SECONDS, FETCH_RETRY_SECONDS = 1.0, 8.0, 3.0
 ADDRESS_SECONDS = 5.0  # between looks for the own address, which is known once Caddy listens
 STARTING_SECONDS = 30.0  # that requests may wait for an app that comes from another host
 STOP_SECONDS = 12.0  # in which an app that is stopped must end
@@ -66,7 +66,7 @@ class Ownership:
         storage: Storage,
         releases: Releases,
         deploys: Deploys,
-        packer: Packer | None,
+        packer: DataPacker | None,
         find_app: Callable[[str], Awaitable[App | None]],
         repeat_step: Callable[[str], None],
         is_current: Callable[[], bool],
@@ -202,7 +202,7 @@ class Ownership:
         """Takes or leaves an app as its claim says. Raises BackboneUnavailable."""
         held, account = self._held.get(app_id), self._needed.get(app_id)
         stored = self._find_claim(app_id)
-        if held is not None and (stored is None or stored.claim.fence != held.claim.fence):
+        if held is not None and not held.refresh(stored):
             return self._lose(held)
         if not self._is_free(stored):
             self._free_since.pop(app_id, None)
@@ -232,10 +232,9 @@ class Ownership:
         self._neighbors.pass_on(self._releases.live_site(app_id), host, address)
 
     def _is_free(self, stored: StoredClaim | None) -> bool:
-        return stored is None or not stored.claim.session or self._has_ended(stored.claim)
-
-    def _has_ended(self, claim: Claim) -> bool:
-        return self._leases.has_ended(claim.host, claim.session)
+        if stored is None or not stored.claim.session:
+            return True
+        return self._leases.has_ended(stored.claim.host, stored.claim.session)
 
     def _is_own_turn(self, app_id: str, stored: StoredClaim | None) -> bool:
         """Decides which host takes a free claim first: the one that had it last, or else one by the app's id."""
@@ -307,10 +306,8 @@ class Ownership:
             await self._fetch(held)
             held.ready = True
             self._repeat_step(app_id)  # starts the app
-            async with asyncio.timeout(STARTING_SECONDS):
-                await self._until_started(site)
-        except TimeoutError:
-            logger.warning("sites.app_starts_slowly", app=app_id)
+            if not await self._has_started(site):
+                logger.warning("sites.app_starts_slowly", app=app_id)
         finally:
             (site.folder / "starting").unlink(missing_ok=True)
         while self._needed.get(app_id) == claim.account:
@@ -333,7 +330,7 @@ class Ownership:
         assert self._copies is not None
         while True:
             try:
-                fetched = await self._copies.fetch(claim, self._data(claim.app))
+                fetched = await self._copies.fetch(held, self._data(claim.app))
                 break
             except (StorageUnavailable, DataError, DataHeld) as error:
                 logger.error("sites.data_not_fetched", app=claim.app, error=str(error))
@@ -347,11 +344,10 @@ class Ownership:
         """Copies the data if that is due. Returns False if it has failed, and is to be repeated."""
         assert self._copies is not None
         try:
-            await self._copies.update(held, self._data(held.claim.app), last=last)
+            return await self._copies.update(held, self._data(held.claim.app), last=last)
         except (BackboneUnavailable, StorageUnavailable, DataError) as error:
             logger.warning("sites.data_not_copied", app=held.claim.app, error=str(error))
             return False
-        return True
 
     async def _give_up(self, held: HeldClaim) -> None:
         """Stops the app, copies its data, and gives up the claim. Keeps the claim until the data are copied."""
@@ -361,8 +357,10 @@ class Ownership:
         held.ready = False
         self._repeat_step(app_id)
         await self._stop(site)
-        while not await self._copy(held, last=True):  # noqa: ASYNC110
-            await asyncio.sleep(RETRY_SECONDS)
+        pause = RETRY_SECONDS
+        while not await self._copy(held, last=True):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_RETRY_SECONDS)
         await until_redis_answers(
             lambda: self._claims.replace(held.stored, msgspec.structs.replace(held.claim, session=""))
         )
@@ -408,9 +406,14 @@ class Ownership:
         """Keepers kill the app at once, and the watchdog starts it no more."""
         (site.folder / "lease").unlink(missing_ok=True)
 
-    async def _until_started(self, site: Site) -> None:
-        while site.current and not read_state(self._releases.folder, site.current).socket:  # noqa: ASYNC110
+    async def _has_started(self, site: Site) -> bool:
+        """Waits until the app has started. Returns False if that takes long."""
+        ends = time.monotonic() + STARTING_SECONDS
+        while site.current and not read_state(self._releases.folder, site.current).socket:
+            if time.monotonic() > ends:
+                return False
             await asyncio.sleep(POLL_SECONDS / 4)
+        return True
 
     def _list_running(self, site: Site) -> list[str]:
         """Lists the deploys whose start commands the watchdog runs."""

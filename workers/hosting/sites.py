@@ -13,8 +13,7 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -22,7 +21,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import finish_despite_cancellation, run_in_background
 from gateway.errors import ServiceError
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
@@ -35,9 +34,10 @@ from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.data_agent import DataAgent
 from workers.hosting.host_agent import HostAgent
+from workers.hosting.packing import DataPacker
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.serving import Serving
-from workers.hosting.sleep import Plans, SleepLimits
+from workers.hosting.sleep import SleepLimits
 from workers.hosting.watchdog import LIMITS, Watchdog
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import APP_USERS, MIB, open_sandbox
@@ -58,38 +58,38 @@ async def run(settings: Settings) -> None:
     _open_many_files()
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
-        await stack.enter_async_context(_run_in_background(keep_heartbeat(reporter.store, "sites")))
+        await stack.enter_async_context(run_in_background(keep_heartbeat(reporter.store, "sites")))
         sandbox = open_sandbox(settings, APP_USERS)
-        parts, data_agent = [], None
+        parts, packer, agent = [], None, None
         try:
             await asyncio.to_thread(sandbox.check, folder)
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:
             vault = Vault(settings.encryption_key)
-            sleep = SleepLimits(Plans(reporter.registry), settings.app_sleep)
-            first_limit = min(settings.app_data.values()) * MIB
+            sleep = SleepLimits(reporter.registry, settings.app_sleep)
+            first_limit = max(settings.app_data.values()) * MIB  # the plan's limit follows within seconds
             shares = bool(settings.storage_url)
             watchdog = Watchdog(
                 folder, sandbox, reporter.report, LIMITS, vault, sleep.find, first_limit, shares_apps=shares
             )
-            parts.append(await stack.enter_async_context(_run_in_background(watchdog.run())))
-            data_agent = DataAgent(settings, reporter.registry, sandbox)
-        agent = None
+            parts.append(await stack.enter_async_context(run_in_background(watchdog.run())))
+            packer = DataPacker(settings, reporter.registry, sandbox)
         if settings.storage_url:
-            agent = await stack.enter_async_context(aclosing(HostAgent(settings, data_agent)))
-            parts.append(await stack.enter_async_context(_run_in_background(agent.ownership.run())))
-        if data_agent is not None:
-            data_agent.owns = data_agent.owns if agent is None else agent.ownership.has_data
-            parts.append(await stack.enter_async_context(_run_in_background(data_agent.run())))
+            agent = await stack.enter_async_context(aclosing(HostAgent(settings, packer)))
+            parts.append(await stack.enter_async_context(run_in_background(agent.ownership.run())))
+        if packer is not None:
+            owns = agent.ownership.has_data if agent is not None else lambda _: True
+            data_agent = DataAgent(settings, reporter.registry, packer, owns)
+            parts.append(await stack.enter_async_context(run_in_background(data_agent.run())))
         if agent is not None:
             await agent.catch_up()
-            parts.append(await stack.enter_async_context(_run_in_background(agent.run())))
+            parts.append(await stack.enter_async_context(run_in_background(agent.run())))
         else:
             caddy.catching_up_file(folder).unlink(missing_ok=True)
             serving = Serving(settings, reporter.registry.find_app, builds=False)
-            await stack.enter_async_context(_run_in_background(serving.undo_overdue()))
-        parts.append(await stack.enter_async_context(_run_in_background(_keep_serving(settings, folder))))
+            await stack.enter_async_context(run_in_background(serving.undo_overdue()))
+        parts.append(await stack.enter_async_context(run_in_background(_keep_serving(settings, folder))))
         if agent is not None:
             stack.push_async_callback(agent.ownership.leave)
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -114,16 +114,6 @@ async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
     finally:
         if not settings.keep_serving:
             await finish_despite_cancellation(server.stop())
-
-
-@asynccontextmanager
-async def _run_in_background(work: Coroutine[object, object, object]) -> AsyncIterator[asyncio.Task[object]]:
-    task = asyncio.create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _open_many_files() -> None:

@@ -24,33 +24,25 @@ from workers.sandbox.relay import MESSAGE_BYTES
 ANSWER_SECONDS = 5.0  # in which a relay must answer
 
 
-class Plans:
-    """The plans of apps' accounts: while Redis is unavailable, as they were known last."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry, self._known = registry, dict[str, Plan]()
-
-    async def find(self, app_id: str) -> Plan | None:
-        """Returns None if the app does not exist or its plan was never known."""
-        with suppress(ServiceError, msgspec.MsgspecError):
-            app = await self._registry.find_app(app_id)
-            account = None if app is None else await self._registry.account_of(app)
-            self._known.pop(app_id, None)
-            if account is not None:
-                self._known[app_id] = account.plan
-        return self._known.get(app_id)
-
-
 class SleepLimits:
-    def __init__(self, plans: Plans, seconds: Mapping[str, float]) -> None:
+    """After how many seconds apps sleep. While Redis is unavailable, the plans count that were known last."""
+
+    def __init__(self, registry: Registry, seconds: Mapping[str, float]) -> None:
         """`seconds`: without a request, by plan; 0 or no entry: never."""
-        self._plans, self._seconds = plans, seconds
+        self._registry, self._seconds = registry, seconds
+        self._plans = dict[str, Plan]()  # by app
 
     async def find(self, app_id: str) -> float | None:
         """Returns the seconds after which the app sleeps. None: it stays awake, for now."""
         if not any(self._seconds.values()):
             return None
-        return self._seconds.get(await self._plans.find(app_id) or "") or None
+        with suppress(ServiceError, msgspec.MsgspecError):
+            app = await self._registry.find_app(app_id)
+            account = None if app is None else await self._registry.account_of(app)
+            self._plans.pop(app_id, None)
+            if account is not None:
+                self._plans[app_id] = account.plan
+        return self._seconds.get(self._plans.get(app_id, "")) or None
 
 
 class Idle(NamedTuple):

@@ -27,7 +27,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation
+from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.monitors.crashes import MAX_LINES
 from workers.hosting.data import DataHeld, find_data
@@ -181,18 +181,15 @@ class Watchdog:
         except DataHeld:
             return None
         except Exception as error:  # no user, process or disk space is left
-            logger.error("app.not_started", deploy=release.name, exc_info=error)
+            if (self._releases.running / release.name).is_symlink():  # otherwise it was just removed
+                logger.error("app.not_started", deploy=release.name, exc_info=error)
             return Outcome(126)
         outcome = read_outcome(report)
         return None if report and outcome.why in ("stopped", "lease") else outcome
 
     async def _until_ended_or_asleep(self, release: Path, state: AppState) -> None:
-        sleeping = asyncio.create_task(self._sleep_when_idle(release, state))
-        try:
+        async with run_in_background(self._sleep_when_idle(release, state)):
             await _until_ended(state)
-        finally:
-            sleeping.cancel()
-            await asyncio.gather(sleeping, return_exceptions=True)
 
     async def _sleep_when_idle(self, release: Path, state: AppState) -> None:
         """Stops the app once it is idle, and keeps its listener."""
@@ -234,21 +231,23 @@ class Watchdog:
         return release.parent / "lease" if self._shares_apps and not Site(release.parent).is_preview else None
 
     def _may_run(self, release: Path) -> bool:
+        """Returns whether the release has its link, and this host the lease, if other hosts may run the app."""
         path = self._find_lease(release)
-        return path is None or lease.is_held(path)
+        return (self._releases.running / release.name).is_symlink() and (path is None or lease.is_held(path))
 
     async def _until_data_are_ready(self, release: Path, state: AppState) -> None:
         """Waits while the app's data are replaced, or are larger than they may be."""
         data, site = find_data(self._folder, release), Site(release.parent)
         if data is None or not (data.is_held or data.is_full):
             return
+        full = AppState("", state.exits or 1, f"it was not started: {DATA_FULL}")
         try:
             while data.is_held or data.is_full:
                 if site.current == release.name:
                     site.mark_stopped()
-                if data.is_full and not data.is_held:
+                if data.is_full and not data.is_held and state != full:
                     self._close_listener(release)
-                    self._write_state(release, AppState("", state.exits or 1, f"it was not started: {DATA_FULL}"))
+                    self._write_state(release, state := full)
                 await asyncio.sleep(CHECK_SECONDS)
         finally:
             site.unmark_stopped()
@@ -305,7 +304,7 @@ class Watchdog:
         """Removes the files of releases whose link is gone and whose keeper has ended."""
         wanted = self._releases.releases_to_run()
         names = {path.name.partition(".")[0] for path in self._releases.running.iterdir()}
-        for name in names - wanted.keys():
+        for name in names - wanted.keys() - {""}:  # without those that are about to become links
             state = read_state(self._folder, name)
             if not is_running(state.keeper, state.began):
                 self._remove_files(name)

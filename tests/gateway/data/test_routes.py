@@ -20,7 +20,8 @@ async def test_an_app_without_data(gw: Gateway) -> None:
     at = f"/account/apps/{app}/data"
     shown = (await account.get(at)).json()
     assert shown == {"usedBytes": 0, "limitBytes": 1024 << 20, "state": "none", "snapshots": []}
-    assert (await account.call("POST", f"{at}/snapshots")).status_code == 404
+    for _ in range(7):
+        assert (await account.call("POST", f"{at}/snapshots")).status_code == 404, "only snapshots that were made count"
     assert (await account.get(f"{at}/snapshots/snp_1")).status_code == 404
     assert (await account.call("POST", f"{at}/restore", {"snapshotId": "snp_1"})).status_code == 404
     assert (await account.call("DELETE", at)).status_code == 204

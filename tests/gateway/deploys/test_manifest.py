@@ -102,6 +102,7 @@ FAULTS = [
     ('name = "Not A Label"', 1, 1, f"name: {LABEL}"),
     ('[build]\noutput = "../x"', 2, 1, f"build.output: {FOLDER}"),
     ('[build]\ncommand = "a\\u0000"', 2, 1, "build.command: a command cannot contain a NUL character"),
+    ('[build]\nstart = " "', 2, 1, "build.start: write a command, or leave it out to serve files"),
     ('[auth]\nkind = "jwks"\nurl = "http://a.com"', 3, 1, "auth.url: The address must start with https://"),
     ('[auth]\nkind = "jwks"\nurl = "//127.0.0.1/keys"', 3, 1, f"auth.url: {SLASH}"),
     ('[auth]\nkind = "backend"\nurl = "/a\\\\b"', 3, 1, f"auth.url: {CHARACTER}"),

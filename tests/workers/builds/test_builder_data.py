@@ -124,7 +124,7 @@ async def test_clearing_starts_the_app_with_an_empty_folder(host: Host) -> None:
     await capsule.write("one ")
     await wait_until(capsule.data, holds=lambda data: data["state"] == "running" and data["usedBytes"] > 0)
     assert (await host.account.call("DELETE", capsule.at)).status_code == 204
-    await wait_until(capsule.read, 20, holds=lambda text: text == "")
+    assert await capsule.read() == ""
     assert await capsule.snapshots() == [("clear", None)]
     await wait_until(capsule.data, holds=lambda data: data["usedBytes"] == 0)
 
@@ -160,6 +160,13 @@ async def test_an_app_whose_data_are_full_is_stopped_until_they_are_cleared(own:
     assert "problem" not in data
     assert data["snapshots"][0]["reason"] == "clear"
     assert kept == []
+
+
+async def test_only_the_account_s_own_plan_limits_the_data(own: Host) -> None:
+    await own.worker("deploys", GATEWAY_APP_DATA="free=1,maker=8")
+    capsule = Capsule(own, await own.app(build={"start": "exec node server.js"}))
+    await capsule.publish(notes("fs.writeFileSync(file + '.big', Buffer.alloc(3e6));"))
+    assert await own.call("GET", f"/account/apps/{capsule.name}/crashes") == []
 
 
 async def test_another_account_never_sees_the_data(host: Host) -> None:

@@ -1,16 +1,21 @@
 """Copies of an app's data, stored and fetched by two hosts. A packer of the test stores one file as it is."""
 
+import asyncio
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.deploys import scripts
+from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS
 from gateway.storage import FolderStorage, Storage, read_object
 from workers.hosting.claims import Claims, make_claim
 from workers.hosting.copies import Copies, HeldClaim, copy_key, read_fence
 from workers.hosting.data import AppData
+from workers.hosting.packing import DataError
 
 
 class Packer:
@@ -54,11 +59,11 @@ class Host:
         claim = make_claim(account, "shop", self.name, f"session of {self.name}", stored.claim if stored else None)
         assert await self.claims.replace(stored, claim)
         self.held = HeldClaim(self.claims.require(claim))
-        return await self.copies.fetch(claim, self.data)
+        return await self.copies.fetch(self.held, self.data)
 
-    async def update(self) -> None:
+    async def update(self) -> bool:
         assert self.held is not None
-        await self.copies.update(self.held, self.data)
+        return await self.copies.update(self.held, self.data, last=True)
 
     async def list_copies(self) -> list[str]:
         return await self.storage.list_names("data/shop/copies/")
@@ -110,6 +115,77 @@ async def test_what_a_host_stores_after_it_was_replaced_is_never_used(pair: tupl
     third = await one.claim()
     assert third
     assert read(one.data) == "good, and more"
+
+
+async def test_a_host_that_has_not_fetched_the_data_copies_nothing(pair: tuple[Host, Host]) -> None:
+    """It may have files from the last time that it ran the app."""
+    one, two = pair
+    await one.claim()
+    write(one.data, "old")
+    await one.update()
+    await two.claim()
+    write(two.data, "new, and more")
+    await two.update()
+    await one.claims.read_changes()
+    stored = one.claims.find("acc_1", "shop")
+    assert stored is not None
+    claim = make_claim("acc_1", "shop", one.name, "another session", stored.claim)
+    assert await one.claims.replace(stored, claim)
+    held = HeldClaim(one.claims.require(claim))
+    assert await one.copies.update(held, one.data, last=True)
+    assert await two.claim()
+    assert read(two.data) == "new, and more"
+
+
+async def test_a_write_that_seemed_to_fail_does_not_end_the_copying(
+    pair: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    await one.claim()
+    write(one.data, "first")
+
+    async def set_claim(*args: Any) -> bool:
+        monkeypatch.undo()
+        assert await scripts.set_claim(*args)
+        raise BackboneUnavailable
+
+    monkeypatch.setattr(scripts, "set_claim", set_claim)
+    with pytest.raises(BackboneUnavailable):
+        await one.update()
+    assert not await one.update(), "the claim is another text than this host knows"
+    await one.claims.read_changes()
+    assert one.held is not None
+    assert one.held.refresh(one.claims.find("acc_1", "shop"))
+    write(one.data, "second!")
+    assert await one.update()
+    assert await two.claim()
+    assert read(two.data) == "second!"
+    await two.claims.read_changes()
+    await one.claims.read_changes()
+    assert not one.held.refresh(one.claims.find("acc_1", "shop")), "the other host has it"
+    assert not one.held.refresh(None)
+
+
+async def test_data_that_cannot_be_packed_are_not_packed_all_the_time(pair: tuple[Host, Host]) -> None:
+    one, _ = pair
+    await one.claim()
+    write(one.data, "odd")
+    attempts = 0
+
+    async def fail(*_: object) -> str:
+        nonlocal attempts
+        attempts += 1
+        raise DataError("No snapshot was made.")
+
+    packer = Packer(one.storage)
+    packer.store_copy = fail  # type: ignore[method-assign]
+    copies = Copies(one.storage, one.claims, packer, 60)
+    assert one.held is not None
+    with pytest.raises(DataError):
+        await copies.update(one.held, one.data)
+    await asyncio.sleep(0.2)
+    assert await copies.update(one.held, one.data)
+    assert attempts == 1
 
 
 async def test_fences_grow_even_if_redis_has_lost_the_claims(pair: tuple[Host, Host], store: Store) -> None:

@@ -244,6 +244,9 @@ async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(apps: Apps, host
     apps.start()
     await asyncio.sleep(0.5)
     assert read_state(hosting.folder, "dep_1").keeper == 0, "a new watchdog does not start it either"
+    changed = hosting.releases.running.stat().st_mtime_ns
+    await asyncio.sleep(0.5)
+    assert hosting.releases.running.stat().st_mtime_ns == changed, "it waits without writing"
     data.limit = 8 * MIB
     await wait_until(lambda: read_state(hosting.folder, "dep_1").keeper, 20)
     assert len(apps.crashes) == 1

@@ -30,6 +30,7 @@ from tests.support.sandbox import ROOT, checked_sandbox
 from workers.hosting import data_agent
 from workers.hosting.data import AppData
 from workers.hosting.data_agent import DataAgent
+from workers.hosting.packing import DataPacker
 from workers.hosting.releases import Releases
 from workers.sandbox.sandbox import Command
 
@@ -82,7 +83,8 @@ class Room:
         return data
 
     def start(self) -> None:
-        self._task = asyncio.create_task(DataAgent(self.settings, self.registry, self.sandbox).run())
+        packer = DataPacker(self.settings, self.registry, self.sandbox)
+        self._task = asyncio.create_task(DataAgent(self.settings, self.registry, packer, lambda _: True).run())
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -137,7 +139,8 @@ async def test_a_snapshot_under_write_load_is_one_state_of_the_database(room: Ro
     command = Command(program=COUNT, folder=data.files, environment=room.sandbox.environment, write=[data.files])
     with data.user(room.sandbox) as uid:
         async with room.sandbox.start(command, uid, print) as writing:
-            await wait_until((data.files / "app.db-wal").exists, 20)
+            wal = data.files / "app.db-wal"
+            await wait_until(lambda: wal.exists() and wal.stat().st_size > 100_000, 20)  # it has the table
             for _ in range(3):
                 before, _ = _query(data.files / "app.db", COUNTED)
                 files = await room.read("shop", await room.snapshot(app))
@@ -194,6 +197,24 @@ async def test_a_restore_keeps_what_was_there_and_can_be_undone(room: Room) -> N
     await room.run(app, "undo", deploy="dep_2")
     assert (data.files / "note").read_text() == "one"
     assert sorted(path.name for path in data.folder.iterdir() if path.is_dir()) == ["files", "snapshots"]
+
+
+async def test_nothing_is_lost_when_the_plan_has_become_much_smaller(room: Room) -> None:
+    app = await room.create_app()
+    data = room.write(app, big="x" * 3_000_000)
+    await room.registry.change_plan(app.account, "free")
+    await wait_until(lambda: data.limit == 1 << 20)
+    answer = await room.run(app, "clear", reason="clear")
+    assert answer.snapshot is not None
+    assert len((await room.read("shop", answer.snapshot))["big"]) == 3_000_000
+    room.write(app, big="x" * 3_000_000)
+    await room.commands.forget_app(app, room.records)
+
+    async def read_deleted() -> list[Snapshot]:
+        return [snapshot for each in await room.records.list_deleted(app.account) for snapshot in each.snapshots]
+
+    last, _ = await wait_until(read_deleted, 20, holds=lambda found: len(found) == 2)
+    assert len((await room.read("shop", last))["big"]) == 3_000_000
 
 
 async def test_a_snapshot_beyond_the_plan_is_not_restored(room: Room) -> None:
@@ -292,6 +313,15 @@ async def test_a_snapshot_is_made_daily_when_something_has_changed(room: Room, m
     await wait_until(made, 20, holds=lambda found: len(found) == 2)
 
 
+async def test_damaged_records_of_one_app_do_not_affect_the_others(room: Room) -> None:
+    damaged, app = await room.create_app("damaged"), await room.create_app()
+    await room.stop()
+    (room.write(damaged, note="one").folder / "daily").write_text("yesterday")
+    daily = room.write(app, note="one").folder / "daily"
+    room.start()
+    await wait_until(daily.exists, 20)
+
+
 async def test_the_plan_limits_the_data_and_what_they_take_is_reported(room: Room) -> None:
     app = await room.create_app(plan="free")
     data = room.write(app, big="x" * 2_000_000)
@@ -301,6 +331,50 @@ async def test_the_plan_limits_the_data_and_what_they_take_is_reported(room: Roo
     await wait_until(lambda: room.status(app), holds=lambda status: status.usedBytes > 2_000_000)
     await room.registry.change_plan(app.account, "max")
     await wait_until(lambda: data.limit == 8 << 20)
+
+
+async def test_new_data_get_the_plan_s_limit_at_their_first_report(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    await room.stop()
+    monkeypatch.setattr(data_agent, "PLANS_SECONDS", 1_000)
+    room.start()
+    await asyncio.sleep(0.3)  # the first round
+    app = await room.create_app(plan="starter")
+    data = room.data(app)
+    await wait_until(lambda: data.limit == 2 << 20)
+
+
+async def test_slow_snapshots_of_an_account_do_not_hold_up_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = DataPacker._pack
+    slow = [await room.create_app("slow-0")]
+    slow += [
+        App(id=f"slow-{number}", name=f"slow-{number}", account=slow[0].account, createdAt="") for number in (1, 2, 3)
+    ]
+    other = await room.create_app()
+
+    async def pack_slowly(packer: DataPacker, data: AppData, files: Path, packed: Path) -> list[str]:
+        if data.app_id != other.id:
+            await asyncio.Event().wait()
+        return await pack(packer, data, files, packed)
+
+    monkeypatch.setattr(DataPacker, "_pack", pack_slowly)
+    for app in (*slow, other):
+        room.write(app, note="one")
+    waiting = [asyncio.create_task(room.run(app, "snapshot")) for app in slow]
+    await asyncio.sleep(0.5)
+    async with asyncio.timeout(10):
+        await room.snapshot(other)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_hole_is_not_written_to_the_disk(room: Room) -> None:
+    app = await room.create_app()
+    data = room.write(app, note="one", hole="")
+    os.truncate(data.files / "hole", 1 << 30)
+    data.measure()
+    assert data.used > 1 << 30
+    assert await room.read(app.id, await room.snapshot(app)) == {"note": b"one"}
 
 
 async def test_a_command_survives_the_agent(room: Room) -> None:

@@ -19,7 +19,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.watched_apps import Watch, watching
 from workers.hosting.processes import is_running
-from workers.hosting.sleep import Plans, SleepLimits
+from workers.hosting.sleep import SleepLimits
 from workers.sandbox.relay import MONITOR
 
 SLEEP_SECONDS = 0.6
@@ -197,7 +197,7 @@ async def test_the_plan_decides_and_the_last_one_known_counts_while_redis_is_awa
         registry = Registry(store, Vault(""))
         account, _ = await registry.create_account("A", "max")
         await registry.put_app(App(id="shop", name="shop", account=account.id, createdAt=""), None)
-        limits = SleepLimits(Plans(registry), {"free": 900.0, "max": 0.0})
+        limits = SleepLimits(registry, {"free": 900.0, "max": 0.0})
         assert await limits.find("shop") is None, "0 is never"
         assert await limits.find("other") is None
         await registry.change_plan(account.id, "maker")

@@ -22,9 +22,9 @@ from tests.support.polling import wait_until
 from tests.support.sandbox import marked
 from tests.support.watched_apps import USERS, Watch, watching
 from workers.hosting.environment import write_environment
-from workers.hosting.watchdog import LIMITS, AppState, output_path
+from workers.hosting.watchdog import LIMITS, AppState, Watchdog, output_path
 from workers.sandbox.keeper import CADDY_USER
-from workers.sandbox.sandbox import MIB
+from workers.sandbox.sandbox import MIB, Sandbox
 
 
 @pytest.fixture
@@ -37,6 +37,18 @@ def hosting() -> Iterator[Hosting]:
 async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
     async with watching(hosting, monkeypatch) as watch:
         yield watch
+
+
+def test_links_that_are_being_made_are_not_leftovers(hosting: Hosting) -> None:
+    running = hosting.releases.running
+    (running / ".dep_1.new").symlink_to("dep_1")
+    (running / "dep_0.scratch").mkdir()
+    Watchdog(hosting.folder, Sandbox(development=True, users=USERS), ignore_crash)._remove_leftovers()
+    assert os.listdir(running) == [".dep_1.new"]
+
+
+async def ignore_crash(*_: object) -> None:
+    pass
 
 
 async def test_an_app_runs_alone(watch: Watch) -> None:
@@ -107,6 +119,19 @@ async def test_an_app_that_is_stopped_on_purpose_has_not_crashed(watch: Watch) -
     await wait_until(lambda: watch.state("dep_1") == AppState(), 20)
     assert await watch.ask("dep_2") == "release dep_2"
     assert watch.crashes == []
+
+
+async def test_an_app_that_was_stopped_is_not_started_again(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    with monkeypatch.context() as patch:
+        patch.setattr(Watchdog, "_find_releases", lambda self: self._wanted)  # the watchdog has not noticed it yet
+        watch.hosting.releases.stop("dep_1")
+        await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+        await asyncio.sleep(1)
+    assert output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n"
 
 
 async def test_a_replaced_release_finishes_requests_in_progress(watch: Watch) -> None:

@@ -108,11 +108,12 @@ async def test_an_app_is_killed_at_once_when_its_claim_is_lost(watch: Watch) -> 
 
 async def test_a_keeper_that_stood_still_kills_the_app_as_soon_as_it_goes_on(watch: Watch) -> None:
     watch.publish("dep_1")
-    renew(watch, 1.0)
+    renew(watch, 60)
     allow(watch)
     watch.start()
     await watch.ask("dep_1")
     keeper, processes = watch.state("dep_1").keeper, find_processes(watch)
+    renew(watch, 1.0)
     os.kill(keeper, signal.SIGSTOP)
     await asyncio.sleep(1.5)
     os.kill(keeper, signal.SIGCONT)
