@@ -30,9 +30,10 @@ import msgspec
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys import archives
 from gateway.settings import Settings
 from gateway.storage import closed_folders
-from workers.sandbox import bwrap, cgroups, tools, unpack
+from workers.sandbox import bwrap, cgroups, tools
 from workers.sandbox.keeper import CADDY_USER, NOT_ENTERED
 from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
 from workers.sandbox.network import Endpoint
@@ -379,7 +380,7 @@ class Sandbox:
         read, arguments = [*map(os.fspath, command.read)], command.arguments
         program = command.program
         if command.unpack is not None:
-            program, arguments = _UNPACK, [*map(str, command.unpack)]
+            program, arguments = _ARCHIVES, ["unpack", *map(str, command.unpack)]
         if program:
             read += self._python[:1]
             arguments = [*self._python[1:], "-IS", "-c", program, *arguments]
@@ -432,7 +433,7 @@ _KEEPER = (
 )
 
 
-_UNPACK = Path(unpack.__file__).read_text()
+_ARCHIVES = Path(archives.__file__).read_text()
 
 
 def _find_python(*, any_user: bool) -> list[str]:

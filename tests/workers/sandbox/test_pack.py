@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandbox import pack, unpack
+from gateway.deploys import archives
+from workers.sandbox import pack
 
 MOST = 1 << 30
 
@@ -34,7 +35,7 @@ class Data:
         restored = self.folder.with_name("restored")
         restored.mkdir()
         with self.packed.open("rb") as archive:
-            unpack.unpack(archive, str(restored), 1_000, MOST)
+            archives.unpack(archive, str(restored), 1_000, MOST)
         return restored
 
     def names(self) -> list[str]:
