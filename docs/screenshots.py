@@ -213,7 +213,7 @@ class Scene:
             app, model = ("shop", "qwen3.6-35b-a3b") if n % 5 == 0 else ("notes", "gpt-oss-120b")
             at = int((now - (240 - n) * 4) * 1000)
             request = LoggedRequest(secrets.token_hex(10), at, app, model, status, code, *tokens, cost, ttft, took)
-            client.rpush(key, msgspec.json.encode(request))
+            client.zadd(key, {msgspec.json.encode(request): at})
         client.expire(key, 3600)
 
 

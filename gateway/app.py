@@ -19,7 +19,15 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
-from gateway.accounts import app_routes, domain_routes, key_routes, limit_routes, operator_routes
+from gateway.accounts import (
+    app_routes,
+    domain_routes,
+    key_routes,
+    limit_routes,
+    operator_routes,
+    suspension_routes,
+    test_token_routes,
+)
 from gateway.accounts import routes as account_routes
 from gateway.accounts.pacing import RequestMeter, leave_lane
 from gateway.data import routes as data_routes
@@ -95,6 +103,8 @@ ROUTES: list[ControllerRouterHandler] = [
     *action_routes.ROUTES,
     *environment_routes.ROUTES,
     *limit_routes.ROUTES,
+    *suspension_routes.ROUTES,
+    *test_token_routes.ROUTES,
     *domain_routes.ROUTES,
     *data_routes.ROUTES,
     *tls_routes.ROUTES,

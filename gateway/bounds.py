@@ -19,6 +19,7 @@ Audience = Annotated[str, Meta(max_length=200)]
 Audiences = Annotated[list[Audience], Meta(max_length=20)]
 SigningSecret = Annotated[str, Meta(max_length=1_024)]
 Sealed = Annotated[str, Meta(max_length=8_192)]  # an encrypted secret
+UserToken = Annotated[str, Meta(min_length=1, max_length=16_384)]  # twice as long as one that is accepted
 Command = Annotated[str, Meta(max_length=8_192)]
 Folder = Annotated[str, Meta(max_length=1_024)]
 Branch = Annotated[str, Meta(max_length=250)]

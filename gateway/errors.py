@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
 Headers = list[tuple[bytes, bytes]]
+
+# Why a token was refused. Only the app's owner learns it: users get one code for all of them.
+TokenFault = Literal[
+    "expired",
+    "not-yet",
+    "audience",
+    "issuer",
+    "signature",
+    "unknown-key",
+    "algorithm",
+    "malformed",
+    "user",
+    "backend-status",
+    "backend-unreachable",
+    "keys-unreadable",
+]
 
 
 class ServiceError(Exception):
@@ -23,11 +39,19 @@ class ServiceError(Exception):
     # The values of errors that are raised without any:
     retry_after: int | None = None
     own_headers: ClassVar[Headers] = []
+    reason: TokenFault | None = None
+    limits: tuple[tuple[int, int] | None, ...] = ()  # in force: `LimitUses` of gateway/telemetry/usage.py
 
     def __init__(
-        self, message: str | None = None, *, retry_after: float | None = None, headers: Headers | None = None
+        self,
+        message: str | None = None,
+        *,
+        retry_after: float | None = None,
+        headers: Headers | None = None,
+        reason: TokenFault | None = None,
     ) -> None:
         super().__init__(message or self.message)
+        self.reason = reason or self.reason
         self.message = message or self.message
         if retry_after is not None:
             # Rounded up to whole seconds, so that a caller who waits this long is not refused again.
@@ -59,6 +83,13 @@ class AppNotFound(ServiceError):
     message = "There is no app with this name; check the address in the app's build."
 
 
+class AppSuspended(ServiceError):
+    """The reason of the suspension is for the app's owner and operators, so it is not in the message."""
+
+    status, code = 403, "APP_SUSPENDED"
+    message = "This app is suspended; its owner finds the reason in the dashboard, and can ask the operator to lift it."
+
+
 class OriginNotAllowed(ServiceError):
     status, code = 403, "ORIGIN_NOT_ALLOWED"
     message = "In a browser, only pages of the app's own hostname or verified custom domain may call this."
@@ -73,11 +104,13 @@ class TokenMissing(ServiceError):
 class TokenInvalid(TokenMissing):
     code = "TOKEN_INVALID"
     message = "The token is not valid for this app, or has expired; sign in again."
+    reason = "malformed"
 
 
 class AppBackendUnreachable(ServiceError):
     status, code = 503, "APP_BACKEND_UNREACHABLE"
     message = "The app's own backend could not be reached to check this token; try again shortly."
+    reason = "backend-unreachable"
 
 
 class TokensLimited(ServiceError):
@@ -126,6 +159,11 @@ class RequestMalformed(ServiceError):
 class RequestTooLarge(ServiceError):
     status, code = 413, "REQUEST_TOO_LARGE"
     message = "The request is larger than 100 KB (102400 bytes); shorten the prompt."
+
+
+class MediaTypeUnsupported(ServiceError):
+    status, code = 415, "MEDIA_TYPE_UNSUPPORTED"
+    message = "Send the source as application/gzip (a tar.gz), application/zip or text/html (one page)."
 
 
 class MultimodalUnsupported(ServiceError):

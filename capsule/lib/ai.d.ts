@@ -53,9 +53,11 @@ export type AiErrorCode =
   | "ANSWER_UNEXPECTED"
   // from the service
   | "APP_NOT_FOUND"
+  | "APP_SUSPENDED"
   | "TOKEN_MISSING"
   | "TOKEN_INVALID"
   | "APP_BACKEND_UNREACHABLE"
+  | "TOKENS_LIMITED"
   | "APP_RATE_LIMITED"
   | "USER_RATE_LIMITED"
   | "SPEND_CAP_REACHED"

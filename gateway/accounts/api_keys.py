@@ -110,9 +110,12 @@ class ApiKeys:
         times = {key_id: now_iso(int(at) / 1000) for key_id, at in used.items()}
         return [ListedKey(key.id, key.name, key.createdAt, times.get(key.id)) for key in found]
 
-    async def revoke(self, account_id: str, key_id: str) -> None:
-        """Revokes the key and its sessions. Raises NotFound, and LastKey for the account's only key."""
-        revoked = await scripts.revoke_key(self._store, account_id, key_id)
+    async def revoke(self, account_id: str, key_id: str, *, even_last: bool = False) -> None:
+        """Revokes the key and its sessions.
+
+        Raises NotFound, and without `even_last` LastKey for the account's only key.
+        """
+        revoked = await scripts.revoke_key(self._store, account_id, key_id, even_last=even_last)
         if revoked.verdict == "unknown":
             raise NotFound("There is no such API key in this account.")
         if revoked.verdict == "last":

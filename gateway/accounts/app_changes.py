@@ -19,7 +19,14 @@ from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from gateway.accounts import scripts
-from gateway.accounts.keys import alias_key, app_changes_key, app_lock_key, deleted_apps_key, former_name_key
+from gateway.accounts.keys import (
+    alias_key,
+    app_changes_key,
+    app_lock_key,
+    deleted_apps_key,
+    former_name_key,
+    token_checks_key,
+)
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
@@ -37,6 +44,7 @@ from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import compare_and_set
 
 CHANGES_PER_MINUTE = 120  # creations, changes and deletions that an account may try
+TOKEN_CHECKS_PER_MINUTE = 10  # by an account
 FORMER_NAME_SECONDS = 30 * 86_400
 LOCK_SECONDS = 15
 CHANGE_SECONDS = 10.0  # for a creation or a deletion
@@ -78,6 +86,13 @@ class AppChanges:
         tried, wait = await self._store.increment(app_changes_key(account_id), 60)
         if tried > CHANGES_PER_MINUTE:
             message = f"An account can create, change and delete {CHANGES_PER_MINUTE} apps per minute; "
+            raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
+
+    async def count_token_check(self, account_id: str) -> None:
+        """Counts a token that the account holder checks. Raises RateLimited."""
+        checked, wait = await self._store.increment(token_checks_key(account_id), 60)
+        if checked > TOKEN_CHECKS_PER_MINUTE:
+            message = f"An account can check {TOKEN_CHECKS_PER_MINUTE} tokens per minute; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
 
     async def withhold_name(self, app: App) -> None:

@@ -31,8 +31,11 @@ def check_name(name: str) -> None:
         )
 
 
-def check_auth(auth: NewAuth, vault: Vault, *, allow_private: bool) -> Auth:
-    """Returns the auth to store, with its secret encrypted. Raises RequestMalformed."""
+def check_auth(auth: NewAuth, vault: Vault, *, allow_private: bool, save_internal: bool = False) -> Auth:
+    """Returns the auth to store, with its secret encrypted. Raises RequestMalformed.
+
+    With `save_internal`, an address that is not public is stored nevertheless. No call to it is made.
+    """
     if isinstance(auth, NewSecretAuth):
         if len(auth.secret.encode()) < SECRET_BYTES:
             raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
@@ -47,7 +50,8 @@ def check_auth(auth: NewAuth, vault: Vault, *, allow_private: bool) -> Auth:
         try:
             addresses.check_url(url, allow_private=allow_private)
         except (addresses.BlockedAddress, ValueError) as error:
-            raise RequestMalformed(f"auth.url: {error}") from None
+            if not (save_internal and addresses.is_internal(url)):
+                raise RequestMalformed(f"auth.url: {error}") from None
     return auth
 
 

@@ -12,12 +12,25 @@ from gateway.accounts import app_detail_routes
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
 from gateway.accounts.domain_names import apps_host, service_hosts
 from gateway.accounts.operator_routes import check_new_name, check_repository, forget_app, view_auth
+from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import App, Build, JwksAuth, Repository, set_fields
 from gateway.accounts.routes import AccountApp, list_apps, view_apps
+from gateway.bounds import UserToken
 from gateway.deploys.routes import require_own_app
-from gateway.errors import AppLimitReached, NameTaken, NotFound, RateLimited, RequestMalformed
+from gateway.errors import (
+    AppLimitReached,
+    AppSuspended,
+    NameTaken,
+    NotFound,
+    RateLimited,
+    RequestMalformed,
+    TokensLimited,
+)
 from gateway.http.authentication import Caller, account_router
 from gateway.ids import new_id, now_iso
+from gateway.inference.auth.auth_checks import AuthCheck
+from gateway.inference.auth.auth_checks import check_auth as check_verification
+from gateway.inference.auth.users import TokenCheck
 from gateway.process import Gateway, Injected
 
 
@@ -45,6 +58,14 @@ class AppSettings(msgspec.Struct):
     auth: dict[str, Any]
     repository: OwnRepository | None
     build: Build | None
+
+
+class ChangedSettings(AppSettings):
+    authCheck: AuthCheck | msgspec.UnsetType = msgspec.UNSET  # if the request has `auth`
+
+
+class PresentedToken(msgspec.Struct, forbid_unknown_fields=True):
+    token: UserToken
 
 
 def view_settings(app: App) -> AppSettings:
@@ -82,18 +103,27 @@ async def show_settings(account: Caller, app: FromPath[str], gateway: Injected) 
     return view_settings(await require_own_app(app, account, gateway))
 
 
-@patch("/apps/{app:str}", errors=[RequestMalformed, NotFound, RateLimited])
-async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChange], gateway: Injected) -> AppSettings:
+@patch(
+    "/apps/{app:str}",
+    errors=[RequestMalformed, NotFound, RateLimited],
+    opt={UNPACED: True},  # a slow backend must not delay the account's other requests
+)
+async def change_app(
+    account: Caller, app: FromPath[str], data: JSONBody[AppChange], gateway: Injected
+) -> ChangedSettings:
     """Change an app's token verification, repository and build.
 
-    A field that is left out stays as it is; null resets it. Repository and build apply from the next deploy on.
+    A field that is left out stays as it is; null resets it. Repository and build apply from the next deploy on. A new
+    `auth` is saved in any case, and checked with one call that takes at most five seconds: `authCheck` has the result.
     """
     found = await require_own_app(app, account, gateway)
     await gateway.app_changes.count_change(account.id)
     changes: dict[str, Any] = {}
     if data.auth is not msgspec.UNSET:
         allow_private = gateway.settings.allow_private_addresses
-        changes["auth"] = check_auth(data.auth or JwksAuth(), gateway.vault, allow_private=allow_private)
+        changes["auth"] = check_auth(
+            data.auth or JwksAuth(), gateway.vault, allow_private=allow_private, save_internal=True
+        )
     if data.repository is not msgspec.UNSET:
         repository = check_repository(data.repository, gateway)
         changes["repository"] = keep_credentials(repository, found.repository)
@@ -101,7 +131,30 @@ async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChan
         changes["build"] = check_build(data.build)
     if changes:
         found = await gateway.registry.change_app(found, lambda record: set_fields(record, changes))
-    return view_settings(found)
+    answer = ChangedSettings(**msgspec.structs.asdict(view_settings(found)))
+    if data.auth is not msgspec.UNSET:
+        allow_private = gateway.settings.allow_private_addresses
+        answer.authCheck = await check_verification(gateway.users, found, allow_private=allow_private)
+    return answer
+
+
+@post(
+    "/apps/{app:str}/token-check",
+    status_code=200,
+    summary="Check a token of an app's user",
+    errors=[RequestMalformed, NotFound, RateLimited, TokensLimited],
+    opt={UNPACED: True},
+)
+async def check_token(
+    account: Caller, app: FromPath[str], data: JSONBody[PresentedToken], gateway: Injected
+) -> TokenCheck:
+    """Check a token like a request of the app's user, and explain why it would be refused.
+
+    Nothing of the token is kept. An account can check 10 tokens per minute.
+    """
+    found = await require_own_app(app, account, gateway)
+    await gateway.app_changes.count_token_check(account.id)
+    return await gateway.users.check(found, data.token.strip().encode())
 
 
 def keep_credentials(repository: Repository | None, before: Repository | None) -> Repository | None:
@@ -114,15 +167,22 @@ def keep_credentials(repository: Repository | None, before: Repository | None) -
     return msgspec.structs.replace(repository, credentials=before.credentials)
 
 
-@delete("/apps/{app:str}", errors=[NotFound, RateLimited])
+@delete("/apps/{app:str}", errors=[AppSuspended, NotFound, RateLimited])
 async def delete_app(account: Caller, app: FromPath[str], gateway: Injected) -> None:
     """Delete an app.
 
-    This also deletes its hooks, variables, sources and queued deploys, and cannot be undone.
+    This also deletes its hooks, variables, sources and queued deploys, and cannot be undone. A suspended app stays
+    until an operator lifts its suspension, because otherwise its name could be used again at once.
     """
     found = await require_own_app(app, account, gateway)
+    if found.suspension is not None:
+        raise AppSuspended("A suspended app can't be deleted; ask the operator to lift the suspension first.")
     await gateway.app_changes.count_change(account.id)
     await forget_app(found, gateway)
 
 
-ROUTES = [account_router(list_apps, create_app, show_settings, change_app, delete_app, *app_detail_routes.HANDLERS)]
+ROUTES = [
+    account_router(
+        list_apps, create_app, show_settings, change_app, check_token, delete_app, *app_detail_routes.HANDLERS
+    )
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.accounts.keys import apps_key
 from gateway.accounts.records import App
+from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.monitors.keys import (
     certificate_ends_key,
     certificates_key,
@@ -24,6 +25,8 @@ async def enroll_app(store: Store, app: App) -> None:
     await store.client.zadd(domain_checks_key(tag), {app.id: 0}, nx=True)
     # The domain may be a new one: its certificate is due now.
     await store.client.zadd(certificates_key(tag), {app.id: 0})
+    if app.suspension is not None:  # it may come from another account
+        await list_suspended(store, app.account, app.id)
 
 
 async def withdraw_app(store: Store, app: App) -> None:
@@ -34,3 +37,5 @@ async def withdraw_app(store: Store, app: App) -> None:
     for zset in listed:
         await store.client.zrem(zset, app.id)
     await store.client.delete(*monitored_keys(tag, app.id))
+    if app.suspension is not None:
+        await unlist_suspended(store, app.account, app.id)

@@ -13,10 +13,12 @@ When a record changes, the name of its key is published on the channel `changes`
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
 | `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
 | `{pNN}:app-changes:<account>` | string | number of attempts to create, change or delete an app | 60 s |
+| `{pNN}:token-checks:<account>` | string | number of tokens that the account holder checked | 60 s |
 | `{pNN}:deleted-apps:<account>` | list | ids of its deleted apps, whose windows its next new apps inherit | 60 s |
 | `{pNN}:domain-lookups:<app id>` | string | number of times that its custom domain was to be verified | 60 s |
 | `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
 | `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
+| `{pNN}:suspended` | hash | suspended account, or `app:` and app id → time, ms; `version` | each when resumed |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
@@ -46,6 +48,7 @@ logins_key = keys_of_all("logins")
 account_key = keys_of_account("account")
 app_lock_key = keys_of_account("app-lock")
 app_changes_key = keys_of_account("app-changes")
+token_checks_key = keys_of_account("token-checks")
 deleted_apps_key = keys_of_account("deleted-apps")
 api_keys_key = keys_of_account("keys")
 api_keys_used_key = keys_of_account("keys-used")
@@ -54,6 +57,7 @@ domain_lookups_key = keys_in_account("domain-lookups")
 
 accounts_key = keys_of_partition("accounts")
 apps_key = keys_of_partition("apps")
+suspended_key = keys_of_partition("suspended")
 
 
 def account_apps_key(account_id: str) -> str:

@@ -52,7 +52,7 @@ class WidestLimits(msgspec.Struct):
 class AppSpend(Spend):
     """Nano-euro of a UTC day."""
 
-    # `cap` is the narrower of the app's and the plan's.
+    # `cap` is the narrower of the app's and the account's.
     widest: WidestLimits
 
 
@@ -67,11 +67,12 @@ async def change_limits(
 ) -> LimitsView:
     """Change an app's limits.
 
-    They narrow the plan's limits, and apply within a second in every process.
+    They narrow the account's limits, and apply within a second in every process.
     """
     found = await require_own_app(app, account, gateway)
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
-    _check_limits(changes, _find_widest(found, account, gateway))
+    whose = "the plan" if account.own_cap is None else "the account"
+    _check_limits(changes, _find_widest(found, account, gateway), whose)
     return _view(await gateway.registry.change_limits(found, lambda limits: msgspec.structs.replace(limits, **changes)))
 
 
@@ -80,7 +81,7 @@ async def show_spend(account: Caller, app: FromPath[str], gateway: Injected) -> 
     found = await require_own_app(app, account, gateway)
     day, fields = await gateway.store.today(), app_spend_fields(found.id)
     settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), fields)
-    limits = limits_of(found, account.plan, gateway.settings)
+    limits = limits_of(found, account.plan, gateway.settings, account.own_cap)
     cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
     return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(found, account, gateway))
 
@@ -90,24 +91,27 @@ def _view(limits: AppLimits) -> LimitsView:
 
 
 def _find_widest(app: App, account: Account, gateway: Gateway) -> WidestLimits:
-    allowed = allowed_limits(app.allowedRates, account.plan, gateway.settings)
+    allowed = allowed_limits(app.allowedRates, account.plan, gateway.settings, account.own_cap)
     cap = format_euro(allowed.cap)
     return WidestLimits(cap, cap, allowed.requests, allowed.user_requests)
 
 
-def _check_limits(changes: dict[str, str | int | None], widest: WidestLimits) -> None:
-    """Raises RequestMalformed, whose message names the plan's limit."""
+def _check_limits(changes: dict[str, str | int | None], widest: WidestLimits, whose: str) -> None:
+    """Raises RequestMalformed, whose message names the widest limit."""
     for name, value in changes.items():
         limit = getattr(widest, name)
         if isinstance(value, str):
-            if not EURO.fullmatch(value):
-                raise RequestMalformed(
-                    f'{name}: an amount in euro as text, such as "0.02", with at most nine decimals.'
-                )
-            if to_nano_euro(value) > to_nano_euro(limit):
-                raise RequestMalformed(f"{name}: the plan allows at most {limit} euro per day.")
+            check_euro(value, name, limit, whose)
         elif value is not None and not 0 <= value <= limit:
             raise RequestMalformed(f"{name}: from 0 to {limit} requests per minute.")
+
+
+def check_euro(value: str, name: str, limit: str, whose: str) -> None:
+    """Raises RequestMalformed unless the value is an amount in euro up to the limit."""
+    if not EURO.fullmatch(value):
+        raise RequestMalformed(f'{name}: an amount in euro as text, such as "0.02", with at most nine decimals.')
+    if to_nano_euro(value) > to_nano_euro(limit):
+        raise RequestMalformed(f"{name}: {whose} allows at most {limit} euro per day.")
 
 
 def format_euro(nano: int) -> str:

@@ -20,6 +20,7 @@ from gateway.accounts.records import (
     Build,
     JwksAuth,
     Repository,
+    Suspension,
 )
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.bounds import Host, Id
@@ -63,6 +64,7 @@ class AppView(msgspec.Struct):
     limits: AllowedRates | None
     createdAt: Time
     url: str
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app itself
 
 
 def view_app(app: App, gateway: Gateway) -> AppView:
@@ -78,6 +80,7 @@ def view_app(app: App, gateway: Gateway) -> AppView:
         limits=app.allowedRates,
         createdAt=app.createdAt,
         url=live_url(app.name, gateway.settings),
+        suspension=app.suspension or msgspec.UNSET,
     )
 
 
@@ -101,7 +104,8 @@ async def require_app(app: str, gateway: Gateway) -> App:
 async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Injected) -> AppView:
     """Create or replace an app.
 
-    `limits` replace the service's limits for this app, and can be wider. The account holder's limits stay.
+    `limits` replace the service's limits for this app, and can be wider. The account holder's limits stay, and so does
+    a suspension.
     """
     before = await gateway.registry.find_app(app)
     name = data.name or (before.name if before else app)
@@ -121,7 +125,7 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
         allowedRates=None if data.limits == AllowedRates() else data.limits,
         createdAt=before.createdAt if before else now_iso(),
     )
-    await gateway.registry.put_app(record, before)
+    record = await gateway.registry.put_app(record, before)
     if before is not None and before.account != record.account:
         await gateway.environments.forget_variables(before)
     return view_app(record, gateway)

@@ -86,6 +86,11 @@ class RecordCache:
             self._copies[key] = _Copy(record, now + age, now + age + STALE_SECONDS)
         return record
 
+    def find(self, key: str, kind: type[R]) -> R | None:
+        """Returns the record from its copy, if that is current. Does not read Redis."""
+        copy = self._copies.get(key)
+        return cast(R, copy.record) if copy is not None and copy.current_until > time.monotonic() else None
+
     def forget(self, key: str) -> None:
         """Drops a copy. A process that changes a record calls this, and does not wait for its own message."""
         self._changes += 1

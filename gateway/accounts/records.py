@@ -14,6 +14,7 @@ import msgspec
 from gateway.accounts.keys import account_key
 from gateway.accounts.vault import Vault
 from gateway.bounds import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Rate, Sealed, Url
+from gateway.ids import Time
 from gateway.settings import NANO, Plan
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -105,6 +106,13 @@ def to_nano_euro(euro: str) -> int:
     return int(Decimal(euro) * NANO)
 
 
+class Suspension(msgspec.Struct, frozen=True):
+    """An operators' suspension of an app or an account."""
+
+    reason: str
+    at: Time
+
+
 class ReplacedFields(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fields that the manifest of a deploy replaced: they return if the deploy fails its canary."""
 
@@ -126,6 +134,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
     replaced: ReplacedFields | None = None  # by the last deploy with a manifest
     limits: AppLimits | None = None  # the account holder's
     allowedRates: AllowedRates | None = None  # the operators', in place of the service's
+    suspension: Suspension | None = None  # of the app itself; its account may be suspended too
     createdAt: str
 
     @functools.cached_property
@@ -154,8 +163,20 @@ def set_fields(app: App, fields: Mapping[str, Any]) -> App:
     return msgspec.structs.replace(app, **fields, replaced=replaced)
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     id: str
     name: str
     plan: Plan
     createdAt: str
+    dailyEuro: str | None = None  # a cap in place of the plan's
+    suspension: Suspension | None = None
+
+    @functools.cached_property
+    def own_cap(self) -> int | None:
+        """The account's own daily cap in nano-euro, in place of the plan's."""
+        return None if self.dailyEuro is None else to_nano_euro(self.dailyEuro)
+
+
+def find_suspension(app: App, account: Account | None) -> Suspension | None:
+    """Returns the suspension of the app, or else that of its account."""
+    return app.suspension or (None if account is None else account.suspension)

@@ -16,7 +16,7 @@ from gateway.accounts.domain_claims import DomainClaims, verified_domain
 from gateway.accounts.enrollment import enroll_app, withdraw_app
 from gateway.accounts.keys import account_apps_key, account_key, accounts_key, alias_key, app_key
 from gateway.accounts.record_cache import RecordCache
-from gateway.accounts.records import SLUG, Account, App, AppLimits
+from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension
 from gateway.accounts.vault import Vault
 from gateway.errors import NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
@@ -57,6 +57,17 @@ class Registry:
     async def _read_names(self, app_id: str) -> list[str]:
         """Returns the present name of a renamed app, then former names that are not removed yet."""
         return (await self.store.get(alias_key(app_id)) or "").split()
+
+    def may_have_changed(self, app: App, account: Account) -> bool:
+        """Returns whether one of the records may have changed since this process read it. Does not read Redis."""
+        return self.cache.find(app_key(app.name), App) is not app or (
+            self.cache.find(app.account_key, Account) is not account
+        )
+
+    async def is_suspended(self, app: App) -> bool:
+        """Returns whether the app or its account is suspended by now."""
+        present = await self.app(app.name)
+        return present is not None and find_suspension(present, await self.account_of(present)) is not None
 
     async def read_apps(self, app_ids: Sequence[str]) -> dict[str, tuple[App, Account]]:
         """Reads many apps with their accounts together, without the cache; leaves out those that do not exist."""
@@ -100,24 +111,34 @@ class Registry:
 
     async def change_plan(self, account_id: str, plan: Plan) -> Account:
         """Raises NotFound."""
-        account = await self.account(account_id)
-        if account is None:
-            raise NotFound
-        account = msgspec.structs.replace(account, plan=plan)
-        await self._write(account_key(account_id), account)
-        return account
+        return (await self.change_account(account_id, lambda record: msgspec.structs.replace(record, plan=plan)))[1]
+
+    async def change_account(self, account_id: str, change: Callable[[Account], Account]) -> tuple[Account, Account]:
+        """Changes the record by compare-and-set. Returns it as it was before and after. Raises NotFound."""
+        key = account_key(account_id)
+
+        async def compute(present: str) -> Change[tuple[Account, Account]]:
+            if not present:
+                raise NotFound("There is no such account.")
+            before = msgspec.json.decode(present, type=Account)
+            after = change(before)
+            return Change(msgspec.json.encode(after).decode(), (before, after))
+
+        result = await change_record(self.store, key, compute, subject="the account")
+        self.cache.forget(key)
+        return result
 
     # -- apps ------------------------------------------------------------------------------------------------
 
-    async def put_app(self, app: App, before: App | None) -> None:
-        """Writes an app. Can be repeated after an interruption.
+    async def put_app(self, app: App, before: App | None) -> App:
+        """Writes an app, and returns its record. Can be repeated after an interruption.
 
         Raises RequestMalformed when another app has the name or the domain.
         """
         await self.domains.claim(app)
         await self.store.client.sadd(account_apps_key(app.account), app.name)
         try:
-            await self._claim_name(app, before)
+            app = await self._claim_name(app, before)
         except RequestMalformed:
             await self._remove_from_account(app)
             if before is None or verified_domain(before) != verified_domain(app):
@@ -130,26 +151,31 @@ class Registry:
             await self._remove_from_account(before)
             await withdraw_app(self.store, before)
         await enroll_app(self.store, app)
+        return app
 
-    async def _claim_name(self, app: App, before: App | None) -> None:
+    async def _claim_name(self, app: App, before: App | None) -> App:
         """Writes the record by compare-and-set, so that of two apps with the same new name, one gets it.
 
-        The account holder's limits are read again, because they may have changed since `before` was read.
+        The account holder's limits and a suspension are read again, because they may have changed since `before` was
+        read. Returns the record with them.
         """
         key = app_key(app.name)
 
-        async def compute(present: str) -> Change[None]:
+        async def compute(present: str) -> Change[App]:
             former = present if present or before is None else await self.store.get(app_key(before.name))
-            limits = None
+            limits = suspension = None
             if former:
                 found = _decode_app(former)
                 if found.id != app.id:
                     raise RequestMalformed("name: another app has this name.")
                 limits = found.limits if found.account == app.account else None
-            return Change(msgspec.json.encode(msgspec.structs.replace(app, limits=limits)).decode(), None)
+                suspension = found.suspension
+            record = msgspec.structs.replace(app, limits=limits, suspension=suspension)
+            return Change(msgspec.json.encode(record).decode(), record)
 
-        await change_record(self.store, key, compute, subject="the app")
+        record = await change_record(self.store, key, compute, subject="the app")
         self.cache.forget(key)
+        return record
 
     async def change_app(self, app: App, change: Callable[[App], App]) -> App:
         """Changes the record by compare-and-set, so that concurrent changes of different fields are all made.

@@ -11,7 +11,7 @@ from litestar.datastructures import State
 from litestar.params import JSONBody
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.records import Account, App
+from gateway.accounts.records import Account, App, Suspension, find_suspension
 from gateway.deploys.addresses import live_url
 from gateway.errors import BackboneUnavailable, CsrfRefused, RegistrationsClosed, RequestMalformed
 from gateway.events.catalog import SAMPLES
@@ -21,6 +21,7 @@ from gateway.ids import Time
 from gateway.inference.availability import InferenceStatus
 from gateway.inference.keys import spend_key
 from gateway.inference.request import BODY_BYTES
+from gateway.inference.spend.limits import cap_of
 from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
 from gateway.monitors import health
 from gateway.monitors.health import OpenFindings
@@ -110,6 +111,7 @@ class AccountView(msgspec.Struct):
     spend: Spend
     deploysToday: int
     storage: StorageUse
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # by an operator; left out when there is none
 
 
 @get("/", summary="Show the account, its limits, and its spend of today")
@@ -121,9 +123,10 @@ async def show_account(account: Caller, gateway: Injected) -> AccountView:
         name=account.name,
         plan=account.plan,
         limits=view_limits(gateway, account.plan),
-        spend=Spend(day, int(settled or 0), int(reserved or 0), gateway.settings.daily_caps[account.plan]),
+        spend=Spend(day, int(settled or 0), int(reserved or 0), cap_of(account, gateway.settings)),
         deploysToday=await gateway.deploys.count_today(account.id, day),
         storage=StorageUse(await count_stored_bytes(gateway.store, account.id), SHARE_BYTES),
+        suspension=account.suspension or msgspec.UNSET,
     )
 
 
@@ -140,6 +143,7 @@ class AccountApp(msgspec.Struct):
     healthSince: Time | None
     certificateExpiresAt: Time | None
     openFindings: OpenFindings
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app, or else of its account
 
 
 @get("/apps", summary="List the account's apps, with their health")
@@ -157,6 +161,7 @@ async def view_apps(account: Account, apps: Sequence[App], gateway: Gateway) -> 
             url=live_url(app.name, gateway.settings),
             customDomain=app.customDomain,
             customDomainVerified=app.customDomainVerified,
+            suspension=find_suspension(app, account) or msgspec.UNSET,
             **msgspec.structs.asdict(state),
         )
         for app, state in zip(apps, monitored, strict=True)

@@ -1,9 +1,10 @@
-"""Encrypts secrets that the service must read again, such as webhook secrets and app auth secrets."""
+"""Encrypts secrets that the service must read again, such as webhook secrets and app auth secrets, and signs tokens."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
@@ -17,6 +18,7 @@ class Vault:
 
     def __init__(self, keys: str) -> None:
         derived = [hashlib.sha256(b"capsule at rest:" + k.strip().encode()).digest() for k in keys.split(",") if k]
+        self._signing = [hashlib.sha256(b"capsule signs:" + k.strip().encode()).digest() for k in keys.split(",") if k]
         self._fernet = MultiFernet([Fernet(base64.urlsafe_b64encode(k)) for k in derived]) if derived else None
 
     def seal(self, secret: str) -> str:
@@ -31,3 +33,16 @@ class Vault:
             return self._fernet.decrypt(sealed).decode()
         except InvalidToken:
             raise NoEncryptionKey("GATEWAY_ENCRYPTION_KEY does not decrypt a stored secret") from None
+
+    def sign(self, purpose: str, message: bytes) -> bytes:
+        """Returns a signature that every process with one of the keys accepts, for this purpose only."""
+        if not self._signing:
+            raise NoEncryptionKey("set GATEWAY_ENCRYPTION_KEY; the service signs nothing without it")
+        return _sign(self._signing[0], purpose, message)
+
+    def is_signed(self, purpose: str, message: bytes, signature: bytes) -> bool:
+        return any(hmac.compare_digest(_sign(key, purpose, message), signature) for key in self._signing)
+
+
+def _sign(key: bytes, purpose: str, message: bytes) -> bytes:
+    return hmac.digest(key, purpose.encode() + b":" + message, "sha256")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import datetime
 import re
 import time
+from typing import Any, NoReturn
 
 import click
 
 from gateway.cli.completion import app_argument, hook_argument
+from gateway.cli.follow import clock_of, follow_option, follow_rows
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from gateway.cli.show import (
     Cell,
+    Columns,
     Row,
     age_of,
     as_json,
+    as_list,
     color_state,
     duration_of,
     format_euro,
@@ -29,6 +33,7 @@ from gateway.cli.show import (
     strip_controls,
     text_of,
     wants_json,
+    wants_table,
 )
 from gateway.events import catalog
 from gateway.ids import now_iso
@@ -51,6 +56,7 @@ def account() -> None:
         record,
         {
             "account": f"{record.get('name')} ({record.get('id')})",
+            "suspended": text_of("reason")(suspension) if (suspension := nested_row(record, "suspension")) else None,
             "plan": text_of("plan"),
             "inference today": spent,
             "deploys today": f"{record.get('deploysToday')} of {limits.get('deploysPerDay')}",
@@ -85,7 +91,7 @@ def hook_create(app: str, name: str) -> None:
 
 
 @hook.command("list")
-@as_json
+@as_list
 def hook_list() -> None:
     """List the hooks of all apps, newest first."""
     rows = open_service().list_rows("/account/hooks")
@@ -99,6 +105,8 @@ def hook_list() -> None:
             "last used": age_of("lastUsedAt", "never"),
         },
         prose="name",
+        cut=["app"],
+        less=["created", "last used"],
         empty="No hooks. Create one with: capsule hook create APP --name NAME",
     )
 
@@ -195,9 +203,47 @@ def webhook_test(event: str) -> None:
 # -- deliveries ----------------------------------------------------------------------------------------------
 
 
-@click.group()
+def _format_outcome(row: Row) -> Cell:
+    outcome = color_state(row.get("outcome"))
+    reason = f"{text_of('error')(row)} {text_of('status')(row)}".strip()
+    return outcome.append(f" ({strip_controls(reason)})") if reason and outcome.plain != "delivered" else outcome
+
+
+def _format_notes(row: Row) -> str:
+    notes = ["sample"] if row.get("sample") else []
+    if redelivery := row.get("redelivery"):
+        notes.append(f"redelivery {redelivery}")
+    return ", ".join(notes)
+
+
+NO_DELIVERIES = "No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded"
+DELIVERY_COLUMNS: Columns = {
+    "id": text_of("id"),
+    "event": text_of("type"),
+    "app": text_of("app"),
+    "at": age_of("at"),
+    "took": duration_of("durationMs"),
+    "outcome": _format_outcome,
+    "notes": _format_notes,
+}
+DELIVERY_LAYOUT: dict[str, Any] = {"cut": ["app"], "less": ["notes", "took", "app"]}
+
+
+class _ListByDefault(click.Group):
+    """A group that takes --follow for its command `list`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["--follow"]:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_ListByDefault)
 def deliveries() -> None:
-    """Show deliveries to the webhook, and redeliver events."""
+    """Show deliveries to the webhook, and redeliver events.
+
+    'capsule deliveries --follow' is short for 'capsule deliveries list --follow'.
+    """
 
 
 @deliveries.command("list")
@@ -206,30 +252,29 @@ def deliveries() -> None:
 @click.option("--app", metavar="APP", help="List only this app.")
 @click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="List only this outcome.")
 @click.option("--before", metavar="ID", help="List deliveries older than this one (the next page).")
-@as_json
-def deliveries_list(limit: int, event: str | None, app: str | None, outcome: str | None, before: str | None) -> None:
-    """List deliveries, newest first."""
-    rows = open_service().list_rows(
-        "/account/deliveries", limit=limit, type=event, app=app, outcome=outcome, before=before
-    )
-    filtered = any((event, app, outcome, before))
-    show_table(
-        rows,
-        {
-            "id": text_of("id"),
-            "event": text_of("type"),
-            "app": text_of("app"),
-            "at": age_of("at"),
-            "took": duration_of("durationMs"),
-            "outcome": _format_outcome,
-            "notes": _format_notes,
-        },
-        empty="No such deliveries."
-        if filtered
-        else "No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded",
-    )
-    if len(rows) == limit and not wants_json():
+@follow_option
+@as_list
+def deliveries_list(
+    limit: int, event: str | None, app: str | None, outcome: str | None, before: str | None, follow: bool
+) -> None:
+    """List deliveries, newest first. With --follow, oldest first, times in UTC."""
+    service, query = open_service(), {"type": event, "app": app, "outcome": outcome, "before": before}
+    if follow:
+        if before is not None:
+            raise WrongUsage("give either --follow or --before")
+        _follow_deliveries(service, limit, query)
+    rows = service.list_rows("/account/deliveries", limit=limit, **query)
+    empty = "No such deliveries." if any(query.values()) else NO_DELIVERIES
+    show_table(rows, DELIVERY_COLUMNS, **DELIVERY_LAYOUT, empty=empty)
+    if len(rows) == limit and wants_table():
         print_note(f"More: capsule deliveries list --before {strip_controls(text_of('attempt')(rows[-1]))}")
+
+
+def _follow_deliveries(service: Service, count: int, query: dict[str, str | None]) -> NoReturn:
+    def fetch(count: int) -> list[dict[str, Any]]:
+        return service.list_rows("/account/deliveries", limit=count, **query)
+
+    follow_rows(fetch, count, "attempt", {**DELIVERY_COLUMNS, "at": clock_of("at")}, **DELIVERY_LAYOUT)
 
 
 @deliveries.command("show")
@@ -269,19 +314,6 @@ def _print_message(title: str, message: Row) -> None:
     lines = ["(no longer stored)"] if body is None else str(body).splitlines()
     for line in lines:
         click.echo(f"  {strip_controls(line)}")
-
-
-def _format_outcome(row: Row) -> Cell:
-    outcome = color_state(row.get("outcome"))
-    reason = f"{text_of('error')(row)} {text_of('status')(row)}".strip()
-    return outcome.append(f" ({strip_controls(reason)})") if reason and outcome.plain != "delivered" else outcome
-
-
-def _format_notes(row: Row) -> str:
-    notes = ["sample"] if row.get("sample") else []
-    if redelivery := row.get("redelivery"):
-        notes.append(f"redelivery {redelivery}")
-    return ", ".join(notes)
 
 
 @deliveries.command("redeliver")

@@ -41,8 +41,10 @@ def show_own_app(service: Service, name: str) -> None:
 
 def _describe(app: Row) -> dict[str, Cell | None]:
     repository = nested_row(app, "repository")
+    suspension = nested_row(app, "suspension")
     return {
         "app": text_of("name")(app),
+        "suspended": text_of("reason")(suspension) if suspension else None,
         "address": text_of("url")(app),
         "custom domain": format_domain(app),
         "status": color_state(app.get("status")),

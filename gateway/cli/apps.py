@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 import click
 
+from gateway.cli.completion import app_argument
 from gateway.cli.operators import apps as apps
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from gateway.cli.show import Row, as_json, print_note, show_fields, show_line, strip_controls, wants_json
+from gateway.cli.show import (
+    Row,
+    as_json,
+    nested_row,
+    print_note,
+    show_fields,
+    show_line,
+    strip_controls,
+    text_of,
+    wants_json,
+)
 
 CLEAR = "none"
 KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
@@ -34,7 +46,7 @@ def apps_create(name: str) -> None:
 
 
 @apps.command("set")
-@click.argument("app")
+@app_argument
 @click.option(
     "--auth-jwks", metavar="URL", help="Verify users' tokens with the key set at URL, or at a path of the app."
 )
@@ -72,8 +84,42 @@ def apps_set(app: str, **options: Any) -> None:
             "user tokens": _format_field(settings, "auth"),
             "repository": _format_field(settings, "repository") or "none",
             "build": _format_field(settings, "build") or "none: the source is served as it is",
+            "check": _format_check(nested_row(settings, "authCheck")),
         },
     )
+
+
+def _format_check(check: Row) -> str:
+    """Returns the result of the check of the app's verification of tokens, or '' if there was none."""
+    if not check:
+        return ""
+    if not check.get("ok"):
+        return f"saved, but tokens cannot be verified yet: {text_of('problem')(check)}"
+    keys, algorithms = check.get("keys"), ", ".join(map(str, check.get("algorithms") or ()))
+    return f"{keys} key{'' if keys == 1 else 's'}: {algorithms}" if keys else "passed"
+
+
+@apps.command("check-token")
+@app_argument
+@as_json
+def apps_check_token(app: str) -> None:
+    """Check a token of a user of APP, and explain why it would be refused.
+
+    The command reads the token from a prompt or standard input. The service keeps nothing of it.
+    """
+    token = _read_secret("Token")
+    if not token:
+        raise WrongUsage("no token on standard input")
+    address = path("account", "apps", app, "token-check")
+    answer = open_service().request_object("POST", address, {"token": token}, having="valid")
+    claims = {f"claim {name}": _format_claim(value) for name, value in nested_row(answer, "claims").items()}
+    show_fields(answer, {"user": text_of("user"), **claims})
+    if not answer.get("valid"):
+        raise Refused(f"the token is not valid: {text_of('reason')(answer)}")
+
+
+def _format_claim(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _collect_changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gateway.cli.show import (
     Row,
     age_of,
     as_json,
+    as_list,
     format_size,
     show_fields,
     show_json,
@@ -142,7 +143,7 @@ def data_clear(app: str, yes: bool) -> None:
 
 
 @data.command("deleted")
-@as_json
+@as_list
 def data_deleted() -> None:
     """List the snapshots of deleted apps, which are kept for 7 days."""
     deleted = open_service().list_rows("/account/data/deleted")

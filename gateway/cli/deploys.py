@@ -7,11 +7,9 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.status import Status
-from rich.text import Text
 
 from gateway.cli.account import limit
 from gateway.cli.completion import app_argument, deploy_argument
@@ -20,6 +18,7 @@ from gateway.cli.show import (
     Row,
     age_of,
     as_json,
+    as_list,
     console,
     duration_of,
     format_size,
@@ -32,7 +31,11 @@ from gateway.cli.show import (
     strip_controls,
     text_of,
     wants_json,
+    wants_table,
 )
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 POLL_SECONDS = 1.0  # between two requests while following
 RETRIES = 15  # requests in a row that may fail
@@ -59,7 +62,7 @@ def deploys() -> None:
 @click.option("--app", help="List only the deploys of this app.")
 @limit
 @click.option("--before", metavar="ID", help="List deploys older than this one (the next page).")
-@as_json
+@as_list
 def deploys_list(app: str | None, limit: int, before: str | None) -> None:
     """List deploys, newest first."""
     service = open_service()
@@ -81,11 +84,13 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
             "result": lambda row: text_of("error")(row) or text_of("url")(row) or _describe_wait(row),
         },
         prose="result",
+        cut=["app"],
+        less=["commit", "by", "kind", "took", "result"],
         empty="No older deploys."
         if before
         else "No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
     )
-    if len(rows) == limit and not wants_json():
+    if len(rows) == limit and wants_table():
         only = f" --app {app}" if app else ""
         print_note(strip_controls(f"More: capsule deploys list{only} --before {text_of('id')(rows[-1])}"))
 
@@ -149,26 +154,26 @@ def _format_phases(deploy: Row) -> str:
 
 @deploys.command("publish")
 @app_argument
-@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("source", metavar="[DIR|FILE]", default=".", type=click.Path(exists=True, path_type=Path))
 @follow_option
 @timeout_option
 @as_json
-def deploys_publish(app: str, folder: Path, follow: bool, timeout: int) -> None:
-    """Deploy the source in DIR as APP's live version.
+def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
+    """Deploy the source in DIR as APP's live version, or FILE: a page (.html), a .zip or a .tar.gz.
 
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
     omits .git, node_modules and .env.
     """
-    publish_folder(open_service(), app, folder, follow, timeout)
+    publish_source(open_service(), app, source, follow, timeout)
 
 
-def publish_folder(service: Service, app: str, folder: Path, follow: bool, timeout: int) -> None:
-    """Packs, uploads and, with `follow`, follows the folder's deploy. Raises Refused if that fails."""
-    from gateway.cli.source import pack_source
+def publish_source(service: Service, app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
+    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises Refused if that fails."""
+    from gateway.cli.source import open_source
 
-    with _open_screen("packing") as screen, pack_source(folder) as source:
+    with _open_screen("packing") as screen, open_source(folder_or_file) as source:
         chunks = _report_progress(source.read_chunks(), source.size, screen)
-        queued = service.upload_source(path("account", "apps", app, "source"), chunks, source.size)
+        queued = service.upload_source(path("account", "apps", app, "source"), chunks, source.size, source.media_type)
     count = f"{source.files} file{'s' if source.files > 1 else ''}"
     show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
 
@@ -255,6 +260,8 @@ class Screen:
         if self._status is None:
             click.echo(text)
         else:
+            from rich.text import Text
+
             self._status.console.print(Text.from_ansi(text), soft_wrap=True)
 
     def set_status(self, status: str) -> None:

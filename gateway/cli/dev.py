@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
-from dotenv import load_dotenv
 
-from gateway.cli.folders import MANIFEST, read_manifest
+from gateway.cli.app_argument import MANIFEST
+from gateway.cli.folders import read_manifest
 from gateway.cli.service import WrongUsage
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ class _ReadsEnvFile(click.Command):
     """Reads `.env` before the options, because the gateway reads it too and both must use the same provider."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
+        from dotenv import load_dotenv
+
         load_dotenv(".env")
         return super().make_context(*args, **options)
 
@@ -79,6 +80,8 @@ def dev(folder: Path | None, port: int, data_dir: Path, provider_url: str | None
 
 def _read_own_app(folder: Path) -> OwnApp:
     """Reads the manifest of the folder. Raises WrongUsage."""
+    import msgspec
+
     from gateway.dev.layout import DEMO, OwnApp
 
     manifest = read_manifest(folder)

@@ -15,7 +15,7 @@ import click
 
 from gateway.cli.completion import app_argument
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from gateway.cli.show import age_of, as_json, show_table, strip_controls, text_of
+from gateway.cli.show import age_of, as_list, show_table, strip_controls, text_of
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
@@ -32,7 +32,7 @@ def env() -> None:
 
 @env.command("list")
 @app_argument
-@as_json
+@as_list
 def env_list(app: str) -> None:
     """List the names of APP's variables. Values are never shown."""
     rows = open_service().list_rows(path("account", "apps", app, "env"))

@@ -1,4 +1,4 @@
-"""`capsule new` and `capsule deploy`: write the folder of an app, and publish it as its manifest says."""
+"""`capsule new`, `deploy` and `open`: write the folder of an app, publish it as its manifest says, open its page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from gateway.cli.deploys import publish_folder, timeout_option
+from gateway.cli.app_argument import MANIFEST, find_app_name
+from gateway.cli.completion import complete_app
+from gateway.cli.deploys import publish_source, timeout_option
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from gateway.cli.show import as_json, print_note, strip_controls, wants_json
+from gateway.cli.show import as_json, print_note, show_line, strip_controls, text_of, wants_json
 
 if TYPE_CHECKING:
     from gateway.deploys.manifest import Manifest
 
-MANIFEST = "capsule.toml"
 AUTH_SECRET = "BETTER_AUTH_SECRET"  # noqa: S105 - the variable in which better-auth expects the secret of its sessions
 
 
@@ -82,7 +83,7 @@ def deploy(folder: Path, timeout: int) -> None:
     _create_missing_app(service, name)
     if _uses_better_auth(folder):
         _set_missing_secret(service, name)
-    publish_folder(service, name, folder, True, timeout)
+    publish_source(service, name, folder, True, timeout)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -132,3 +133,33 @@ def _set_missing_secret(service: Service, name: str) -> None:
 def _note(sentence: str) -> None:
     if not wants_json():
         print_note(strip_controls(sentence))
+
+
+@click.command("open")
+@click.argument("app", required=False, shell_complete=complete_app)
+@click.option("--dashboard", is_flag=True, help="Open the page of the app in the dashboard instead.")
+@as_json
+def open_app(app: str | None, dashboard: bool) -> None:
+    """Open APP in the browser, and print its address.
+
+    Without APP, it is the app in capsule.toml of the working folder; if there is none, the command opens the dashboard.
+    """
+    service, name = open_service(), app or find_app_name()
+    if name is None:
+        address = f"{service.url}/dashboard"
+    else:
+        record = service.request_object("GET", path("account", "apps", name), having="url")
+        address = f"{service.url}/dashboard#/apps{path(name)}" if dashboard else text_of("url")(record)
+    address = strip_controls(address)
+    show_line({"url": address}, address)
+    if not _open_browser(address):
+        print_note("No browser opened. Open the address yourself.")
+
+
+def _open_browser(address: str) -> bool:
+    import webbrowser
+
+    try:
+        return address.startswith(("https://", "http://")) and webbrowser.open(address)
+    except webbrowser.Error:
+        return False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from gateway.cli.service import open_service, path
-from gateway.cli.show import Row, age_of, as_json, show_line, show_secret, show_table, text_of
+from gateway.cli.show import Row, age_of, as_json, as_list, show_line, show_secret, show_table, text_of
 
 
 @click.group()
@@ -14,10 +16,13 @@ def keys() -> None:
 
 
 @keys.command("list")
-@as_json
+@as_list
 def keys_list() -> None:
     """List the keys, newest first. The keys themselves are not shown."""
-    rows = open_service().list_rows("/account/keys")
+    show_keys(open_service().list_rows("/account/keys"))
+
+
+def show_keys(rows: Sequence[Row]) -> None:
     show_table(
         rows,
         {
@@ -27,6 +32,7 @@ def keys_list() -> None:
             "last used": age_of("lastUsedAt", "never"),
         },
         prose="name",
+        less=["created", "last used"],
         empty="No keys. Operators create one with: capsule accounts key ID NAME",
     )
 

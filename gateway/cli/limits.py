@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gateway.cli.completion import app_argument
 from gateway.cli.service import WrongUsage, open_service, path
 from gateway.cli.show import Row, as_json, format_euro, show_fields, show_json, text_of, wants_json
 
@@ -24,7 +25,7 @@ def limits() -> None:
 
 
 @limits.command("show")
-@click.argument("app")
+@app_argument
 @as_json
 def limits_show(app: str) -> None:
     """Show the limits of APP and its spending today."""
@@ -32,7 +33,7 @@ def limits_show(app: str) -> None:
 
 
 @limits.command("set")
-@click.argument("app")
+@app_argument
 @click.option("--daily-euro", "dailyEuro", metavar="X", help="Spending of the app per UTC day, such as 0.50.")
 @click.option("--user-daily-euro", "userDailyEuro", metavar="X", help="Spending of each user per UTC day.")
 @click.option("--rpm", "requestsPerMinute", metavar="N", help="Requests of the app in any minute.")

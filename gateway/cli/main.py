@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import io
 import os
 import sys
@@ -14,18 +15,6 @@ from typing import Any, NoReturn
 
 import click
 
-from gateway.cli.account import account, deliveries, hook, webhook
-from gateway.cli.apps import apps
-from gateway.cli.data import data
-from gateway.cli.deploys import deploys
-from gateway.cli.dev import dev
-from gateway.cli.domains import domain
-from gateway.cli.environment import env, logs
-from gateway.cli.folders import deploy, new
-from gateway.cli.keys import keys
-from gateway.cli.limits import limits
-from gateway.cli.operators import accounts, audit, inference
-from gateway.cli.processes import serve, worker
 from gateway.cli.service import (
     LOCAL_URL,
     Refused,
@@ -38,14 +27,49 @@ from gateway.cli.service import (
     parse_url,
     save_credentials,
 )
-from gateway.cli.show import strip_controls
-from gateway.cli.usage import requests, usage
+from gateway.cli.show import as_json, show_line, strip_controls, text_of
 
 INTERRUPTED = 130
 
+# The modules of `gateway.cli` and their commands. Only the module of the command that runs is imported.
+COMMANDS = {
+    "account": ("account", "deliveries", "hook", "webhook"),
+    "apps": ("apps",),
+    "completion": ("completion",),
+    "data": ("data",),
+    "deploys": ("deploys",),
+    "dev": ("dev",),
+    "domains": ("domain",),
+    "environment": ("env", "logs"),
+    "folders": ("deploy", "new", "open"),
+    "keys": ("keys",),
+    "limits": ("limits",),
+    "operators": ("accounts", "audit", "inference"),
+    "processes": ("serve", "worker"),
+    "usage": ("requests", "usage"),
+}
+MODULES = {command: module for module, commands in COMMANDS.items() for command in commands}
+
 
 class Tool(click.Group):
-    """The command line, which prints every error as one line."""
+    """The command line, which prints every error as one line, and imports a command when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*MODULES, *self.commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in MODULES and cmd_name not in self.commands:
+            module = importlib.import_module(f"gateway.cli.{MODULES[cmd_name]}")
+            self.add_command(next(each for each in vars(module).values() if _is_command(each, cmd_name)))
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.list_commands(ctx):  # click suggests a command that is already loaded
+            for name in self.list_commands(ctx):
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -67,6 +91,10 @@ class Tool(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _is_command(value: Any, name: str) -> bool:
+    return isinstance(value, click.Command) and value.name == name
+
+
 def _fail(message: str, code: int) -> NoReturn:
     click.echo(f"capsule: {strip_controls(' '.join(message.split()))}", err=True)
     sys.exit(code)
@@ -80,28 +108,6 @@ def main() -> None:
     Log in once with 'capsule login', or set CAPSULE_URL and CAPSULE_API_KEY. Operators set CAPSULE_API_KEY to the
     operator token.
     """
-
-
-FOLDER_COMMANDS = (new, deploy)
-ACCOUNT_COMMANDS = (
-    account,
-    apps,
-    data,
-    deliveries,
-    deploys,
-    domain,
-    env,
-    hook,
-    keys,
-    limits,
-    logs,
-    requests,
-    usage,
-    webhook,
-)
-SERVICE_COMMANDS = (accounts, audit, dev, inference, serve, worker)
-for command in (*FOLDER_COMMANDS, *ACCOUNT_COMMANDS, *SERVICE_COMMANDS):
-    main.add_command(command)
 
 
 @main.command()
@@ -143,6 +149,21 @@ def _fetch_account(url: str, key: str) -> dict[str, Any]:
 
 
 @main.command()
+@as_json
+def whoami() -> None:
+    """Show whose key the commands use, and at which address."""
+    url, key = find_credentials()
+    with Service(url, key) as service:
+        if not service.is_account:
+            service.request_object("GET", "/platform/inference", having="")
+            return show_line({"url": url, "operator": True}, f"An operator at {url}")
+        account = service.request_object("GET", "/account")
+    answer = {"url": url, "operator": False, **{name: account.get(name) for name in ("id", "name", "plan")}}
+    plan = text_of("plan")(account)
+    show_line(answer, strip_controls(f"{account.get('name')} ({account.get('id')}) at {url}, on the plan {plan}"))
+
+
+@main.command()
 def logout() -> None:
     """Delete the address and key that 'capsule login' saved."""
     try:
@@ -155,7 +176,7 @@ def logout() -> None:
 
 @main.command()
 def mcp() -> None:
-    """Serve the MCP tools 'service_hook', 'service_deploy', 'service_app' and 'service_delivery'.
+    """Serve the MCP tools, with which agents publish and manage your apps, such as 'service_publish'.
 
     An MCP client starts this command and communicates with it over standard input and output.
     """

@@ -12,13 +12,14 @@ import click
 
 from gateway.cli.app_details import format_domain, format_health, show_own_app
 from gateway.cli.completion import app_argument
-from gateway.cli.keys import show_created_key
+from gateway.cli.keys import show_created_key, show_keys
 from gateway.cli.service import WrongUsage, open_service, path
 from gateway.cli.show import (
     Cell,
     Row,
     age_of,
     as_json,
+    as_list,
     format_euro,
     print_note,
     show_fields,
@@ -33,6 +34,7 @@ from gateway.settings import PLANS
 MAX_ROWS = 1_000  # of a list
 
 plans = click.Choice(PLANS)
+reason = click.option("--reason", required=True, help="Why: 1 to 500 characters, which the account sees.")
 search = click.option("--search", help="Operators: list only entries with this text in a name, id or domain.")
 
 
@@ -44,7 +46,7 @@ def apps() -> None:
 @apps.command("list")
 @click.option("--all", "everybody", is_flag=True, help="Operators: list the apps of all accounts.")
 @search
-@as_json
+@as_list
 def apps_list(everybody: bool, search: str | None) -> None:
     """List the account's apps."""
     if everybody or search is not None:
@@ -60,6 +62,8 @@ def apps_list(everybody: bool, search: str | None) -> None:
             "address": text_of("url"),
             "custom domain": format_domain,
         },
+        cut=["app"],
+        less=["custom domain", "findings", "health"],
         empty="No apps yet. Create one with: capsule apps create NAME",
     )
 
@@ -77,6 +81,8 @@ def _list_all_apps(search: str | None) -> None:
             "findings": _format_findings,
             "address": text_of("url"),
         },
+        cut=["app", "account name"],
+        less=["findings", "account name", "health", "account"],
         empty="No apps." if not search else f"No app or its account has {search!r} in a name, id or domain.",
     )
 
@@ -127,6 +133,27 @@ def apps_show(app: str) -> None:
     _show_app(service.request_object("GET", path("platform", "apps", app)))
 
 
+@apps.command("suspend")
+@click.argument("app", metavar="APP")
+@reason
+@as_json
+def apps_suspend(app: str, reason: str) -> None:
+    """Operators: suspend APP. It answers no requests, and its deploys and start commands end."""
+    record = open_service().request_object(
+        "PUT", path("platform", "apps", app, "suspension"), {"reason": reason}, having="reason"
+    )
+    show_line(record, f"{app} is suspended. Its account sees the reason.")
+
+
+@apps.command("resume")
+@click.argument("app", metavar="APP")
+@as_json
+def apps_resume(app: str) -> None:
+    """Operators: lift the suspension of APP."""
+    open_service().send("DELETE", path("platform", "apps", app, "suspension"))
+    show_line({"resumed": app}, f"The suspension of {app} is lifted.")
+
+
 def _show_app(app: Row) -> None:
     show_fields(
         app,
@@ -140,9 +167,15 @@ def _show_app(app: Row) -> None:
             "repository": _format_fields(app, "repository"),
             "build": _format_fields(app, "build"),
             "limits": _format_fields(app, "limits"),
+            **({"suspended": _format_suspension(app)} if app.get("suspension") else {}),
             "created": age_of("createdAt"),
         },
     )
+
+
+def _format_suspension(row: Row) -> str:
+    suspension = row.get("suspension")
+    return f"{age_of('at')(suspension)}: {text_of('reason')(suspension)}" if isinstance(suspension, dict) else "no"
 
 
 def _format_fields(row: Row, name: str) -> str:
@@ -154,12 +187,12 @@ def _format_fields(row: Row, name: str) -> str:
 
 @click.group()
 def accounts() -> None:
-    """Operators: list and create accounts and keys, and change plans."""
+    """Operators: list and create accounts and keys, change plans and caps, and suspend accounts."""
 
 
 @accounts.command("list")
 @search
-@as_json
+@as_list
 def accounts_list(search: str | None) -> None:
     """List all accounts, newest first."""
     rows = _fetch_all_pages("/platform/accounts", "accounts", "before", search)
@@ -174,6 +207,7 @@ def accounts_list(search: str | None) -> None:
             "created": age_of("createdAt"),
         },
         prose="name",
+        less=["created", "apps", "plan"],
         empty="No accounts." if not search else f"No account has {search!r} in its name or id.",
     )
 
@@ -195,6 +229,7 @@ def accounts_show(account_id: str) -> None:
             "deploys": f"{record.get('deploysToday')} of {record.get('deploysPerDay')} today",
             "apps": ", ".join(text_of("name")(app) for app in record.get("appList", [])) or "none",
             "keys": ", ".join(f"{text_of('name')(key)} ({text_of('id')(key)})" for key in record.get("keys", [])),
+            **({"suspended": _format_suspension(record)} if record.get("suspension") else {}),
             "created": age_of("createdAt"),
         },
     )
@@ -233,10 +268,60 @@ def accounts_plan(account_id: str, plan: str) -> None:
     show_line(record, f"{account_id} is now on the {plan} plan.")
 
 
+@accounts.command("set")
+@click.argument("account_id", metavar="ID")
+@click.option("--daily-euro", required=True, metavar="X", help="Spending per UTC day, such as 0.50; none: the plan's.")
+@as_json
+def accounts_set(account_id: str, daily_euro: str) -> None:
+    """Set the daily cap of an account, in place of its plan's. 0 blocks all requests."""
+    body = {"dailyEuro": None if daily_euro == "none" else daily_euro}
+    record = open_service().request_object("PATCH", path("platform", "accounts", account_id), body)
+    cap = f"may spend {daily_euro} EUR per day" if body["dailyEuro"] is not None else "has its plan's cap again"
+    show_line(record, f"{account_id} {cap}.")
+
+
+@accounts.command("suspend")
+@click.argument("account_id", metavar="ID")
+@reason
+@as_json
+def accounts_suspend(account_id: str, reason: str) -> None:
+    """Suspend an account with all its apps. Its API keys can still read."""
+    at = path("platform", "accounts", account_id, "suspension")
+    record = open_service().request_object("PUT", at, {"reason": reason}, having="reason")
+    show_line(record, f"{account_id} is suspended. It sees the reason.")
+
+
+@accounts.command("resume")
+@click.argument("account_id", metavar="ID")
+@as_json
+def accounts_resume(account_id: str) -> None:
+    """Lift the suspension of an account. Apps that are suspended themselves stay suspended."""
+    open_service().send("DELETE", path("platform", "accounts", account_id, "suspension"))
+    show_line({"resumed": account_id}, f"The suspension of {account_id} is lifted.")
+
+
+@accounts.command("keys")
+@click.argument("account_id", metavar="ID")
+@as_list
+def accounts_keys(account_id: str) -> None:
+    """List the API keys of an account."""
+    show_keys(open_service().list_rows(path("platform", "accounts", account_id, "keys")))
+
+
+@accounts.command("revoke-key")
+@click.argument("account_id", metavar="ID")
+@click.argument("key_id", metavar="KEY")
+@as_json
+def accounts_revoke_key(account_id: str, key_id: str) -> None:
+    """Revoke an API key of an account, even its only one."""
+    open_service().send("DELETE", path("platform", "accounts", account_id, "keys", key_id))
+    show_line({"revoked": key_id}, f"Revoked {key_id}. Requests with it now get 401, and its sessions have ended.")
+
+
 @click.command()
 @click.option("--reports", is_flag=True, help="List reports of watchdogs, scanners and deploy engines instead.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
-@as_json
+@as_list
 def audit(reports: bool, limit: int) -> None:
     """Operators: list changes made with an operator token, newest first."""
     trail = "reports" if reports else "changes"
@@ -252,6 +337,8 @@ def audit(reports: bool, limit: int) -> None:
             "result": _format_result,
         },
         prose="details",
+        cut=["operator"],
+        less=["target", "operator"],
         empty="No reports yet." if reports else "No changes yet.",
     )
 

@@ -10,13 +10,15 @@ import asyncio
 import errno
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import httpx
 
 from gateway.cli.service import Refused
 from gateway.settings import BadSettings, Settings, load
+
+if TYPE_CHECKING:
+    import httpx
 
 READY_SECONDS = 3.0  # timeout of a check; the gateway itself waits two seconds for Redis
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  addresses of a server that listens on all interfaces
@@ -69,6 +71,8 @@ def _can_bind(family: int, address: Any, port: int) -> bool:
 
 
 def _check_ready(host: str, port: int) -> None:
+    import httpx
+
     url = httpx.URL(scheme="http", host=LOOPBACK.get(host, host), port=port, path="/ready")
     try:
         answer = httpx.get(url, timeout=READY_SECONDS, trust_env=False)

@@ -2,6 +2,8 @@
 
 `CAPSULE_URL` and `CAPSULE_API_KEY` take precedence over the credentials that `capsule login` saved. A saved key is
 only sent to the address it was saved with.
+
+httpx takes longer to import than most commands take to run, so only commands that call the service import it.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
-import httpx
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
 
 LOCAL_URL = "http://localhost:8000"
 ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
@@ -75,6 +81,8 @@ def save_credentials(url: str, key: str) -> Path:
 
 
 def parse_url(url: str) -> str:
+    import httpx
+
     try:
         parts = httpx.URL(url.strip())
     except httpx.InvalidURL:
@@ -118,8 +126,11 @@ class Service:
     def __init__(self, url: str, key: str, timeout: float | None = None) -> None:
         self.url = url
         self.is_account = key.startswith(ACCOUNT_KEY_PREFIX)  # otherwise the key is the operator token
+        import httpx
+
+        headers = {"authorization": f"Bearer {key}"}
         try:
-            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=timeout or STEP_SECONDS)
+            self._http = httpx.Client(headers=headers, timeout=timeout or STEP_SECONDS, verify=_trust(url))
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise WrongUsage(f"cannot use the proxy from the environment: {error}") from None
 
@@ -145,7 +156,7 @@ class Service:
         `seconds` is the timeout for the answer.
         """
         query = {name: value for name, value in (query or {}).items() if value is not None}
-        timeout = httpx.Timeout(STEP_SECONDS, read=seconds)
+        timeout = _timeouts(seconds)
         answer = self._call(method, path, json=body, params=query, headers=headers, timeout=timeout)
         return self._read_object(answer, having)
 
@@ -159,11 +170,11 @@ class Service:
 
     def send(self, method: str, path: str, body: Any = None, *, seconds: float = STEP_SECONDS) -> None:
         """Ignores the answer. `seconds` is the timeout for it. Raises Refused."""
-        self._call(method, path, json=body, timeout=httpx.Timeout(STEP_SECONDS, read=seconds))
+        self._call(method, path, json=body, timeout=_timeouts(seconds))
 
     def download(self, path: str) -> Iterator[bytes]:
         """Yields the content at the path. Raises Refused."""
-        stream = self._http.stream("GET", self.url + path, timeout=httpx.Timeout(STEP_SECONDS, read=SILENCE_SECONDS))
+        stream = self._http.stream("GET", self.url + path, timeout=_timeouts(SILENCE_SECONDS))
         with self._map_failures(), stream as answer:
             if not answer.is_success:
                 answer.read()
@@ -176,7 +187,7 @@ class Service:
 
     def stream_events(self, path: str, **query: Any) -> Iterator[str]:
         """Yields the data of each event until the service ends the stream. Raises Refused."""
-        headers, timeout = {"accept": "text/event-stream"}, httpx.Timeout(STEP_SECONDS, read=SILENCE_SECONDS)
+        headers, timeout = {"accept": "text/event-stream"}, _timeouts(SILENCE_SECONDS)
         stream = self._http.stream("GET", self.url + path, params=query, headers=headers, timeout=timeout)
         with self._map_failures(), stream as answer:
             if not answer.is_success:
@@ -186,9 +197,9 @@ class Service:
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
 
-    def upload_source(self, path: str, content: Iterable[bytes], size: int) -> dict[str, Any]:
-        headers = {"content-type": "application/gzip", "content-length": str(size)}
-        timeout = httpx.Timeout(STEP_SECONDS, read=UPLOAD_SECONDS)
+    def upload_source(self, path: str, content: Iterable[bytes], size: int, media_type: str) -> dict[str, Any]:
+        headers = {"content-type": media_type, "content-length": str(size)}
+        timeout = _timeouts(UPLOAD_SECONDS)
         return self._read_object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -201,6 +212,8 @@ class Service:
     @contextlib.contextmanager
     def _map_failures(self) -> Iterator[None]:
         """Maps failures of the connection to Refused."""
+        import httpx
+
         try:
             yield
         except httpx.TimeoutException:
@@ -249,6 +262,23 @@ class Service:
 
     def _unexpected_answer(self) -> Refused:
         return Refused(f"{self.url} does not answer like this service; check the address")
+
+
+def _trust(url: str) -> ssl.SSLContext | bool:
+    """Returns what httpx trusts: for plain HTTP without a proxy nobody, which spares reading the certificates."""
+    import ssl
+    import urllib.request
+
+    if url.startswith("http://") and not urllib.request.getproxies():
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return True
+
+
+def _timeouts(seconds: float) -> httpx.Timeout:
+    """Returns the timeouts of a call whose answer may take `seconds`."""
+    import httpx
+
+    return httpx.Timeout(STEP_SECONDS, read=seconds)
 
 
 def open_service() -> Service:

@@ -1,4 +1,4 @@
-"""Packs an app's source for `capsule deploy` and `capsule deploys publish`.
+"""Packs an app's source for `capsule deploy` and `capsule deploys publish`, or reads a file that is packed already.
 
 It omits files that `.gitignore` and `.capsuleignore` exclude, with git's rules in every folder. Each folder's
 `.capsuleignore` is read after its `.gitignore`, so it can include a file again (`!dist`). Repositories, installed
@@ -28,15 +28,42 @@ IGNORE_FILES = (".gitignore", ".capsuleignore")
 Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder is last, and its rules take precedence
 
 
+MEDIA_TYPES = {
+    ".html": "text/html",
+    ".htm": "text/html",
+    ".zip": "application/zip",
+    ".tgz": "application/gzip",
+    ".gz": "application/gzip",
+}
+
+
 class PackedSource(NamedTuple):
     file: BinaryIO
     files: int
     size: int  # bytes
+    media_type: str = "application/gzip"
 
     def read_chunks(self) -> Iterator[bytes]:
         self.file.seek(0)
         while chunk := self.file.read(65_536):
             yield chunk
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[PackedSource]:
+    """Yields a folder as a tar.gz, or one page or archive as it is. Raises Refused, OSError."""
+    if path.is_dir():
+        with pack_source(path) as packed:
+            yield packed
+        return
+    media_type = MEDIA_TYPES.get(path.suffix.lower())
+    if media_type is None:
+        raise Refused(f"{path} can't be published; name a folder, an .html page, or a .zip or .tar.gz archive")
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if size > SOURCE_BYTES:
+            raise _too_large()
+        yield PackedSource(file, 1, size, media_type)
 
 
 @contextmanager

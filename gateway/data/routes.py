@@ -19,6 +19,7 @@ from gateway.data.keys import snapshots_made_key
 from gateway.data.records import DataState, DeletedData, Reason, Snapshot, snapshot_key
 from gateway.deploys.routes import QueuedDeployId, require_own_app
 from gateway.errors import (
+    AppSuspended,
     DeployQuotaReached,
     NoDeployYet,
     NotFound,
@@ -125,7 +126,7 @@ async def _read(content: Object) -> AsyncGenerator[bytes]:
 @post(
     "/apps/{app:str}/data/restore",
     status_code=202,
-    errors=[RequestMalformed, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
+    errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
 )
 async def restore_data(
     account: Caller, app: FromPath[str], data: JSONBody[Restore], gateway: Injected

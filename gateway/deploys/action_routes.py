@@ -11,12 +11,12 @@ from litestar.params import FromPath
 
 from gateway.bounds import Id
 from gateway.deploys.routes import DeployView, QueuedDeployId, require_deploy, require_own_app
-from gateway.errors import DeployQuotaReached, NoDeployYet, NotFound, RequestMalformed, TarballGone
+from gateway.errors import AppSuspended, DeployQuotaReached, NoDeployYet, NotFound, RequestMalformed, TarballGone
 from gateway.http.authentication import Caller, account_router
 from gateway.http.bodies import decode_body
 from gateway.process import Injected
 
-REUSE_ERRORS = [RequestMalformed, NotFound, NoDeployYet, TarballGone, DeployQuotaReached]
+REUSE_ERRORS = [RequestMalformed, NotFound, AppSuspended, NoDeployYet, TarballGone, DeployQuotaReached]
 
 
 class Rollback(msgspec.Struct, forbid_unknown_fields=True):

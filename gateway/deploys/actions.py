@@ -32,6 +32,7 @@ class DeployActions:
 
         Without `deploy_id` this is the release before the one that is live or about to be live. Raises a ServiceError.
         """
+        await self._deploys.require_active(app)
         current = await self._deploys.find_live_id(app)
         if deploy_id is None:
             target = await self._find_previous(app, current)
@@ -68,6 +69,7 @@ class DeployActions:
 
     async def promote(self, deploy: Deploy, app: App) -> str:
         """Queues a live deploy of a preview's release, and returns its id. Raises a ServiceError."""
+        await self._deploys.require_active(app)
         if deploy.kind != "preview" or deploy.state != "live":
             raise RequestMalformed(
                 f"deploy: only a preview that is live can be promoted; this is a {deploy.kind} deploy in state "
@@ -81,6 +83,7 @@ class DeployActions:
 
         `snapshot` is the storage's key of the snapshot.
         """
+        await self._deploys.require_active(app)
         live = await self._deploys.find_live_id(app)
         deploy = None if live is None else await self._deploys.get(live, app.account)
         if deploy is None:
@@ -93,6 +96,7 @@ class DeployActions:
 
         With a repository, it builds the latest commit of the branch.
         """
+        await self._deploys.require_active(app)
         if deploy.source and not await self._deploys.has_source(deploy):
             raise TarballGone
         return await self._deploys.queue(app, "redeploy", kind=deploy.kind, branch=deploy.branch, source=deploy.source)

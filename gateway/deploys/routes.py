@@ -18,12 +18,15 @@ from gateway.accounts.records import Account, App
 from gateway.deploys.hooks import CreatedHook, ListedHook
 from gateway.deploys.logs import split_times
 from gateway.deploys.phases import PhaseView, list_phases
+from gateway.deploys.sources import read_format
 from gateway.deploys.states import Deploy, Trigger
 from gateway.deploys.states import State as DeployState
 from gateway.errors import (
+    AppSuspended,
     BackboneUnavailable,
     DeployQuotaReached,
     HookRateLimited,
+    MediaTypeUnsupported,
     NoDeployYet,
     NotFound,
     RateLimited,
@@ -34,7 +37,7 @@ from gateway.errors import (
 )
 from gateway.events.catalog import Kind
 from gateway.http.authentication import Caller, account_router
-from gateway.http.bodies import TARBALL, declared_size
+from gateway.http.bodies import SOURCE, declared_size
 from gateway.ids import Time
 from gateway.process import Gateway, Injected
 
@@ -172,26 +175,39 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Inject
     "/apps/{app:str}/source",
     status_code=202,
     request_max_body_size=None,
-    body=TARBALL,
+    body=SOURCE,
     opt={UNPACED: True},  # an upload takes long, and uploads have a limit of their own
-    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached, StorageUnavailable],
+    errors=[
+        RequestMalformed,
+        AppSuspended,
+        NotFound,
+        RequestTooLarge,
+        MediaTypeUnsupported,
+        RateLimited,
+        DeployQuotaReached,
+        StorageUnavailable,
+    ],
 )
 async def publish(
     account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected
 ) -> QueuedDeployId:
     """Publish an app.
 
-    The body is a tar.gz of the app's source. The service stores it and queues a live deploy.
+    The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
+    queues a live deploy. Without a Content-Type, the first bytes decide.
     """
     found = await require_own_app(app, account, gateway)
-    return QueuedDeployId(await gateway.deploys.publish(found, request.stream(), "upload", size=declared_size(request)))
+    declared = read_format(request.headers.get("content-type", ""))
+    return QueuedDeployId(
+        await gateway.deploys.publish(found, request.stream(), "upload", size=declared_size(request), declared=declared)
+    )
 
 
 @post(
     "/hooks/deploy/{token:str}",
     status_code=202,
     tags=["Deploy hooks"],
-    errors=[HookRateLimited, NoDeployYet, TarballGone, DeployQuotaReached, BackboneUnavailable],
+    errors=[AppSuspended, HookRateLimited, NoDeployYet, TarballGone, DeployQuotaReached, BackboneUnavailable],
 )
 async def trigger_hook(token: FromPath[str], gateway: Injected) -> TriggeredDeploy:
     """Trigger a deploy.

@@ -1,33 +1,56 @@
-"""Stored sources: the tar.gz files that account holders publish, one object in the storage per source.
+"""Stored sources: what account holders publish, one tar.gz in the storage per source.
 
     sources/<app id>/<source id>.tar.gz
 
-The ids sort by time. An upload is written to a local file first, so that a refused upload never reaches the storage.
-This module handles the objects only; `states.py` decides which sources are still needed.
+The ids sort by time. An upload (a tar.gz, a zip or a page) is written to a local file first, then a process of its own
+checks it, and packs it as a tar.gz (`archives.py`). So a refused upload never reaches the storage, and an archive that
+takes long delays no request. This module handles the objects only; `states.py` decides which sources are still needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, Set
 from pathlib import Path
+from typing import Literal
 
 from gateway.accounts.records import App
-from gateway.errors import RateLimited, RequestMalformed, RequestTooLarge
+from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys import archives
+from gateway.errors import MediaTypeUnsupported, RateLimited, RequestMalformed, RequestTooLarge
 from gateway.ids import new_id
 from gateway.storage import Object, Storage
 
-SOURCE_BYTES = 104_857_600  # of a packed source
+SOURCE_BYTES = 104_857_600  # of an upload
+SOURCE_FILES, UNPACKED_BYTES = 50_000, 1_073_741_824  # of a source; builds have the same limits
 UPLOAD_SECONDS = 600.0
 MAX_UPLOADS = 2  # of one account at a time, in one process
 RETRY_SECONDS = 10.0
 KEPT_SOURCES = 10  # of one app, besides those that are still needed
-GZIP_MAGIC = b"\x1f\x8b"
+PACK_SECONDS = 180.0  # in which an upload is checked and packed
+MAX_PACKING = 2  # processes of one gateway process that check and pack uploads; the other uploads wait
 SUFFIX = ".tar.gz"
 HOW_TO_PACK = "pack the folder of the app's source with: tar -czf source.tar.gz -C FOLDER ."
+
+Format = Literal["tar", "zip", "page"]
+MEDIA_TYPES: dict[str, Format | None] = {
+    "application/gzip": "tar",
+    "application/zip": "zip",
+    "text/html": "page",
+    # These say nothing: clients send them for any file.
+    "application/octet-stream": None,
+    "application/x-www-form-urlencoded": None,
+    "": None,
+}
+NAMES: dict[Format, str] = {"tar": "a tar.gz file", "zip": "a zip file", "page": "an HTML page"}
+HEAD_BYTES = 1_024  # from which the format is recognized
+GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
+BLANK = b"\xef\xbb\xbf \t\r\n"  # in front of a page: a byte order mark, and white space
 
 
 class Sources:
@@ -35,16 +58,19 @@ class Sources:
         """`uploads` is a folder for uploads in progress."""
         self._storage, self._uploads = storage, uploads
         self._receiving: Counter[str] = Counter()  # uploads in progress by account
+        self._packing = asyncio.Semaphore(MAX_PACKING)
 
     @staticmethod
     def key(app_id: str, source: str) -> str:
         return f"sources/{app_id}/{source}{SUFFIX}"
 
-    async def receive(self, app: App, body: AsyncIterable[bytes], size: int | None) -> str:
+    async def receive(
+        self, app: App, body: AsyncIterable[bytes], size: int | None, declared: Format | None = None
+    ) -> str:
         """Stores an upload and returns the id of the source. A failed upload leaves nothing stored.
 
-        `size` is the size that the request declares, or None. An upload that is refused for its size, or because the
-        account has too many uploads in progress, is not read.
+        `size` and `declared` are the size and the format that the request declares, or None. An upload that is refused
+        for its size, or because the account has too many uploads in progress, is not read.
         """
         if size is not None and size > SOURCE_BYTES:
             raise _too_large()
@@ -55,22 +81,25 @@ class Sources:
             )
         self._receiving[app.account] += 1
         try:
-            return await self._store(app.id, body)
+            return await self._store(app.id, body, declared)
         finally:
             self._receiving[app.account] -= 1
             self._receiving += Counter()  # drops accounts without uploads
 
-    async def _store(self, app_id: str, body: AsyncIterable[bytes]) -> str:
+    async def _store(self, app_id: str, body: AsyncIterable[bytes], declared: Format | None) -> str:
         source = new_id("src")
         self._uploads.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_abandoned()
-        path = self._uploads / f"{source}.part"
+        path, packed = self._uploads / f"{source}.part", self._uploads / f"{source}.tar.part"
         try:
             async with asyncio.timeout(UPLOAD_SECONDS):
-                await _write(body, path)
-            await self._storage.put(self.key(app_id, source), path)
+                form = await _write(body, path, declared)
+                async with self._packing:
+                    await _pack(form, path, packed)
+            await self._storage.put(self.key(app_id, source), path if form == "tar" else packed)
         finally:
             path.unlink(missing_ok=True)
+            packed.unlink(missing_ok=True)
         return source
 
     def _remove_abandoned(self) -> None:
@@ -99,18 +128,74 @@ class Sources:
         await self._storage.delete_folder(f"sources/{app_id}")
 
 
-async def _write(body: AsyncIterable[bytes], path: Path) -> None:
-    size = 0
+def read_format(content_type: str) -> Format | None:
+    """Returns the format of a Content-Type; None for one that says nothing. Raises MediaTypeUnsupported."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in MEDIA_TYPES:
+        raise MediaTypeUnsupported
+    return MEDIA_TYPES[kind]
+
+
+async def _write(body: AsyncIterable[bytes], path: Path, declared: Format | None) -> Format:
+    """Writes an upload to the file, and returns its format."""
+    size, head, form = 0, b"", None
     with path.open("xb") as file:
         async for part in body:
-            if not size and len(part) > 1 and not part.startswith(GZIP_MAGIC):
-                raise RequestMalformed(f"This is not a tar.gz file; {HOW_TO_PACK}")
             size += len(part)
             if size > SOURCE_BYTES:
                 raise _too_large()
             file.write(part)
+            if form is None:
+                head += part
+                form = _recognize(head, declared) if len(head) >= HEAD_BYTES else None
     if not size:
         raise RequestMalformed(f"The file is empty; {HOW_TO_PACK}")
+    return form or _recognize(head, declared)
+
+
+def _recognize(head: bytes, declared: Format | None) -> Format:
+    """Returns the format of an upload with these first bytes. Raises RequestMalformed."""
+    found: Format | None = None
+    if head.startswith(GZIP_MAGIC):
+        found = "tar"
+    elif head.startswith(ZIP_MAGIC):
+        found = "zip"
+    elif declared == "page" or head.lstrip(BLANK).startswith(b"<"):
+        found = "page"
+    if found is None or declared not in (None, found):
+        expected = NAMES[declared] if declared else "a tar.gz file, a zip file or an HTML page"
+        raise RequestMalformed(f"This is not {expected}; {HOW_TO_PACK}")
+    return found
+
+
+async def _pack(form: Format, upload: Path, packed: Path) -> None:
+    """Checks an upload, and packs one that is not a tar.gz. Raises RequestMalformed."""
+    limits = (str(SOURCE_FILES), str(UNPACKED_BYTES))
+    with upload.open("rb") as source, packed.open("xb") as target:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-IS", archives.__file__, form, *limits),
+            stdin=source,
+            stdout=target,
+            stderr=subprocess.PIPE,
+            env={},
+            start_new_session=True,
+        )
+    try:
+        async with asyncio.timeout(PACK_SECONDS):
+            _, reason = await process.communicate()
+    except BaseException as stopped:
+        if process.returncode is None:
+            process.kill()
+        await finish_despite_cancellation(process.wait())
+        if isinstance(stopped, TimeoutError):
+            raise RequestMalformed(
+                "The archive takes too long to unpack; leave out files, and publish it again."
+            ) from None
+        raise
+    if process.returncode:
+        lines = reason.decode(errors="replace").strip().splitlines() if process.returncode == 1 else []
+        fault = lines[-1] if lines else "the archive takes too long to unpack"
+        raise RequestMalformed(f"{fault[0].upper()}{fault[1:]}. Correct the archive, and publish it again.")
 
 
 def _too_large() -> RequestTooLarge:

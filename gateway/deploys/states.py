@@ -3,7 +3,7 @@
     queued → building → checking → canary → live        a preview goes from checking to live
        │          ╰───────┴──────────┴─────→ failed
        ╰──────────╯
-             ╰─────────────────────────────→ canceled   without an event
+             ╰─────────────────────────────→ canceled   without an event; on a suspension from any state before live
 
 A deploy that reuses the release of an earlier one (a rollback, a promotion) goes the same way without a build. At most
 one deploy of an address is queued; a newer one replaces it.
@@ -24,7 +24,7 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from gateway.accounts.records import App
+from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import positions, scripts
@@ -43,8 +43,9 @@ from gateway.deploys.keys import (
 from gateway.deploys.logs import DeployLogs
 from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.scripts import Transition
-from gateway.deploys.sources import Sources
+from gateway.deploys.sources import Format, Sources
 from gateway.errors import (
+    AppSuspended,
     BackboneUnavailable,
     DeployQuotaReached,
     HookRateLimited,
@@ -72,6 +73,7 @@ RECORDS_PER_READ = 100  # in one round trip
 MAX_LISTED = 1_000  # deploys kept per account
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500  # characters
+CANCEL_ATTEMPTS = 10  # each fails only if the deploy has changed its state
 
 Trigger = Literal["hook", "upload", "operator", "rollback", "promote", "redeploy", "restore"]
 State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
@@ -141,9 +143,7 @@ class Deploys:
 
         `reuse` is the deploy whose release to serve again. `restores` is the storage's key of a snapshot to restore.
         """
-        account = await self._registry.account(app.account)
-        if account is None:
-            raise NotFound
+        account = await self.require_active(app)
         deploy_id, now = new_id("dep"), now_iso()
         record = {
             "id": deploy_id,
@@ -174,7 +174,29 @@ class Deploys:
         )
         if reply.verdict != "queued":
             raise self._build_refusal(reply.verdict, reply.retry_in)
+        await self._cancel_if_suspended(app, deploy_id)
         return deploy_id
+
+    async def require_active(self, app: App) -> Account:
+        """Returns the app's account. Raises AppSuspended if the app or its account is suspended, and NotFound."""
+        account: Account | None = await self._registry.account(app.account)
+        if account is None:
+            raise NotFound
+        if find_suspension(app, account) is not None:
+            raise AppSuspended
+        return account
+
+    async def _cancel_if_suspended(self, app: App, deploy_id: str) -> None:
+        """Cancels a deploy that was queued while its app was being suspended. Raises AppSuspended.
+
+        The records are read without the cache: either this finds the suspension, or the suspension finds the deploy.
+        """
+        owned = (await self._registry.read_apps([app.id])).get(app.id)
+        if owned is not None and find_suspension(*owned) is not None:
+            deploy = await self.get(deploy_id, app.account)
+            if deploy is not None:
+                await self.end_as_canceled(deploy, "the app was suspended")
+            raise AppSuspended
 
     @staticmethod
     def _build_refusal(verdict: str, wait: int) -> ServiceError:
@@ -197,14 +219,22 @@ class Deploys:
 
     # -- stored sources --------------------------------------------------------------------------------------
 
-    async def publish(self, app: App, body: AsyncIterable[bytes], trigger: Trigger, *, size: int | None = None) -> str:
-        """Stores a tar.gz, queues a live deploy of it, and returns the deploy's id.
+    async def publish(
+        self,
+        app: App,
+        body: AsyncIterable[bytes],
+        trigger: Trigger,
+        *,
+        size: int | None = None,
+        declared: Format | None = None,
+    ) -> str:
+        """Stores a source, queues a live deploy of it, and returns the deploy's id.
 
-        `size` is the size that the request declares. A refused deploy leaves nothing stored. When the day's deploys are
-        used up, the body is not read.
+        `size` and `declared` are the size and the format that the request declares. A refused deploy leaves nothing
+        stored. When the day's deploys are used up, or the app is suspended, the body is not read.
         """
         await self._require_quota(app)
-        source = await self._sources.receive(app, body, size)
+        source = await self._sources.receive(app, body, size, declared)
         try:
             deploy_id = await self.queue(app, trigger, source=source)
         except BaseException:
@@ -215,10 +245,11 @@ class Deploys:
         return deploy_id
 
     async def _require_quota(self, app: App) -> None:
-        """Raises DeployQuotaReached. This only avoids an upload in vain: the script that queues the deploy decides."""
-        account = await self._registry.account(app.account)
-        if account is None:
-            raise NotFound
+        """Raises DeployQuotaReached and AppSuspended.
+
+        This only avoids an upload in vain: the script that queues the deploy decides.
+        """
+        account = await self.require_active(app)
         day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
         if await self.count_today(account.id, day) >= self._settings.deploy_quotas[account.plan]:
             raise self._build_refusal("quota", 0)
@@ -400,6 +431,23 @@ class Deploys:
         if deploy.state not in ("queued", "building"):
             raise StaleDeploy
         return await self._move(deploy, state="canceled", error=reason, **self._final_timing(deploy))
+
+    async def cancel_unfinished(self, account_id: str, app_id: str | None, reason: str) -> None:
+        """Cancels all deploys of the account, or of one app, that are queued or in progress."""
+        for deploy in await self.list(account_id, app_id, MAX_LISTED):
+            await self.end_as_canceled(deploy, reason)
+
+    async def end_as_canceled(self, deploy: Deploy, reason: str) -> None:
+        """Cancels a deploy in any state but a final one. The worker that makes it notices, and undoes it."""
+        found: Deploy | None = deploy
+        for _ in range(CANCEL_ATTEMPTS):
+            if found is None or found.state in FINAL:
+                return
+            with contextlib.suppress(StaleDeploy):
+                await self._move(found, state="canceled", error=reason, **self._final_timing(found))
+                return
+            found = await self.get(deploy.id, deploy.account)
+        raise BackboneUnavailable("A deploy's state keeps changing; try again.")
 
     async def record_commit(self, deploy: Deploy, commit: str) -> Deploy:
         return await self._move(deploy, state=deploy.state, commit=commit)

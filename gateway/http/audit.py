@@ -20,7 +20,7 @@ from gateway.operations.audit import AuditRecord, Trail, Value, describe_body, r
 from gateway.process import Gateway, Injected
 
 RECORD = "audit"  # in the scope's state: the gateway, the trail and the record
-BEFORE = "before"  # in the scope's state: values before the change
+NOTES = "notes"  # in the scope's state: values such as those before the change
 REPORTS: dict[str, Trail] = {"audit": "reports"}  # the `opt` of routes for machines
 RESPONSE_BYTES = 65_536  # that are searched for the id and the error code
 
@@ -40,9 +40,14 @@ async def begin_audit(
     state[RECORD] = gateway, trail, record
 
 
+def note(request: Request[Any, Any, State], **values: Value) -> None:
+    """Adds values to the request's record."""
+    request.scope["state"].setdefault(NOTES, {}).update(values)
+
+
 def note_before(request: Request[Any, Any, State], **values: Value) -> None:
     """Adds the values before the change to the request's record."""
-    request.scope["state"][BEFORE] = {f"{name} before": value for name, value in values.items()}
+    note(request, **{f"{name} before": value for name, value in values.items()})
 
 
 async def finish_audit(message: Message, scope: Scope) -> None:
@@ -58,7 +63,7 @@ async def finish_audit(message: Message, scope: Scope) -> None:
         record.target = record.target or str(made.get("id", ""))
         if made.get("id") == record.target:
             del made["id"]
-        record.details = {**describe_body(scope["state"].get("body")), **scope["state"].get(BEFORE, {}), **made}
+        record.details = {**describe_body(scope["state"].get("body")), **scope["state"].get(NOTES, {}), **made}
         await gateway.audit.finish_record(trail, record)
 
 

@@ -19,7 +19,11 @@ from litestar.typing import FieldDefinition
 from gateway.errors import RequestMalformed
 from gateway.validation import explain
 
-TARBALL = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+SOURCE = {
+    "application/gzip": {"schema": {"type": "string", "format": "binary"}},
+    "application/zip": {"schema": {"type": "string", "format": "binary"}},
+    "text/html": {"schema": {}},  # any text is a page
+}
 
 _LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`")
 

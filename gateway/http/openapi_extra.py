@@ -170,7 +170,8 @@ def agents_path() -> Schema:
         "operationId": "mcp",
         "summary": "Call an agent tool",
         "description": "Model Context Protocol over streamable HTTP. The tools are `service_app`, `service_delivery`, "
-        "`service_deploy` and `service_hook`.",
+        "`service_deploy`, `service_env`, `service_hook`, `service_limits`, `service_logs`, `service_publish` and "
+        "`service_usage`.",
         "tags": ["Agents"],
         "security": [{"apiKey": []}],
         "requestBody": json_body(dict[str, Any], {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}),

@@ -7,6 +7,7 @@ these headers itself to every response under /capsule/<app>/, including errors a
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from gateway.accounts.records import App
 from gateway.errors import Headers
@@ -30,6 +31,15 @@ def is_allowed(settings: Settings, app: App, origin: bytes) -> bool:
             return True
         return re.fullmatch(rb"http://%b(:[0-9]{1,5})?" % re.escape(host.encode()), origin) is not None
     return False
+
+
+def is_own(settings: Settings, origin: bytes, host: bytes) -> bool:
+    """Returns whether the origin is the service's own, whose pages call apps with test tokens only.
+
+    `host` is the request's Host, because operators may reach the pages at other addresses than the public one.
+    """
+    parts = urlsplit(settings.base_url)
+    return origin in (f"{parts.scheme}://{parts.netloc}".encode(), b"http://" + host, b"https://" + host)
 
 
 def response_headers(origin: bytes) -> Headers:

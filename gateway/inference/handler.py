@@ -1,8 +1,8 @@
 """The hot path: verify, admit, wait for a permit, relay, settle.
 
 This is a bare ASGI handler in front of the framework. It checks in this order, which the API documents: availability,
-app, origin, token, the app's rate, the user's rate, the reservation, the body. The size of the body determines the
-reservation, so the body is read before admission, but a fault of the body is reported last.
+app, suspension, origin, token, the app's rate, the user's rate, the reservation, the body. The size of the body
+determines the reservation, so the body is read before admission, but a fault of the body is reported last.
 
 Failure policy: if a check cannot be completed, the request is refused. Money is settled once, however the request ends
 (see `_charge_for`).
@@ -17,11 +17,12 @@ from typing import Any
 
 import structlog
 
-from gateway.accounts.records import SLUG, Account, App
+from gateway.accounts.records import SLUG, Account, App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.errors import (
     PROVIDER_FAULT_CODES,
     AppNotFound,
+    AppSuspended,
     BackboneUnavailable,
     Headers,
     InferenceDisabled,
@@ -35,6 +36,7 @@ from gateway.errors import (
     TokenMissing,
 )
 from gateway.inference import cors
+from gateway.inference.auth.test_tokens import is_test_token
 from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
 from gateway.inference.backlog import ANSWER_BYTES, Backlog, Backlogs
@@ -62,6 +64,7 @@ from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.spans import Kind
+from gateway.telemetry.usage import RequestDetails
 
 logger = structlog.get_logger()
 
@@ -100,6 +103,7 @@ class Inference:
         try:
             await self._handle(request)
         except ServiceError as error:
+            request.limits = request.limits or error.limits
             await request.refuse(error)
         except ClientGone:
             request.code = "CLIENT_GONE"
@@ -126,6 +130,9 @@ class Inference:
             raise InferenceDisabled
         if app is None:
             raise AppNotFound
+        account = await self._registry.account_of(app)
+        if find_suspension(app, account) is not None:
+            raise AppSuspended
         if not request.origin_allowed:
             raise OriginNotAllowed
         if request.method.encode() != METHODS[route]:
@@ -135,18 +142,20 @@ class Inference:
         if route in MODELS:
             await self._users.verify(app, _bearer_token(request.authorization))
             return await request.answer(MODELS[route])
-        await self._complete(request, app, "native" if route == "ai" else "openai")
+        await self._complete(request, app, account, "native" if route == "ai" else "openai")
 
-    async def _complete(self, request: InferenceRequest, app: App, format_name: str) -> None:
+    async def _complete(self, request: InferenceRequest, app: App, account: Account | None, format_name: str) -> None:
         """Verifies the token, admits the request, relays its answer and settles its cost."""
         user = await self._users.verify(app, _bearer_token(request.authorization))
         request.authorization = None
         request.format = format_name
         request.trace.leave()
         completion = await _read_completion_request(request)
-        account = await self._registry.account_of(app)
         if account is None:
             raise AppNotFound
+        # Checked again because verifying the token and reading the body took time.
+        if self._registry.may_have_changed(app, account) and await self._registry.is_suspended(app):
+            raise AppSuspended
         max_cost = 0  # a faulty request reserves nothing, but counts against the rates
         if isinstance(completion, CompletionRequest):
             request.model, request.max_tokens = completion.model, completion.max_tokens
@@ -154,11 +163,12 @@ class Inference:
         request.trace.enter("admit")
         admitted = await self._admission.admit(app, account, user, max_cost)
         request.headers += admitted.headers
+        request.limits = admitted.limits
         request.trace.leave()
         if isinstance(completion, ServiceError):
             raise completion  # after admission, because a fault of the body must not mask a refusal
         assert admitted.reservation is not None
-        request.admitted = True
+        request.admitted, request.reserved = True, max_cost
         backlog = Backlog(self._backlogs, account.id)
         try:
             await self._relay(request, completion, admitted.reservation, account, backlog)
@@ -180,12 +190,20 @@ class Inference:
                 raise
         if request.origin is None:
             request.origin_allowed = True
-        elif app is not None and cors.is_allowed(self._settings, app, request.origin):
+        elif app is not None and (
+            cors.is_allowed(self._settings, app, request.origin) or self._is_test(request, request.origin)
+        ):
             request.origin_allowed = True
             request.headers += cors.response_headers(request.origin)
         else:
             request.headers.append(cors.VARY)
         return available, app
+
+    def _is_test(self, request: InferenceRequest, origin: bytes) -> bool:
+        """Returns whether a page of the service asks with a test token. A preflight has no token yet."""
+        if not cors.is_own(self._settings, origin, request.host):
+            return False
+        return request.method == "OPTIONS" or is_test_token((request.authorization or b"").partition(b" ")[2].strip())
 
     async def _preflight(self, request: InferenceRequest, app: App | None, origin: bytes, methods: bytes) -> None:
         if app is None:
@@ -280,6 +298,7 @@ class Inference:
         If a keep-alive is due before the permit arrives, the stream begins with it.
         """
         request.trace.enter("wait")
+        began = time.perf_counter()
         waiter = self._permits.join(account.id, request.app, self._settings.provider_weights[account.plan], tokens)
         request.watch(waiter.leave)
         try:
@@ -287,6 +306,7 @@ class Inference:
                 return await waiter.wait()
             return await waiter.wait(self._settings.keep_alive, lambda: request.keep_alive(format.keep_alive))
         finally:
+            request.waited = time.perf_counter() - began
             request.unwatch()
 
     async def check_waiters(self) -> None:
@@ -306,8 +326,11 @@ class Inference:
                 if not self._availability.status().available:
                     self._permits.fail_waiting(InferenceDisabled())
                 for name in self._permits.waiting_apps():
-                    if await self._registry.app(name) is None:
+                    app = await self._registry.app(name)
+                    if app is None:
                         self._permits.fail_waiting(AppNotFound(), app=name)
+                    elif await self._registry.is_suspended(app):
+                        self._permits.fail_waiting(AppSuspended(), app=name)
 
     async def _post(self, completion: CompletionRequest) -> Stream:
         connection = await self._provider.connect()
@@ -360,7 +383,8 @@ class Inference:
         )
         self._metrics.queue_request(line, admitted=request.admitted)
         if request.account or request.code:  # neither a preflight nor the list of models
-            self._counters.count_request(request.account, line, admitted=request.admitted)
+            details = RequestDetails(request.reason, request.reserved, round(request.waited * 1000), request.limits)
+            self._counters.count_request(request.account, line, details, admitted=request.admitted)
         write_request_line(line)
         if self._traces is not None:
             self._traces.finish(request)

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError
+from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError, TokenFault
 from gateway.ids import request_id
 from gateway.inference.backlog import PIECE_BYTES, Backlog
 from gateway.inference.provider.connection import ClientGone, Stream
 from gateway.protocol import Connection
 from gateway.telemetry.spans import NULL_TRACE, Trace
+from gateway.telemetry.usage import LimitUses
 
 BODY_BYTES = 102_400  # of a body at most
 BODY_SECONDS = 30.0  # within which a body must arrive
@@ -50,6 +51,8 @@ class InferenceRequest:
         "first_token",
         "format",
         "headers",
+        "host",
+        "limits",
         "max_tokens",
         "method",
         "model",
@@ -58,12 +61,15 @@ class InferenceRequest:
         "origin_allowed",
         "path",
         "preflight_headers",
+        "reason",
         "receive",
         "request_id",
+        "reserved",
         "send",
         "status",
         "stream",
         "trace",
+        "waited",
         "wants_stream",
         "watcher",
     )
@@ -81,6 +87,10 @@ class InferenceRequest:
         self.origin_allowed = False  # True if there is no origin, or it is one of the app's
         self.admitted = False
         self.nano_euro = self.max_tokens = 0
+        self.reason: TokenFault | None = None
+        self.reserved = 0  # nano-euro
+        self.waited = 0.0  # seconds, for a permit
+        self.limits: LimitUses = ()
         self.stream: Stream | None = None
         self.trace: Trace = NULL_TRACE
         self.watcher: asyncio.Task[None] | None = None
@@ -91,6 +101,7 @@ class InferenceRequest:
         found = dict(headers)
         if len(found) < len(headers):
             found = _combine(headers)
+        self.host = found.get(b"host", b"")
         self.origin = found.get(b"origin")
         self.authorization = found.get(b"authorization")
         self.content_type = found.get(b"content-type")
@@ -210,7 +221,7 @@ class InferenceRequest:
         await self.send_body(body)
 
     async def refuse(self, error: ServiceError) -> None:
-        self.code = error.code
+        self.code, self.reason = error.code, error.reason
         headers, body = error.render(self.request_id)
         await self.start(error.status, headers)
         await self.send_body(body)

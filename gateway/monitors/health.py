@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.accounts.records import Account, App
+from gateway.accounts.records import Account, App, find_suspension
 from gateway.deploys.keys import site_key
 from gateway.events.catalog import AppRecovered, AppUnhealthy, Event
 from gateway.ids import Time, now_iso
@@ -170,14 +170,15 @@ async def read_monitored_apps(store: Store, apps: Sequence[tuple[App, Account]])
             pipeline.hmget(findings_key(tag, app.id), ["red", "yellow"])
         found = await pipeline.execute() if apps else []
     answers = [found[first : first + VALUES] for first in range(0, len(found), VALUES)]
-    return [_monitored(account, *answer) for (_, account), answer in zip(apps, answers, strict=True)]
+    return [_monitored(app, account, *answer) for (app, account), answer in zip(apps, answers, strict=True)]
 
 
 def _monitored(
-    account: Account, live: str | None, state: str | None, expires: str | None, findings: Sequence[str | None]
+    app: App, account: Account, live: str | None, state: str | None, expires: str | None, findings: Sequence[str | None]
 ) -> MonitoredApp:
     # An app that is no longer probed may still have the health of its last probe, until a worker removes it.
-    status, since = status_and_since(decode_health(state if is_probed(account.plan, bool(live)) else None))
+    probed = is_probed(account.plan, bool(live)) and find_suspension(app, account) is None
+    status, since = status_and_since(decode_health(state if probed else None))
     red, yellow = findings
     return MonitoredApp(
         status="live" if live else "never-live",

@@ -35,7 +35,7 @@ logger = structlog.get_logger()
 Trail = Literal["changes", "reports"]
 MAX_RECORDS = 10_000  # per trail
 KEPT_SECONDS = 400 * 86_400
-VALUE_LENGTH = 200  # characters
+VALUE_LENGTH = 500  # characters
 
 # Fields of bodies whose values are not secret.
 FIELDS = {
@@ -44,6 +44,7 @@ FIELDS = {
     "branch",
     "customDomain",
     "customDomainVerified",
+    "dailyEuro",
     "enabled",
     "exitCode",
     "kind",

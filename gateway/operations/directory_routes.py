@@ -11,12 +11,13 @@ from litestar.params import FromPath, QueryParameter
 
 from gateway.accounts.api_keys import ListedKey
 from gateway.accounts.keys import account_apps_key
-from gateway.accounts.records import Account
+from gateway.accounts.records import Account, Suspension
 from gateway.deploys.addresses import live_url
 from gateway.deploys.routes import DeployView
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time
 from gateway.inference.keys import spend_key
+from gateway.inference.spend.limits import cap_of
 from gateway.monitors import health
 from gateway.monitors.health import HealthStatus, OpenFindings
 from gateway.operations.directory import OwnedApp
@@ -38,6 +39,8 @@ class ListedAccount(msgspec.Struct, kw_only=True):
     settled: int  # nano-euro today
     reserved: int
     cap: int
+    dailyEuro: str | None  # the account's own cap, in place of the plan's
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET
 
 
 class AccountPage(msgspec.Struct):
@@ -57,6 +60,8 @@ class OperatorsApp(msgspec.Struct, kw_only=True):
     healthSince: Time | None
     certificateExpiresAt: Time | None
     openFindings: OpenFindings
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app itself
+    accountSuspension: Suspension | msgspec.UnsetType = msgspec.UNSET
 
 
 class AppPage(msgspec.Struct):
@@ -142,11 +147,16 @@ async def _list_accounts(accounts: Sequence[Account], day: str, gateway: Gateway
         answers = await pipe.execute() if accounts else []
     return [
         ListedAccount(
-            **msgspec.structs.asdict(account),
+            id=account.id,
+            name=account.name,
+            plan=account.plan,
+            createdAt=account.createdAt,
             apps=apps,
             settled=int(settled or 0),
             reserved=int(reserved or 0),
-            cap=gateway.settings.daily_caps[account.plan],
+            cap=cap_of(account, gateway.settings),
+            dailyEuro=account.dailyEuro,
+            suspension=account.suspension or msgspec.UNSET,
         )
         for account, apps, (settled, reserved) in zip(accounts, answers[::2], answers[1::2], strict=True)
     ]
@@ -162,6 +172,8 @@ async def _list_apps(apps: Sequence[OwnedApp], gateway: Gateway) -> list[Operato
             accountName=account.name,
             url=live_url(app.name, gateway.settings),
             createdAt=app.createdAt,
+            suspension=app.suspension or msgspec.UNSET,
+            accountSuspension=account.suspension or msgspec.UNSET,
             **msgspec.structs.asdict(state),
         )
         for (app, account), state in zip(apps, monitored, strict=True)

@@ -24,6 +24,7 @@ from gateway.inference.availability import Availability
 from gateway.inference.concurrency.lease_replies import read_share
 from gateway.inference.concurrency.permits import Permits
 from gateway.inference.keys import spend_key
+from gateway.inference.spend.limits import cap_of
 from gateway.operations.backlog import Backlog, read_backlog
 from gateway.operations.needs_attention import (
     count_ended_deploys,
@@ -74,7 +75,7 @@ class Overview:
     ) -> None:
         # An outside engine replaces the workers of these groups.
         self._replaced_groups = ("deploys", "sites") if settings.deploy_engine == "external" else ()
-        self._caps, self._registry, self._store = settings.daily_caps, registry, registry.store
+        self._settings, self._registry, self._store = settings, registry, registry.store
         self._availability, self._permits, self._counters, self._metrics = availability, permits, counters, metrics
 
     # -- gauges ----------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class Overview:
         found = []
         for account, (settled, reserved) in zip(accounts, spends, strict=True):
             if (record := await self._registry.account(account)) is not None:
-                cap = self._caps[record.plan]
+                cap = cap_of(record, self._settings)
                 found.append(
                     AccountSpend(account, record.name, record.plan, cap, int(settled or 0), int(reserved or 0))
                 )

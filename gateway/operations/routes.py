@@ -9,13 +9,17 @@ from litestar import Request, delete, get, patch, post, put
 from litestar.datastructures import State
 from litestar.params import FromPath, JSONBody
 
+from gateway.accounts.limit_routes import check_euro
 from gateway.accounts.operator_routes import require_app
 from gateway.accounts.records import Account
 from gateway.accounts.routes import NewKey
-from gateway.bounds import ExitCode
+from gateway.bounds import Euro, ExitCode
 from gateway.deploys.routes import QueuedDeployId
+from gateway.deploys.sources import read_format
 from gateway.errors import (
+    AppSuspended,
     DeployQuotaReached,
+    MediaTypeUnsupported,
     NoDeployYet,
     NotFound,
     RateLimited,
@@ -28,7 +32,7 @@ from gateway.events.catalog import AppCrashed, Kind
 from gateway.events.routes import EventId
 from gateway.http.audit import REPORTS, list_audit, note_before
 from gateway.http.authentication import operator_router
-from gateway.http.bodies import TARBALL, declared_size
+from gateway.http.bodies import SOURCE, declared_size
 from gateway.ids import now_iso
 from gateway.inference.availability import InferenceState
 from gateway.monitors import scans
@@ -37,6 +41,7 @@ from gateway.operations import directory_routes
 from gateway.process import Injected
 from gateway.settings import Plan
 
+MAX_DAILY_EURO = "1000000"  # of an account
 SCAN_BYTES = 16_777_216  # of one security scan
 SCAN_BODY = {
     "application/json": {
@@ -58,8 +63,11 @@ class NewAccount(msgspec.Struct, forbid_unknown_fields=True):
     plan: Plan = "free"
 
 
-class PlanChange(msgspec.Struct, forbid_unknown_fields=True):
-    plan: Plan
+class AccountChange(msgspec.Struct, forbid_unknown_fields=True):
+    """A field that is left out stays as it is."""
+
+    plan: Plan | msgspec.UnsetType = msgspec.UNSET
+    dailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET  # a cap in place of the plan's; null: the plan's
 
 
 @post("/accounts", errors=[RequestMalformed])
@@ -71,12 +79,20 @@ async def create_account(data: JSONBody[NewAccount], gateway: Injected) -> NewKe
 
 @patch("/accounts/{account_id:str}", errors=[RequestMalformed, NotFound])
 async def change_account(
-    account_id: FromPath[str], data: JSONBody[PlanChange], request: Request[Any, Any, State], gateway: Injected
+    account_id: FromPath[str], data: JSONBody[AccountChange], request: Request[Any, Any, State], gateway: Injected
 ) -> Account:
-    """Change an account's plan."""
-    if (before := await gateway.registry.account(account_id)) is not None:
-        note_before(request, plan=before.plan)
-    return await gateway.registry.change_plan(account_id, data.plan)
+    """Change an account's plan, or its daily cap.
+
+    `dailyEuro` replaces the plan's cap, and stays when the plan changes. 0 refuses all requests; null means the plan's.
+    """
+    changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
+    if isinstance(data.dailyEuro, str):
+        check_euro(data.dailyEuro, "dailyEuro", MAX_DAILY_EURO, "the service")
+    before, after = await gateway.registry.change_account(
+        account_id, lambda record: msgspec.structs.replace(record, **changes)
+    )
+    note_before(request, **{name: getattr(before, name) for name in changes})
+    return after
 
 
 # -- reports about an app ------------------------------------------------------------------------------------
@@ -126,17 +142,30 @@ class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     "/apps/{app:str}/source",
     status_code=202,
     request_max_body_size=None,
-    body=TARBALL,
-    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached, StorageUnavailable],
+    body=SOURCE,
+    errors=[
+        RequestMalformed,
+        AppSuspended,
+        NotFound,
+        RequestTooLarge,
+        MediaTypeUnsupported,
+        RateLimited,
+        DeployQuotaReached,
+        StorageUnavailable,
+    ],
 )
 async def publish_source(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> QueuedDeployId:
     """Publish an app.
 
-    The body is a tar.gz of the app's source. The service stores it and queues a live deploy.
+    The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
+    queues a live deploy. Without a Content-Type, the first bytes decide.
     """
     record = await require_app(app, gateway)
+    declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await gateway.deploys.publish(record, request.stream(), "operator", size=declared_size(request))
+        await gateway.deploys.publish(
+            record, request.stream(), "operator", size=declared_size(request), declared=declared
+        )
     )
 
 
@@ -149,7 +178,7 @@ async def clean_up_source(app: FromPath[str], gateway: Injected) -> None:
 @post(
     "/apps/{app:str}/deploys",
     status_code=202,
-    errors=[RequestMalformed, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
+    errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
 )
 async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], gateway: Injected) -> QueuedDeployId:
     """Queue a deploy."""

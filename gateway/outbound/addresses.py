@@ -119,6 +119,19 @@ def check_url(url: str, *, allow_private: bool) -> str:
     return canonical
 
 
+def is_internal(url: str) -> bool:
+    """Returns whether the address is well-formed, but its host is not public. Does no lookup."""
+    try:
+        host, port = host_and_port(check_url(url, allow_private=True))
+    except BlockedAddress:
+        return False
+    try:
+        _check_host(host, port, allow_private=False)
+    except BlockedAddress:
+        return True
+    return False
+
+
 def host_and_port(url: str) -> tuple[str, int]:
     """Splits an address that `check_url` has returned."""
     parsed = httpx.URL(url)

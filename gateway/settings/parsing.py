@@ -12,7 +12,6 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
 import msgspec
-from dotenv import dotenv_values
 
 from gateway.settings import addresses
 from gateway.settings.model import NANO, PLANS, ProviderRate, ProviderTimeouts, RateLimits, Settings
@@ -54,6 +53,8 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
 
 
 def _read_file(path: str) -> dict[str, str]:
+    from dotenv import dotenv_values  # late: most commands of the command line do not need it
+
     try:
         return {name: value for name, value in dotenv_values(path).items() if value is not None}
     except OSError as error:

@@ -37,7 +37,7 @@ from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 from gateway.redis.scripts import increment_counters
 from gateway.telemetry.keys import PROCESSES_KEY, minute_key, process_key, spenders_key
-from gateway.telemetry.usage import UsageRecorder
+from gateway.telemetry.usage import NO_DETAILS, RequestDetails, UsageRecorder
 
 logger = structlog.get_logger()
 
@@ -85,7 +85,9 @@ class Counters:
 
     # -- counting --------------------------------------------------------------------------------------------
 
-    def count_request(self, account: str, line: RequestLine, *, admitted: bool = False) -> None:
+    def count_request(
+        self, account: str, line: RequestLine, details: RequestDetails = NO_DETAILS, *, admitted: bool = False
+    ) -> None:
         """Counts a request that ended. Never waits.
 
         `account` is empty for an unknown app. An `admitted` request also counts for its model.
@@ -117,7 +119,7 @@ class Counters:
             self._day_spend[TOTAL] += line.nano_euro
             self.spenders.add(account)
         if account:
-            self._usage.add_request(account, line)
+            self._usage.add_request(account, line, details)
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of a new minute, or new tallies after a flush has taken the old ones."""

@@ -4,7 +4,7 @@
 | --- | --- | --- | --- |
 | `{pNN}:usage:<account>:<hour>` | hash | `<app>/<model>/<count>` → number, for an hour; about 1,000 fields | 14 days |
 | `{pNN}:usage:<account>:<day>` | hash | the same for a UTC day | 400 days |
-| `{pNN}:requests:<account>` | list | the account's last 1,000 requests, JSON arrays | 30 days after the last request |
+| `{pNN}:request-log:<account>` | zset | its last 1,000 requests, JSON arrays by arrival, ms | 30 days after the last |
 | `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
 | `{ops}:spend:<day>` | zset | accounts by their spend in nano-euro, and `total` | 2 days |
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
@@ -26,7 +26,7 @@ def usage_key(account_id: str, period: str) -> str:
 
 
 def requests_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:requests:{account_id}"
+    return f"{partition_tag(account_id)}:request-log:{account_id}"
 
 
 def usage_keys(account_id: str, hour: str) -> list[str]:

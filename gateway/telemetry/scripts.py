@@ -11,8 +11,9 @@ _RECORD_USAGE = Script("telemetry/record_usage")
 
 
 async def record_usage(
-    store: Store, account: str, hour: str, counts: Mapping[str, int], requests: Sequence[str]
+    store: Store, account: str, hour: str, counts: Mapping[str, int], requests: Sequence[tuple[float, str]]
 ) -> None:
-    """Adds `counts` to the account's hour and day, and `requests` (JSON, the newest last) to its log."""
-    args = (len(requests), *requests, *flatten(counts))
+    """Adds `counts` to the account's hour and day, and `requests` (arrival in milliseconds, JSON) to its log."""
+    entries = [part for arrived, request in requests for part in (f"{arrived:.3f}", request)]
+    args = (len(requests), *entries, *flatten(counts))
     await store.run_script(_RECORD_USAGE, usage_keys(account, hour), *args)

@@ -6,7 +6,8 @@ script call for each account that had requests.
 - `{pNN}:usage:<account>:<hour>` and `…:<day>`: a number for each app, model and field of `UsageCounts`, such as
   `notes/gpt-oss-120b/requests`. The model is empty for a request that was refused before its model was known. A key
   has about 1,000 numbers; beyond that, further apps are counted together as `*`
-- `{pNN}:requests:<account>`: the last 1,000 requests, each a `LoggedRequest`
+- `{pNN}:request-log:<account>`: the last 1,000 requests, each a `LoggedRequest`, ordered by their arrival,
+  whichever processes served them and whenever these processes wrote them
 
 Neither contains prompts, answers or users. Both are for display: charges are based on the spend hashes.
 
@@ -20,12 +21,12 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import structlog
 
-from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.errors import BackboneRefused, BackboneUnavailable, TokenFault
 from gateway.log import RequestLine
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
@@ -37,6 +38,10 @@ logger = structlog.get_logger()
 MAX_WAITING_REQUESTS = 10_000  # to be logged
 LOGGED_REQUESTS = 1_000  # kept per account
 BATCH_ACCOUNTS = 50  # accounts that are written together
+
+LimitName = Literal["cap", "dailyEuro", "userDailyEuro", "requestsPerMinute", "userRequestsPerMinute"]  # in the API
+LIMIT_NAMES: tuple[LimitName, ...] = get_args(LimitName)
+LimitUses = tuple[tuple[int, int] | None, ...]  # in this order each limit and its use, or None without such a limit
 
 Outcome = Literal["answered", "interrupted", "refused"]
 
@@ -67,6 +72,22 @@ class LoggedRequest(msgspec.Struct, array_like=True, gc=False):
     nanoEuro: int
     ttftMs: int | None  # None if no token came
     durationMs: int
+    reason: TokenFault | None = None
+    reservedNanoEuro: int = 0
+    waitedMs: int = 0
+    limits: LimitUses = ()
+
+
+class RequestDetails(NamedTuple):
+    """What the log of the account holds beside the line of the service's own log."""
+
+    reason: TokenFault | None = None  # why its token was refused
+    reserved: int = 0  # nano-euro
+    waited_ms: int = 0  # for a permit
+    limits: LimitUses = ()
+
+
+NO_DETAILS = RequestDetails()
 
 
 def outcome_of(code: str, nano_euro: int) -> Outcome:
@@ -85,6 +106,9 @@ class _Hour:
         self.counts: dict[Key, UsageCounts] = {}
 
 
+Entry = tuple[RequestLine, RequestDetails]
+
+
 class _Write(NamedTuple):
     """The arguments of one call of the script."""
 
@@ -92,7 +116,7 @@ class _Write(NamedTuple):
     hour: str
     began: float
     counts: dict[Key, UsageCounts]
-    lines: list[RequestLine]  # oldest first
+    lines: list[Entry]  # oldest first
 
 
 class UsageRecorder:
@@ -100,7 +124,7 @@ class UsageRecorder:
         """`on_drop` gets the number of requests that may be missing from the log."""
         self._store, self._on_drop = store, on_drop
         self._hours: dict[str, _Hour] = {}
-        self._lines: deque[tuple[str, RequestLine]] = deque()  # to be logged, with their accounts; oldest first
+        self._lines: deque[tuple[str, Entry]] = deque()  # to be logged, with their accounts; oldest first
         self.start_hour("")
 
     # -- counting --------------------------------------------------------------------------------------------
@@ -110,7 +134,7 @@ class UsageRecorder:
         self._hour = hour
         self._present = self._hours.setdefault(hour, _Hour()).counts
 
-    def add_request(self, account: str, line: RequestLine) -> None:
+    def add_request(self, account: str, line: RequestLine, details: RequestDetails) -> None:
         """Counts a request and queues its log entry. Never waits."""
         key = (account, line.app, line.model)
         counts = self._present.get(key)
@@ -127,7 +151,7 @@ class UsageRecorder:
                 counts.interruptedNanoEuro += line.nano_euro
             else:
                 counts.refused += 1
-        self._lines.append((account, line))
+        self._lines.append((account, (line, details)))
         if len(self._lines) > MAX_WAITING_REQUESTS:
             self._drop_oldest()
 
@@ -146,7 +170,7 @@ class UsageRecorder:
             await asyncio.gather(*map(self._write, writes[first : first + BATCH_ACCOUNTS]))
 
     def _take_writes(self) -> list[_Write]:
-        lines: defaultdict[str, list[RequestLine]] = defaultdict(list)
+        lines: defaultdict[str, list[Entry]] = defaultdict(list)
         for account, line in self._lines:
             lines[account].append(line)
         writes: dict[tuple[str, str], _Write] = {}
@@ -166,7 +190,7 @@ class UsageRecorder:
         return list(writes.values())
 
     async def _write(self, write: _Write) -> None:
-        requests = [_encode(line) for line in write.lines]
+        requests = [_encode(*entry) for entry in write.lines]
         try:
             await scripts.record_usage(self._store, write.account, write.hour, _flat(write.counts), requests)
         except BackboneRefused:
@@ -210,7 +234,8 @@ def _flat(counts: Mapping[Key, UsageCounts]) -> dict[str, int]:
     }
 
 
-def _encode(line: RequestLine) -> str:
+def _encode(line: RequestLine, details: RequestDetails) -> tuple[float, str]:
+    """Returns when the request arrived, in milliseconds, and its log entry."""
     began = line.timestamp.timestamp() * 1000 - line.duration_ms
     logged = LoggedRequest(
         line.request_id,
@@ -224,5 +249,6 @@ def _encode(line: RequestLine) -> str:
         line.nano_euro,
         None if line.ttft_ms is None else round(line.ttft_ms),
         round(line.duration_ms),
+        *details,
     )
-    return msgspec.json.encode(logged).decode()
+    return began, msgspec.json.encode(logged).decode()

@@ -7,14 +7,15 @@ import csv
 import io
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from gateway.errors import NotFound, RequestMalformed, TokenFault
 from gateway.ids import Time, now_iso
 from gateway.redis.client import Store
 from gateway.telemetry.keys import requests_key, usage_key
-from gateway.telemetry.usage import LoggedRequest, Outcome, UsageCounts, outcome_of
+from gateway.telemetry.usage import LIMIT_NAMES, LimitName, LoggedRequest, Outcome, UsageCounts, outcome_of
 
 Period = Literal["hour", "day"]
 Group = Literal["app", "model", "none"]
@@ -49,6 +50,24 @@ class RequestRow(msgspec.Struct):
     nanoEuro: int
     ttftMs: int | None  # null if no token came; only streams have one
     durationMs: int
+    reason: TokenFault | None  # why its token was refused; null if it was not
+
+
+class UsedLimit(msgspec.Struct):
+    """A limit that was in force, and its use when the request was decided, including the request if it passed.
+
+    Rates are requests within 60 seconds. The others are nano-euro of the UTC day, settled and reserved.
+    """
+
+    name: LimitName
+    limit: int
+    used: int
+
+
+class DetailedRequest(RequestRow):
+    reservedNanoEuro: int  # the maximum cost, reserved while the request ran; 0 if it was not admitted
+    waitedMs: int  # for a permit of the provider
+    limits: list[UsedLimit]  # empty if the request was refused before they were checked
 
 
 class RequestFilter(msgspec.Struct, frozen=True):
@@ -56,8 +75,17 @@ class RequestFilter(msgspec.Struct, frozen=True):
     model: str | None = None
     outcome: Outcome | None = None
     code: str | None = None
+    since: float | None = None  # seconds since the epoch, inclusive
+    until: float | None = None  # exclusive
 
     def matches(self, request: LoggedRequest) -> bool:
+        return (
+            (self.since is None or request.at >= self.since * 1000)
+            and (self.until is None or request.at < self.until * 1000)
+            and self._matches_fields(request)
+        )
+
+    def _matches_fields(self, request: LoggedRequest) -> bool:
         return (
             self.app in (None, request.app)
             and self.model in (None, request.model)
@@ -137,27 +165,53 @@ def _lines(rows: Iterable[Sequence[object]]) -> bytes:
 # -- requests ------------------------------------------------------------------------------------------------
 
 
-async def read_requests(store: Store, account: str, chosen: RequestFilter, limit: int) -> list[RequestRow]:
-    """Returns the requests that match the filter, newest first. Raises BackboneUnavailable."""
-    lines: list[str] = await store.client.lrange(requests_key(account), 0, -1)
-    logged: list[LoggedRequest] = []
-    for n in range(0, len(lines), SLICE_ROWS):
-        decoded = map(_DECODER.decode, lines[n : n + SLICE_ROWS])
-        logged += [request for request in decoded if chosen.matches(request)]
-        await asyncio.sleep(0)
-    # Each gateway process writes every two seconds, so the list is only roughly in order.
-    logged.sort(key=lambda request: request.at, reverse=True)
-    rows: list[RequestRow] = []
-    for n in range(0, min(len(logged), limit), SLICE_ROWS):
-        rows += map(_row, logged[n : min(n + SLICE_ROWS, limit)])
-        await asyncio.sleep(0)
+async def read_requests(
+    store: Store, account: str, chosen: RequestFilter, limit: int, before: str | None = None
+) -> list[RequestRow]:
+    """Returns the requests that match the filter, newest first; only older ones than the request with the id `before`.
+
+    Raises RequestMalformed if the log has no request with this id, or BackboneUnavailable.
+    """
+    found, rows = before is None, list[RequestRow]()
+    async for requests in _read_log(store, account):
+        for request in requests:
+            if found and len(rows) < limit and chosen.matches(request):
+                rows.append(RequestRow(**_fields(request)))
+            found = found or request.id == before
+        if len(rows) >= limit:
+            break
+    if not found:
+        raise RequestMalformed("before: the log has no request with this id; give the id of a listed request.")
     return rows
+
+
+async def read_request(store: Store, account: str, id: str) -> DetailedRequest:
+    """Raises NotFound or BackboneUnavailable."""
+    async for requests in _read_log(store, account):
+        for request in requests:
+            if request.id == id:
+                uses = zip(LIMIT_NAMES, request.limits, strict=False)
+                return DetailedRequest(
+                    **_fields(request),
+                    reservedNanoEuro=request.reservedNanoEuro,
+                    waitedMs=request.waitedMs,
+                    limits=[UsedLimit(name, *use) for name, use in uses if use is not None],
+                )
+    raise NotFound("The log has no request with this id; it keeps an account's last 1,000 requests.")
+
+
+async def _read_log(store: Store, account: str) -> AsyncIterator[list[LoggedRequest]]:
+    """Yields the account's requests, newest first. Other tasks may run in between."""
+    lines: list[str] = await store.client.zrange(requests_key(account), 0, -1, desc=True)
+    for n in range(0, len(lines), SLICE_ROWS):
+        yield [_DECODER.decode(line) for line in lines[n : n + SLICE_ROWS]]
+        await asyncio.sleep(0)
 
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(LoggedRequest)
 
 
-def _row(request: LoggedRequest) -> RequestRow:
-    id, at, *rest = msgspec.structs.astuple(request)
-    return RequestRow(id, now_iso(at / 1000), *rest)
+def _fields(request: LoggedRequest) -> dict[str, Any]:
+    """Returns the fields of the request's row."""
+    return {name: getattr(request, name) for name in RequestRow.__struct_fields__} | {"at": now_iso(request.at / 1000)}

@@ -10,16 +10,17 @@ from typing import Annotated, Any
 import msgspec
 from litestar import MediaType, Request, Response, get
 from litestar.datastructures import State
-from litestar.params import FromQuery, QueryParameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
-from gateway.errors import RequestMalformed
+from gateway.errors import NotFound, RequestMalformed
 from gateway.http.authentication import Caller, account_router
 from gateway.ids import Time, now_iso
 from gateway.process import Injected
 from gateway.telemetry.usage import LOGGED_REQUESTS, Outcome
 from gateway.telemetry.usage_reports import (
     PERIOD_SECONDS,
+    DetailedRequest,
     Group,
     Period,
     RequestFilter,
@@ -27,6 +28,7 @@ from gateway.telemetry.usage_reports import (
     UsageRow,
     as_csv,
     as_json,
+    read_request,
     read_requests,
     read_usage,
 )
@@ -66,8 +68,9 @@ async def show_usage(
     now: int = (await gateway.store.client.time())[0]
     wants_csv = "text/csv" in request.headers.get("accept", "")
     period, grouping = by or "hour", group or "none"
-    end = now if until is None else _parse_time("to", until)
-    start = end - DEFAULT_SPAN_SECONDS[period] if since is None else _parse_time("from", since)
+    # Hours and days begin with a whole second.
+    end = now if until is None else math.ceil(_parse_time("to", until))
+    start = end - DEFAULT_SPAN_SECONDS[period] if since is None else math.ceil(_parse_time("from", since))
     if start >= end:
         raise RequestMalformed("from: must be before to.")
     usage = read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
@@ -92,13 +95,13 @@ def _stream(pieces: list[bytes], media_type: str, headers: dict[str, str] | None
     return Stream(send(), media_type=media_type, headers=headers)
 
 
-def _parse_time(name: str, text: str) -> int:
+def _parse_time(name: str, text: str) -> float:
     """Returns seconds since the epoch. Raises RequestMalformed."""
     try:
         moment = datetime.datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
-        return math.ceil(moment.timestamp())  # hours and days begin with a whole second
+        return moment.timestamp()
     except (ValueError, OverflowError):
         raise RequestMalformed(f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.") from None
 
@@ -120,15 +123,33 @@ async def list_requests(
     app: FromQuery[str | None] = None,
     model: FromQuery[str | None] = None,
     outcome: FromQuery[Outcome | None] = None,
-    code: FromQuery[str | None] = None,
+    code: Annotated[str | None, QueryParameter(pattern=r"^[A-Z_]+$")] = None,
+    since: Annotated[str | None, QueryParameter(name="from")] = None,
+    until: Annotated[str | None, QueryParameter(name="to")] = None,
+    before: FromQuery[str | None] = None,
 ) -> list[RequestRow]:
     """The last requests to the account's apps, newest first.
 
     The last 1,000 requests are kept, including refused ones, without prompts, answers and users. `app` (its name),
     `model`, `outcome` and `code` filter the rows. The outcome is `interrupted` if the client disconnected, or if the
-    request cost something although it failed.
+    request cost something although it failed. `from` is inclusive and `to` is exclusive; both are times of arrival, in
+    the format of `GET /account/usage`. `before` is the id of a request: only older ones are listed.
     """
-    return await read_requests(gateway.store, account.id, RequestFilter(app or None, model, outcome, code), limit)
+    start, end = _parse_optional("from", since), _parse_optional("to", until)
+    if start is not None and end is not None and start >= end:
+        raise RequestMalformed("from: must be before to.")
+    chosen = RequestFilter(app or None, model, outcome, code, start, end)
+    return await read_requests(gateway.store, account.id, chosen, limit, before)
 
 
-ROUTES = [account_router(show_usage, list_requests)]
+def _parse_optional(name: str, text: str | None) -> float | None:
+    return None if text is None else _parse_time(name, text)
+
+
+@get("/requests/{request_id:str}", errors=[NotFound])
+async def show_request(account: Caller, request_id: FromPath[str], gateway: Injected) -> DetailedRequest:
+    """One of the last requests, with its reservation, its wait, and the limits that were in force."""
+    return await read_request(gateway.store, account.id, request_id)
+
+
+ROUTES = [account_router(show_usage, list_requests, show_request)]

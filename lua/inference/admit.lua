@@ -23,10 +23,11 @@
 --          caller has given up and has released whatever the call may have reserved. Then, only for an app with caps:
 --          the app's cap ('' for none), and with a cap for users the user (a hash) and that cap
 --
--- Returns  {verdict, day, app count, app frees in, user count, user frees in, now, settled}
+-- Returns  {verdict, day, app count, app frees in, user count, user frees in, now, settled, used, app used, user used}
 --          verdict 'ok' | 'app' | 'user' | 'cap' | 'app_cap' | 'user_cap' | 'late'; counts include this request if it
 --          passed; frees in = microseconds until the window's next slot is free (0: all are free); now = milliseconds;
---          settled = nano-euro settled today under the last cap that was checked, '0' if none was
+--          settled = nano-euro settled today under the last cap that was checked, '0' if none was; used = nano-euro
+--          settled and reserved under each cap before this request, '0' without such a cap
 
 local app_limit, user_limit, max_cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local cap, reservation, account = tonumber(ARGV[4]), ARGV[5], ARGV[6]
@@ -46,11 +47,20 @@ local user_spend = user and KEYS[6] .. ':' .. day
 local verdict, settled = 'ok', '0'
 local reserved_in = {}  -- spend hash -> its reserved money; a hash that has some has an expiry too
 
-local function fits(key, suffix, cap)
+local function read_spend(key, suffix)
   local spent = redis.call('HMGET', key, 'settled' .. suffix, 'reserved' .. suffix)
-  settled, reserved_in[key] = spent[1] or '0', spent[2]
-  local used = tonumber(settled) + tonumber(spent[2] or 0)
-  return used < cap and used + max_cost <= cap
+  reserved_in[key] = spent[2]
+  return {settled = spent[1] or '0', used = tonumber(spent[1] or 0) + tonumber(spent[2] or 0)}
+end
+
+local none = {settled = '0', used = 0}
+local of_app = app_cap and read_spend(spend, ':' .. app) or none
+local of_user = user and read_spend(user_spend, '') or none
+local of_account = read_spend(spend, '')
+
+local function fits(spent, cap)
+  settled = spent.settled
+  return spent.used < cap and spent.used + max_cost <= cap
 end
 
 if deadline > 0 and now > deadline * 1000 then
@@ -59,11 +69,11 @@ elseif app_count >= app_limit then
   verdict = 'app'
 elseif user_count >= user_limit then
   verdict = 'user'
-elseif not fits(spend, '', cap) then
+elseif not fits(of_account, cap) then
   verdict = 'cap'
-elseif app_cap and not fits(spend, ':' .. app, app_cap) then
+elseif app_cap and not fits(of_app, app_cap) then
   verdict = 'app_cap'
-elseif user and not fits(user_spend, '', user_cap) then
+elseif user and not fits(of_user, user_cap) then
   verdict = 'user_cap'
 end
 
@@ -89,4 +99,5 @@ end
 return {
   verdict, day, app_count, string.format('%.0f', app_frees_in), user_count, string.format('%.0f', user_frees_in),
   string.format('%.0f', math.floor(now / 1000)), settled,
+  string.format('%.0f', of_account.used), string.format('%.0f', of_app.used), string.format('%.0f', of_user.used),
 }

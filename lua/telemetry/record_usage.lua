@@ -7,8 +7,8 @@
 --
 -- KEYS[1]  hash  the account's hour: '<app>/<model>/<count>' -> number
 -- KEYS[2]  hash  its day, likewise
--- KEYS[3]  list  its requests (JSON), the newest last
--- ARGV     number of requests, these requests, then names and increments
+-- KEYS[3]  zset  its requests (JSON), scored by their arrival, milliseconds
+-- ARGV     number of requests, arrival and JSON of each, then names and increments
 --
 -- Returns  the number of increments for each hash
 
@@ -18,7 +18,7 @@ local PERIOD_SECONDS = { 1209600, 34560000 }  -- an hour is kept for 14 days, a 
 local REQUESTS_SECONDS = 2592000
 
 local requests = tonumber(ARGV[1])
-local first_name = requests + 2
+local first_name = 2 * requests + 2
 for k, seconds in ipairs(PERIOD_SECONDS) do
   for n = first_name, #ARGV, 2 do
     local name, increment = ARGV[n], ARGV[n + 1]
@@ -30,8 +30,8 @@ for k, seconds in ipairs(PERIOD_SECONDS) do
   redis.call('EXPIRE', KEYS[k], seconds)
 end
 if requests > 0 then
-  for n = 2, requests + 1 do redis.call('RPUSH', KEYS[3], ARGV[n]) end
-  redis.call('LTRIM', KEYS[3], -REQUESTS, -1)
+  for n = 2, first_name - 1, 2 do redis.call('ZADD', KEYS[3], ARGV[n], ARGV[n + 1]) end
+  redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -REQUESTS - 1)
   redis.call('EXPIRE', KEYS[3], REQUESTS_SECONDS)
 end
 return (#ARGV - first_name + 1) / 2

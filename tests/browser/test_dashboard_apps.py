@@ -189,9 +189,9 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
     await expect(holder.row("Current")).to_have_count(1)
     await expect(holder.row("Build: exit status 1 of npm-run")).to_have_count(1)
     await expect(page.locator("tbody tr")).to_have_count(50)
-    await holder.button("Older").click()
+    await holder.button("Older", exact=True).click()
     await expect(page.locator("tbody tr")).to_have_count(63)
-    await expect(holder.button("Older")).to_have_count(0)
+    await expect(holder.button("Older", exact=True)).to_have_count(0)
     await page.set_viewport_size(PHONE)
     heights = "(rows) => Math.max(...rows.map((row) => row.getBoundingClientRect().height))"
     assert await page.locator("tbody tr").evaluate_all(heights) <= 96

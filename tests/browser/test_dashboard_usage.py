@@ -97,6 +97,7 @@ async def test_from_the_first_stop_to_the_cap(
         await expect(page.get_by_text("Nothing to measure")).to_be_visible()
         stranger = await app.ask("x", token="no.token.at.all")
         await expect(holder.row(stranger.headers["X-Request-Id"])).to_be_visible()  # by itself
+        await expect(holder.row(stranger.headers["X-Request-Id"])).to_contain_text("Token: not a usable JWT")
         await page.get_by_label("Model").select_option(QWEN)
         await expect(holder.row("status 402, SPEND_CAP_REACHED")).to_have_count(1)
         await page.get_by_label("Outcome").select_option("Answered")

@@ -145,6 +145,7 @@ async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(inside: Pag
     await button.click()
     await dialog.get_by_role("button", name="Turn off").click()
     await expect(inside.locator("#inference")).to_have_text("Off")
+    await expect(inside.locator("#attention")).to_contain_text("Inference: Off")
     await expect(inside.locator("#inference-why")).to_contain_text("the switch is off")
     await expect(inside.get_by_role("status")).to_have_text("Inference: Off")
     assert not (await gw.platform("GET", "inference")).json()["enabled"]
@@ -211,13 +212,13 @@ async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend)
     await expect(inside.get_by_role("row").filter(has_text="vrenis-cafe")).to_contain_text("Never live")
     await expect(inside.get_by_role("row").filter(has_text="first")).to_contain_text("never")
 
-    await inside.get_by_label("Plan").select_option("maker")
+    await inside.get_by_label("Plan", exact=True).select_option("maker")
     await inside.get_by_role("button", name="Change plan").click()
     await expect(dialog).to_contain_text("moves from free to maker")
     await expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
     await dialog.get_by_role("button", name="Change plan").click()
     await expect(inside.get_by_role("status")).to_have_text("The account is on the maker plan.")
-    await expect(inside.get_by_label("Plan")).to_have_value("maker")
+    await expect(inside.get_by_label("Plan", exact=True)).to_have_value("maker")
 
     await inside.get_by_role("button", name="Create key").click()
     await dialog.get_by_role("button", name="Create key").click()
@@ -263,3 +264,58 @@ async def test_the_approval_is_given_by_typing_the_services_name(inside: Page, g
         await dialog.get_by_role("button", name=action).click()
         await expect(button).to_have_text("Withdraw approval" if approved else "Approve processing", timeout=10_000)
         assert (await gw.platform("GET", "inference")).json()["approved"] is approved
+
+
+async def test_an_account_and_an_app_are_suspended_with_a_reason(
+    inside: Page, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    app = await gw.app(backend)
+    account = app.account
+    await inside.goto(f"/ops#/accounts/{account.id}")
+    access = inside.locator(".card").filter(has=inside.get_by_role("heading", name="Access"))
+    await access.get_by_role("button", name="Suspend").click()
+    dialog = inside.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Suspend").click()  # without a reason
+    await expect(dialog).to_be_visible()
+    await dialog.get_by_role("button", name="Cancel").click()
+    await expect(access).to_contain_text("not suspended")
+    await access.get_by_role("button", name="Suspend").click()
+    await dialog.get_by_label("Reason").fill("Sends mail to strangers")
+    await dialog.get_by_role("button", name="Suspend").click()
+    await expect(access).to_contain_text("Sends mail to strangers")
+    assert (await account.get()).json()["suspension"]["reason"] == "Sends mail to strangers"
+    row = inside.get_by_role("row").filter(has_text=app.name)
+    await expect(row).to_contain_text("Account suspended")
+    await access.get_by_role("button", name="Resume").click()
+    await dialog.get_by_role("button", name="Resume").click()
+    await expect(access).to_contain_text("not suspended")
+    await row.get_by_role("button", name=f"Suspend {app.name}").click()
+    await dialog.get_by_label("Reason").fill("This app alone")
+    await dialog.get_by_role("button", name="Suspend").click()
+    await expect(row).to_contain_text("This app alone")
+    assert (await app.ask("x")).status_code == 403
+    await row.get_by_role("button", name=f"Resume {app.name}").click()
+    await dialog.get_by_role("button", name="Resume").click()
+    await expect(row.get_by_role("button", name=f"Suspend {app.name}")).to_be_visible()
+    assert (await app.ask("x")).status_code == 200
+
+
+async def test_the_cap_and_the_keys_of_an_account(inside: Page, gw: Gateway) -> None:
+    account = await gw.account()
+    await inside.goto(f"/ops#/accounts/{account.id}")
+    dialog, cap = inside.get_by_role("dialog"), inside.get_by_label("Daily cap in euro")
+    for text, expected in (("2.5", 2_500_000_000), ("", 10_000_000_000)):
+        await cap.fill(text)
+        await inside.get_by_role("button", name="Change cap").click()
+        await dialog.get_by_role("button", name="Change cap").click()
+        await expect(inside.get_by_role("heading", level=1)).to_be_focused()
+        await expect(cap).to_have_value(text)
+        assert (await account.spend())["cap"] == expected
+    await cap.fill("much")
+    await inside.get_by_role("button", name="Change cap").click()
+    await dialog.get_by_role("button", name="Change cap").click()
+    await expect(inside.get_by_role("alert").filter(has_text="dailyEuro")).to_be_visible()
+    await inside.get_by_role("button", name="Revoke first").click()
+    await dialog.get_by_role("button", name="Revoke key").click()
+    await expect(inside.get_by_text("The account has no API keys.")).to_be_visible()
+    assert (await account.get()).status_code == 401

@@ -49,7 +49,8 @@ class Setup(NamedTuple):
 
     async def shell(self, block: str) -> str:
         account = self.app.account
-        block = block.replace("apps set notes ", f"apps set {self.app.name} ")
+        for command in ("apps set", "apps check-token"):
+            block = block.replace(f"{command} notes ", f"{command} {self.app.name} ")
         service = {"CAPSULE_URL": account.gateway.address, "CAPSULE_API_KEY": account.key}
         done = await run_shell(block, self.folder, **service)
         assert done.code == 0, done.err
@@ -193,6 +194,9 @@ async def own_keys(here: Setup) -> None:
 
 async def refused_token(here: Setup) -> None:
     token = here.backend.token("ana", aud="us")
+    (here.folder / "token").write_text(token)
+    shown = await here.shell(here.section.take("sh"))
+    assert next(iter(shown.splitlines())).split() == ["user", "ana"]
     head, payload = (await run_python(here.section.take("python"), here.folder, USER_TOKEN=token)).splitlines()
     assert "'alg': 'ES256'" in head
     assert "'sub': 'ana'" in payload

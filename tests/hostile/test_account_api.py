@@ -58,10 +58,11 @@ def fill_account(app: App) -> None:
     numbers = {
         f"app-{n}/gpt/{name}": 5 for n in range(200) for name in ("requests", "refused", "inputTokens", "nanoEuro")
     }
-    line = json.dumps(["r" * 20, int(time.time() * 1000), app.name, "gpt", 200, "", 5, 5, 5, 5, 5])
+    now = int(time.time() * 1000)
+    lines = {json.dumps([f"{n:020}", now - n, app.name, "gpt", 200, "", 5, 5, 5, 5, 5]): now - n for n in range(1_000)}
     account = app.account.id
     with app.gateway.redis.client() as client:
-        client.rpush(requests_key(account), *[line] * 1_000)
+        client.zadd(requests_key(account), lines)
         client.expire(requests_key(account), 3_600)
         for ago in range(400):
             key = usage_key(account, time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * 86_400)))

@@ -67,6 +67,9 @@ class Reply(NamedTuple):
     user_frees_in: int
     now: int  # milliseconds
     settled: int  # nano-euro of the day, if the cap was checked
+    used: int = 0  # nano-euro under the account's cap, before the request
+    app_used: int = 0
+    user_used: int = 0
 
 
 class Scripts:

@@ -5,8 +5,10 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +50,7 @@ class Tool:
             "XDG_CONFIG_HOME": str(home),
             "SSL_CERT_DIR": str(home),  # no test needs the certificates, which take 20 ms to read
             "NO_COLOR": None,
+            "COLUMNS": None,
         }
 
     async def __call__(self, *arguments: str, given: str = "", **environment: str | None) -> Run:
@@ -114,3 +117,32 @@ def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, given: str =
 
 def _environment(tool: Tool) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], **{name: value for name, value in tool.environment.items() if value}}
+
+
+class Watch:
+    """Runs a command that never ends: it gets Ctrl-C at the end of the block."""
+
+    def __init__(self, tool: Tool, *arguments: str) -> None:
+        self._tool, self._arguments, self.code = tool, arguments, 0
+
+    def __enter__(self) -> "Watch":
+        self._file = self._tool.home / f"{time.monotonic_ns()}.out"
+        with self._file.open("wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gateway.cli", *self._arguments],
+                env=_environment(self._tool),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self.code = self._process.wait(20)
+        finally:
+            self._process.kill()
+
+    @property
+    def out(self) -> str:
+        return self._file.read_text()

@@ -1,5 +1,6 @@
 """Log lines of requests, and the counters of one process on a clock that the test sets."""
 
+import itertools
 from datetime import UTC, datetime
 from typing import Any
 
@@ -7,13 +8,14 @@ from gateway.log import RequestLine
 from gateway.redis.client import Store
 from gateway.telemetry.counters import Counters
 
+_numbers = itertools.count()  # of requests, whose ids differ
 NOON = datetime(2026, 7, 2, 12, 0, 30, tzinfo=UTC).timestamp()
 
 
 def request_line(**fields: Any) -> RequestLine:
     """Returns the log line of a request, by default of one without an answer."""
     base: dict[str, Any] = {
-        "request_id": "r",
+        "request_id": f"r-{next(_numbers)}",
         "app": "notes",
         "model": "",
         "status": 200,

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
-from gateway.accounts.records import App
+from gateway.accounts.records import App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation
@@ -54,6 +54,8 @@ from workers.hosting.serving import DeployError, Job, find_app
 from workers.stream import Consumer, Entry, require_partition
 
 logger = structlog.get_logger()
+
+T = TypeVar("T")
 
 PARALLEL_BUILDS = 2  # and one more, for an account without a running build
 MAX_ENTRIES = 1_000  # in the memory of one worker
@@ -208,7 +210,7 @@ class Builder:
 
     async def _clean_up_canceled(self, deploy: Deploy) -> None:
         if deploy.startedAt is not None:
-            await self._engine.undo(deploy)
+            await self._undo(deploy)
 
     async def _fail_abandoned(self, deploy: Deploy) -> None:
         logger.warning("deploy.abandoned", deploy=deploy.id, state=deploy.state)
@@ -259,14 +261,15 @@ class Builder:
             deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
             if app is None or app.account != deploy.account:
                 raise DeployError("the app was deleted, or now belongs to another account")
+            await self._end_if_suspended(deploy)
             recorders = partial(self._record_commit, deploy), partial(self._record_archive, deploy)
             job = Job(deploy, app, log.write_line, *recorders)
-            manifest = await self._build(job)
+            manifest = await self._build(deploy, log, job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
             trace.enter(phase)
             await self._prepare_data(job)
-            await self._engine.check_health(job)
+            await self._until_moved(deploy, log, self._engine.check_health(job))
             await self._apply_manifest(deploy, manifest)
             await self._engine.swap(job)
             log.write_line("The health check passed; the new release is now served")
@@ -274,7 +277,7 @@ class Builder:
             if deploy.state == "canary":
                 phase = "canary"
                 trace.enter(phase)
-                await self._engine.watch_canary(job)
+                await self._until_moved(deploy, log, self._engine.watch_canary(job))
                 log.write_line("The canary passed")
                 await log.flush()
                 deploy = await self._finish_phase(deploy, phase)
@@ -286,23 +289,37 @@ class Builder:
         except (DeployError, OSError) as error:
             if deploy.state in FINAL:  # the deploy is live, and only the clean-up of the former release failed
                 raise
+            await self._end_if_suspended(deploy)
             trace.fail(type(error).__name__)
             trace.describe({"capsule.outcome": "failed"})
             await self._fail_phase(deploy, phase, error, log)
 
-    async def _build(self, job: Job) -> Manifest | None:
+    async def _build(self, deploy: Deploy, log: DeployLog, job: Job) -> Manifest | None:
         """Builds the deploy. Ends the build and raises StaleDeploy if the deploy is canceled."""
-        building = asyncio.create_task(self._engine.build(job))
-        moving = asyncio.create_task(self._wait_until_moved(job.deploy))
         try:
-            await asyncio.wait([building, moving], return_when=asyncio.FIRST_COMPLETED)
-            if not building.done():
-                job.write_line("The deploy was canceled")
-                raise StaleDeploy
-            return building.result()
+            return await self._until_moved(deploy, log, self._engine.build(job))
         finally:
-            await finish_despite_cancellation(_cancel_tasks(building, moving))
-            self._schedule.free_slot(job.deploy.id)
+            self._schedule.free_slot(deploy.id)
+
+    async def _until_moved(self, deploy: Deploy, log: DeployLog, work: Coroutine[Any, Any, T]) -> T:
+        """Does the work of a phase. Ends it and raises StaleDeploy if the deploy is canceled."""
+        working = asyncio.create_task(work)
+        moving = asyncio.create_task(self._wait_until_moved(deploy))
+        try:
+            await asyncio.wait([working, moving], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                log.write_line("The deploy was canceled")
+                raise StaleDeploy
+            return working.result()
+        finally:
+            await finish_despite_cancellation(_cancel_tasks(working, moving))
+
+    async def _end_if_suspended(self, deploy: Deploy) -> None:
+        """Cancels the deploy and raises StaleDeploy if its app is suspended: such a deploy does not fail."""
+        owned = await until_redis_answers(lambda: self._registry.read_apps([deploy.appId]))
+        if deploy.appId in owned and find_suspension(*owned[deploy.appId]) is not None:
+            await until_redis_answers(lambda: self._deploys.end_as_canceled(deploy, "the app was suspended"))
+            raise StaleDeploy
 
     async def _wait_until_moved(self, deploy: Deploy) -> None:
         """Waits until the deploy is no longer in the state that this worker set."""
@@ -434,10 +451,10 @@ class Builder:
 
         Raises StaleDeploy.
         """
+        now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+        if now is None or now.state != deploy.state:
+            raise StaleDeploy
         if manifest is not None and deploy.kind == "live":
-            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
-            if now is None or now.state != deploy.state:
-                raise StaleDeploy
             await self._change_app(deploy, lambda app: apply_manifest(app, deploy.id, manifest))
 
     async def _undo(self, deploy: Deploy, data_seconds: float = DATA_UNDO_SECONDS) -> None:

@@ -26,7 +26,7 @@ from gateway.deploys import manifest
 from gateway.deploys.manifest import ManifestError
 from gateway.outbound import addresses
 from workers.hosting.serving import DeployError
-from workers.sandbox.sandbox import MIB, UNPACK, Command, Sandbox, SandboxLimits
+from workers.sandbox.sandbox import ARCHIVES, MIB, Command, Sandbox, SandboxLimits
 
 LIMITS = SandboxLimits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, free=1_024 * MIB, processes=64)
 ARCHIVE_FILES, ARCHIVE_BYTES = 50_000, 1_024 * MIB
@@ -222,8 +222,8 @@ async def unpack(
     with stdin:
         source = _make_source_folder(sandbox, uid, build)
         command = Command(
-            program=UNPACK,
-            arguments=[str(ARCHIVE_FILES), str(ARCHIVE_BYTES)],
+            program=ARCHIVES,
+            arguments=["unpack", str(ARCHIVE_FILES), str(ARCHIVE_BYTES)],
             folder=source,
             environment=sandbox.environment,
             write=[source],

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
@@ -62,8 +63,14 @@ class State(Enum):
 
 
 class HostAgent:
-    def __init__(self, settings: Settings, packer: DataPacker | None = None) -> None:
-        """Without a `packer`, this host cannot run apps."""
+    def __init__(
+        self,
+        settings: Settings,
+        packer: DataPacker | None = None,
+        mark_suspended: Callable[[Site], None] = lambda _: None,
+    ) -> None:
+        """Without a `packer`, this host cannot run apps. `mark_suspended` marks a site whose app is suspended."""
+        self._mark_suspended = mark_suspended
         self._settings, self._store = settings, Store(settings.redis_url, ca_file=settings.ca_file)
         self._registry = Registry(self._store, Vault(settings.encryption_key))
         self._records = Records(self._store)
@@ -255,6 +262,7 @@ class HostAgent:
         job = _make_job(wanted, app, wanted.deploy, output)
         await run_in_thread(self._releases.claim_folder, job.deploy)
         site = self._releases.site(job.deploy)
+        self._mark_suspended(site)
         here = self._runs_here(site)
         if wanted.runs and here:
             self.ownership.allow(wanted.app)
@@ -292,7 +300,10 @@ class HostAgent:
         """
         job = _make_job(wanted, app, wanted.serves, output)
         release = await self._fetch_release(wanted, wanted.serves)
-        if (release / "start").exists():
+        if (release / "start").exists() and site.is_suspended and wanted.step != "canary":
+            if self._runs_here(site):
+                self._serving.start(job)  # the watchdog runs it once the suspension is lifted
+        elif (release / "start").exists():
             try:
                 await self._serving.check_health(job)
             except DeployError:

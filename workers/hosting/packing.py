@@ -26,7 +26,7 @@ from workers.hosting.data import AppData
 from workers.hosting.releases import remove_folder
 from workers.hosting.serving import run_in_thread
 from workers.sandbox.keeper import measure_data, measure_disk
-from workers.sandbox.sandbox import MIB, PACK, UNPACK, Command, Sandbox, SandboxLimits
+from workers.sandbox.sandbox import ARCHIVES, MIB, PACK, Command, Sandbox, SandboxLimits
 
 logger = structlog.get_logger()
 
@@ -141,8 +141,8 @@ class DataPacker:
             uid = await run_in_thread(stack.enter_context, data.user(self._sandbox))
             self._sandbox.give_to_user(incoming, uid)
             command = Command(
-                program=UNPACK,
-                arguments=[str(MOST_FILES), str(limit)],
+                program=ARCHIVES,
+                arguments=["unpack", str(MOST_FILES), str(limit)],
                 folder=incoming,
                 environment=self._sandbox.environment,
                 write=[incoming],

@@ -8,6 +8,7 @@
     releases/<app id>/<variant>/canary           link to a release that is served but has not passed its canary
     releases/<app id>/<variant>/held             link to a release, while its deploy stops one app and starts another
     releases/<app id>/<variant>/stopped          the app does not run for now: its data are full, or are being replaced
+    releases/<app id>/<variant>/suspended        the app is suspended: it does not run, and Caddy answers 503
     releases/<app id>/<variant>/noindex          in previews: Caddy asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
     running/<deploy id>.sock                     where that app is reached; `sock` in its release links here
@@ -157,6 +158,17 @@ class Site:
     def unmark_stopped(self) -> None:
         (self.folder / "stopped").unlink(missing_ok=True)
 
+    @property
+    def is_suspended(self) -> bool:
+        return os.path.exists(self.folder / "suspended")
+
+    def set_suspended(self, *, suspended: bool) -> None:
+        """Answers the app's requests with 503, and stops its start commands (`watchdog.py`), or ends that."""
+        if suspended and not self.is_suspended:
+            (self.folder / "suspended").touch()
+        elif not suspended:
+            (self.folder / "suspended").unlink(missing_ok=True)
+
     def forget_recent(self) -> None:
         """Stops serving files of the previous release, some time after the swap."""
         with suppress(OSError):
@@ -233,6 +245,14 @@ class Releases:
         for app in _subfolders(self._sites):
             for folder in _subfolders(app):
                 yield Site(folder)
+
+    def list_apps(self) -> dict[str, int]:
+        """Lists the folders of apps, with the times (ns) at which their sites last changed."""
+        with os.scandir(self._sites) as entries:
+            return {each.name: each.stat().st_mtime_ns for each in entries if each.is_dir(follow_symlinks=False)}
+
+    def sites_of(self, app_id: str) -> list[Site]:
+        return [Site(folder) for folder in _subfolders(self._sites / app_id)]
 
     # -- addresses -------------------------------------------------------------------------------------------
 

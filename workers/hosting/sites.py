@@ -38,6 +38,7 @@ from workers.hosting.packing import DataPacker
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.serving import Serving
 from workers.hosting.sleep import SleepLimits
+from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import LIMITS, Watchdog
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import APP_USERS, MIB, open_sandbox
@@ -61,6 +62,8 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(run_in_background(keep_heartbeat(reporter.store, "sites")))
         sandbox = open_sandbox(settings, APP_USERS)
         parts, packer, agent = [], None, None
+        suspensions = Suspensions(reporter.store, releases)
+        await suspensions.catch_up()  # before any app runs
         try:
             await asyncio.to_thread(sandbox.check, folder)
         except Unsafe as error:
@@ -76,7 +79,7 @@ async def run(settings: Settings) -> None:
             parts.append(await stack.enter_async_context(run_in_background(watchdog.run())))
             packer = DataPacker(settings, reporter.registry, sandbox)
         if settings.storage_url:
-            agent = await stack.enter_async_context(aclosing(HostAgent(settings, packer)))
+            agent = await stack.enter_async_context(aclosing(HostAgent(settings, packer, suspensions.mark)))
             parts.append(await stack.enter_async_context(run_in_background(agent.ownership.run())))
         if packer is not None:
             owns = agent.ownership.has_data if agent is not None else lambda _: True
@@ -89,6 +92,7 @@ async def run(settings: Settings) -> None:
             caddy.catching_up_file(folder).unlink(missing_ok=True)
             serving = Serving(settings, reporter.registry.find_app, builds=False)
             await stack.enter_async_context(run_in_background(serving.undo_overdue()))
+        parts.append(await stack.enter_async_context(run_in_background(suspensions.run())))
         parts.append(await stack.enter_async_context(run_in_background(_keep_serving(settings, folder))))
         if agent is not None:
             stack.push_async_callback(agent.ownership.leave)

@@ -4,6 +4,8 @@ An app that ends is restarted after a growing pause. If it was served live, the 
 port in its own network, which a Unix socket leads to. It can read its release, and has a scratch folder until it ends.
 A live release also has the app's data (`data.py`), and a preview an empty folder in its scratch folder instead.
 
+The app of a suspended site (`suspensions.py`) is ended, and starts again when that is lifted.
+
 An app that is idle for as long as its plan allows sleeps: its processes end, and the watchdog keeps its socket
 (`sleep.py`). The next connection starts the app again. That is neither a crash nor a restart.
 
@@ -48,6 +50,7 @@ ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str]], Awa
 FindSleepLimit = Callable[[str], Awaitable[float | None]]
 
 CHECK_SECONDS = 0.2  # between checks of links and keepers
+SUSPENDED_GRACE_SECONDS = 0.5  # between the signals that end and kill an app that was suspended
 LINKS_SECONDS = 5.0  # between reads of all links, even if the folder has not changed
 IDLE_CHECK_SECONDS = 60.0  # at most, between checks whether an app may sleep
 SHORTEST_IDLE_CHECK_SECONDS = 0.1
@@ -169,6 +172,7 @@ class Watchdog:
 
     async def _run_once(self, release: Path, state: AppState) -> Outcome | None:
         """Starts the app unless it runs already, and waits for its end. Returns None if it was stopped on purpose."""
+        site = Site(release.parent)
         try:
             if state.keeper == 0:
                 await self._until_data_are_ready(release, state)
@@ -177,6 +181,10 @@ class Watchdog:
                 # In a thread, which ends even if this is canceled, because no unknown keeper must be left.
                 state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
             await self._until_ended_or_asleep(release, state)
+            if site.is_suspended and release.name not in self._listeners:
+                with suppress(OSError):
+                    self._write_state(release, AppState(exits=state.exits, last=state.last))
+                return None
             report = self._path(release, "ended").read_bytes()
         except DataHeld:
             return None
@@ -188,7 +196,10 @@ class Watchdog:
         return None if report and outcome.why in ("stopped", "lease") else outcome
 
     async def _until_ended_or_asleep(self, release: Path, state: AppState) -> None:
-        async with run_in_background(self._sleep_when_idle(release, state)):
+        async with (
+            run_in_background(self._sleep_when_idle(release, state)),
+            run_in_background(_stop_when_suspended(Site(release.parent), state)),
+        ):
             await _until_ended(state)
 
     async def _sleep_when_idle(self, release: Path, state: AppState) -> None:
@@ -231,7 +242,9 @@ class Watchdog:
         return release.parent / "lease" if self._shares_apps and not Site(release.parent).is_preview else None
 
     def _may_run(self, release: Path) -> bool:
-        """Returns whether the release has its link, and this host the lease, if other hosts may run the app."""
+        """Returns whether the release has its link, is not suspended, and no other host may run the app."""
+        if Site(release.parent).is_suspended:
+            return False
         path = self._find_lease(release)
         return (self._releases.running / release.name).is_symlink() and (path is None or lease.is_held(path))
 
@@ -378,6 +391,18 @@ async def _until_ended(state: AppState) -> None:
     """Waits until the keeper ends. Polls, because another process may have started it."""
     while is_running(state.keeper, state.began):  # noqa: ASYNC110
         await asyncio.sleep(CHECK_SECONDS)
+
+
+async def _stop_when_suspended(site: Site, state: AppState) -> None:
+    """Ends the app once its site is suspended. The watchdog starts it again when that is lifted."""
+    while not site.is_suspended:  # noqa: ASYNC110
+        await asyncio.sleep(CHECK_SECONDS)
+    logger.info("app.suspended", app=site.app_id)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if is_running(state.keeper, state.began):
+            with suppress(ProcessLookupError):
+                os.kill(state.keeper, number)  # if a keeper is killed, the kernel kills its command
+        await asyncio.sleep(SUSPENDED_GRACE_SECONDS)
 
 
 async def stop_apps(folder: Path) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from gateway.accounts.records import Account, App
+from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.events.keys import awaited_key
 from gateway.ids import day_of, new_id
@@ -72,8 +72,8 @@ class Uptime:
             await self._http.close()
 
     @staticmethod
-    def _applies(_: App, account: Account, live: bool) -> bool:
-        return health.is_probed(account.plan, live)
+    def _applies(app: App, account: Account, live: bool) -> bool:
+        return health.is_probed(account.plan, live) and find_suspension(app, account) is None
 
     async def inspect(self, claim: Claim) -> Observation:
         settings, app = self._settings, claim.app

@@ -182,7 +182,7 @@ def _copy_database(source: str, target: str, mode: str, on_lock: Callable[[], No
 
 
 def stays_inside(path: PurePosixPath, target: PurePosixPath) -> bool:
-    """Returns whether `unpack.py` accepts the link."""
+    """Returns whether `gateway/deploys/archives.py` accepts the link."""
     ups = 0
     while ups < len(target.parts) and target.parts[ups] == "..":
         ups += 1

@@ -30,9 +30,10 @@ import msgspec
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys import archives
 from gateway.settings import Settings
 from gateway.storage import closed_folders
-from workers.sandbox import bwrap, cgroups, pack, tools, unpack
+from workers.sandbox import bwrap, cgroups, pack, tools
 from workers.sandbox.keeper import CADDY_USER, NOT_ENTERED
 from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
 from workers.sandbox.network import Endpoint
@@ -55,7 +56,7 @@ PIPE_SECONDS = 2.0  # to read the output that is still in the pipe after its kee
 START_SECONDS = 30.0
 DATA_FULL = "the app's data are larger than its plan allows; clear them, restore a snapshot, or choose a larger plan"
 
-PACK, UNPACK = Path(pack.__file__).read_text(), Path(unpack.__file__).read_text()  # programs of a command
+PACK, ARCHIVES = Path(pack.__file__).read_text(), Path(archives.__file__).read_text()  # programs of a command
 
 Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "data", "network", "stopped", "lease"]
 

@@ -25,6 +25,7 @@ const WORDS = {
   PROVIDER_QUOTA_EXHAUSTED: words("The model is at capacity", "It takes no more questions right now.", true),
   BACKBONE_UNAVAILABLE: words("The service is not ready", "It cannot reach its database right now.", true),
   APP_NOT_FOUND: words("The service does not know this app", "It may have been renamed or deleted since this build."),
+  APP_SUSPENDED: words("This app is suspended", "Its owner can ask the operator of the service for the reason."),
   ORIGIN_NOT_ALLOWED: words("This address may not ask the model", "Open the app at its own address."),
   NETWORK_ERROR: words("No connection", "The service could not be reached, or it does not accept this page’s address.", true),
   STREAM_CUT: words("The answer was cut off", "The text above is incomplete.", true),

@@ -87,14 +87,16 @@ def validate_claims(claims: dict[str, Any], issuer: str | None, audience: str | 
     try:
         now = time.time()
         if expires_at(claims) <= now:
-            raise TokenInvalid
+            raise TokenInvalid(reason="expired")
         if any(name in claims and int(claims[name]) > now + LEEWAY_SECONDS for name in ("iat", "nbf")):
-            raise TokenInvalid
-        if issuer is not None and claims["iss"] != issuer:
-            raise TokenInvalid
-        if audience is not None and not _is_for(claims["aud"], audience):
-            raise TokenInvalid
-        if not all(is_id(claims[name]) for name in ("sub", "jti") if name in claims):
+            raise TokenInvalid(reason="not-yet")
+        if issuer is not None and claims.get("iss") != issuer:
+            raise TokenInvalid(reason="issuer")
+        if audience is not None and not _is_for(claims.get("aud"), audience):
+            raise TokenInvalid(reason="audience")
+        if "sub" in claims and not is_id(claims["sub"]):
+            raise TokenInvalid(reason="user")
+        if "jti" in claims and not is_id(claims["jti"]):
             raise TokenInvalid
     except _ERRORS:
         raise TokenInvalid from None

@@ -24,7 +24,7 @@ import msgspec
 import structlog
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from gateway.errors import AppBackendUnreachable
+from gateway.errors import AppBackendUnreachable, TokenFault
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.outbound import addresses
 from gateway.outbound import client as outbound
@@ -53,8 +53,13 @@ RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}  # that make up a public key
 EDWARDS = ("Ed25519", "Ed448")  # curves, and also the names of their algorithms in RFC 9864; before, both were EdDSA
+ALGORITHMS = frozenset((*RSA, *CURVES.values(), *EDWARDS, "EdDSA"))  # of public keys
 
 T = TypeVar("T")
+
+
+class BadStatus(ValueError):
+    """The backend answered a request for its keys with another status than 200."""
 
 
 class _Document(msgspec.Struct):
@@ -160,6 +165,7 @@ class KeySet:
         self._tried_at = float("-inf")
         self._copied = False  # whether another process fetched the keys
         self._backoff = Backoff()
+        self._fault: TokenFault = "backend-unreachable"  # of the last fetch that failed
         self._fetch_task: asyncio.Task[None] | None = None
         self._sharing: asyncio.Task[None] | None = None  # a reference, so that it is not collected while it runs
         self._waiting = 0
@@ -186,7 +192,7 @@ class KeySet:
             if age > KEYS_SECONDS:
                 if fetching:
                     return None
-                raise AppBackendUnreachable(retry_after=self._backoff.remaining)
+                raise AppBackendUnreachable(retry_after=self._backoff.remaining, reason=self._fault)
         keys = self._match(kid, alg)
         if not keys and kid is not None and self._start_fetch(FETCH_INTERVAL_SECONDS):
             return None
@@ -201,7 +207,8 @@ class KeySet:
             raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
         await self._wait_for_fetch()
         if time.monotonic() - self._fetched_at > KEYS_SECONDS:
-            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE_SECONDS))
+            wait = max(self._backoff.remaining, FIRST_PAUSE_SECONDS)
+            raise AppBackendUnreachable(retry_after=wait, reason=self._fault)
         keys = self._match(kid, alg)
         if not keys and kid is not None and self._copied and self._start_fetch(FETCH_INTERVAL_SECONDS):
             # The copy may be older than this key.
@@ -223,6 +230,14 @@ class KeySet:
             keys.sort(key=lambda k: k.kid != kid)
         return keys[:MAX_TRIED]
 
+    def explain_missing(self, kid: str | None, alg: str) -> TokenFault:
+        """Returns why no key may have signed a token with this header."""
+        if not self._keys:
+            return "keys-unreadable"
+        if alg not in ALGORITHMS or kid is None or any(key.kid in (None, kid) for key in self._keys):
+            return "algorithm"
+        return "unknown-key"
+
     def _start_fetch(self, interval: float) -> bool:
         """Starts a fetch, unless the last one began less than `interval` seconds ago or has just failed.
 
@@ -241,6 +256,7 @@ class KeySet:
                 await self._fetch_from_backend()
             self._backoff.note_success()
         except (addresses.CallFailed, ValueError, RecursionError) as error:
+            self._fault = fault_of(error)
             self._backoff.note_failure(time.monotonic() - self._tried_at)
             logger.warning("jwks.failed", host=httpx.URL(self._url).host, error=type(error).__name__)
             if self._shared is not None:
@@ -265,21 +281,12 @@ class KeySet:
     async def _fetch_from_backend(self) -> None:
         """Raises CallFailed or ValueError."""
         began = time.monotonic()
-        answer = await self._http.fetch(
-            "GET",
-            self._url,
-            tenant=self.account,
-            headers={"accept": "application/json"},
-            budget=FETCH_SECONDS,
-            max_bytes=FETCH_BYTES,
-        )
-        if answer.status != 200:
-            raise ValueError(f"status {answer.status}")
-        digest = hashlib.sha256(answer.body).digest()
-        await self._use(answer.body, digest)
+        document = await fetch_document(self._http, self._url, self.account)
+        digest = hashlib.sha256(document).digest()
+        await self._use(document, digest)
         self._fetched_at, self._copied = time.monotonic(), False
         if self._shared is not None:
-            self._share(_share_public(self._shared, answer.body, digest, began))
+            self._share(_share_public(self._shared, document, digest, began))
 
     def _share(self, sharing: Coroutine[None, None, None]) -> None:
         """Shares keys in the background: requests that wait for the keys do not wait for Redis."""
@@ -287,16 +294,40 @@ class KeySet:
 
     async def _use(self, document: bytes, digest: bytes) -> None:
         if digest != self.digest:
-            self._keys, self.digest = await _read_document(document, read_key), digest
+            self._keys, self.digest = await read_document(document, read_key), digest
+
+
+def fault_of(error: Exception) -> TokenFault:
+    """Returns what the failed fetch of a key set says about its backend."""
+    if isinstance(error, BadStatus):
+        return "backend-status"
+    if isinstance(error, addresses.CallFailed) and error.reason not in ("too-large", "encoded"):
+        return "backend-unreachable"
+    return "keys-unreadable"
+
+
+async def fetch_document(http: outbound.Client, url: str, account: str) -> bytes:
+    """Returns what the backend answers to a request for its keys. Raises CallFailed or BadStatus."""
+    answer = await http.fetch(
+        "GET",
+        url,
+        tenant=account,
+        headers={"accept": "application/json"},
+        budget=FETCH_SECONDS,
+        max_bytes=FETCH_BYTES,
+    )
+    if answer.status != 200:
+        raise BadStatus(f"status {answer.status}")
+    return answer.body
 
 
 async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, fetched_at: float) -> None:
     """Shares only the public members of a document's keys."""
-    parts = await _read_document(body, public_part)
+    parts = await read_document(body, public_part)
     await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, fetched_at, REFRESH_SECONDS)
 
 
-async def _read_document(body: bytes, read: Callable[[msgspec.Raw], T | None]) -> list[T]:
+async def read_document(body: bytes, read: Callable[[msgspec.Raw], T | None]) -> list[T]:
     """Returns what `read` returns for each usable key. Other work may run in between. Raises ValueError."""
     keys: list[T] = []
     texts = split_document(body)

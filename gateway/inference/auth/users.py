@@ -22,11 +22,12 @@ import structlog
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.addresses import live_url
-from gateway.errors import AppBackendUnreachable, TokenInvalid
+from gateway.errors import AppBackendUnreachable, TokenFault, TokenInvalid
 from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import AppBackend
 from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
+from gateway.inference.auth.test_tokens import is_test_token, verify_test_token
 from gateway.inference.auth.verification_budget import Verification, VerificationLimits
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE_SECONDS
@@ -39,6 +40,7 @@ TOKEN_SECONDS = 60.0  # that a verified token stays cached, at least
 MAX_TOKENS = 50_000  # in the cache
 TOKEN_BYTES = 8_192
 USER_BYTES = 512
+REFUSALS = (400, 401, 403, 404, 422)  # statuses with which an app's backend refuses a token
 MAX_ORIGINS = 10_000  # cached key sets, and cached backends; each app has one of either
 MAX_KEYS = 40_000  # of all key sets; about 100 MB
 MAX_ACCOUNT_KEYS = 2_000  # of the key sets of an account's apps
@@ -62,6 +64,15 @@ class VerifiedToken(NamedTuple):
         return time.monotonic() < cached_until and time.time() < self.expires_at
 
 
+class TokenCheck(msgspec.Struct, frozen=True):
+    """What the owner of an app learns about a token."""
+
+    valid: bool
+    reason: TokenFault | None  # null if it is valid
+    user: str | None  # null if it is not valid
+    claims: dict[str, Any] | None  # unverified if the token is not valid; null if it cannot be read
+
+
 class Users:
     def __init__(
         self,
@@ -78,6 +89,7 @@ class Users:
         self._settings, self._vault, self._http, self._store = settings, vault, http, store
         self._apps_http = apps_http or http
         self._limits = VerificationLimits(settings.rate_limits.app)
+        self._check_limits = VerificationLimits(settings.rate_limits.app)  # checks by owners delay no user
         self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         # By the id of the app, with the `auth_digest` of the app that they belong to.
         self._key_sets: OrderedDict[str, tuple[bytes, KeySet]] = OrderedDict()
@@ -87,19 +99,36 @@ class Users:
         """Returns the user's id. Raises TokenInvalid, AppBackendUnreachable or TokensLimited."""
         if len(token) > TOKEN_BYTES:
             raise TokenInvalid
+        if is_test_token(token):
+            return str(verify_test_token(self._vault, app, token)["sub"])
         digest = hashlib.sha256(app.auth_digest + token).digest()
         if (verified := self._verified.get(digest)) is not None:
             if verified.is_valid(_recall(self._key_sets, app)):
                 return verified.user
             del self._verified[digest]
-        verified = await self._verify(app, token)
+        verified = await self._verify(app, token, self._limits)
         while len(self._verified) >= MAX_TOKENS:
             self._verified.popitem(last=False)
         self._verified[digest] = verified
         return verified.user
 
-    async def _verify(self, app: App, token: bytes) -> VerifiedToken:
-        verification = await self._limits.begin(app)
+    async def check(self, app: App, token: bytes) -> TokenCheck:
+        """Verifies a token for the app's owner, and keeps nothing of it. Raises TokensLimited."""
+        user: str | None = None
+        reason: TokenFault | None = None
+        try:
+            if len(token) > TOKEN_BYTES:
+                raise TokenInvalid
+            if is_test_token(token):
+                user = str(verify_test_token(self._vault, app, token)["sub"])
+            else:
+                user = (await self._verify(app, token, self._check_limits)).user
+        except (TokenInvalid, AppBackendUnreachable) as error:
+            reason = error.reason
+        return TokenCheck(reason is None, reason, user, _readable_claims(token))
+
+    async def _verify(self, app: App, token: bytes, limits: VerificationLimits) -> VerifiedToken:
+        verification = await limits.begin(app)
         valid = False
         key_set_digest = b""
         try:
@@ -115,7 +144,7 @@ class Users:
             valid = True
         except NoEncryptionKey as error:
             logger.error("auth.sealed", app=app.id, error=str(error))
-            raise AppBackendUnreachable from None
+            raise AppBackendUnreachable(reason="keys-unreadable") from None
         finally:
             verification.finish(valid=valid)
         return VerifiedToken(user, jwt.expires_at(claims), time.monotonic() + TOKEN_SECONDS, key_set_digest)
@@ -127,7 +156,7 @@ class Users:
         parsed = jwt.parse(token)
         key_set = _recall(self._key_sets, app)
         if key_set is None:
-            http, url = self._resolve_url(app, auth)
+            http, url = self.resolve_url(app, auth)
             key_set = _remember(self._key_sets, app, KeySet(http, url, app.account, self._shared_keys(app, url)))
         keys, digest = key_set.find(parsed.kid, parsed.alg), key_set.digest
         if keys is None:
@@ -136,14 +165,16 @@ class Users:
             self._forget_keys(key_set.account)
             digest = key_set.digest
             await verification.acquire()
+        if not keys:
+            raise TokenInvalid(reason=key_set.explain_missing(parsed.kid, parsed.alg))
         for number, key in enumerate(keys):
             if number:
                 await verification.acquire_next()
             if jwt.verify_signature(parsed, key.key):
                 return _claims_of(parsed, auth), digest
-        raise TokenInvalid
+        raise TokenInvalid(reason="signature")
 
-    def _resolve_url(self, app: App, auth: JwksAuth | BackendAuth) -> tuple[outbound.Client, str]:
+    def resolve_url(self, app: App, auth: JwksAuth | BackendAuth) -> tuple[outbound.Client, str]:
         """Returns the address to call, and the client for it.
 
         Only the operator's settings and the app's name decide about the host of an app's own address.
@@ -173,8 +204,10 @@ class Users:
     def _verify_with_secret(self, auth: SecretAuth, token: bytes) -> dict[str, Any]:
         secret = self._vault.open(auth.secret)
         parsed = jwt.parse(token)
-        if parsed.alg not in jwt.HMAC or not jwt.verify_signature(parsed, secret):
-            raise TokenInvalid
+        if parsed.alg not in jwt.HMAC:
+            raise TokenInvalid(reason="algorithm")
+        if not jwt.verify_signature(parsed, secret):
+            raise TokenInvalid(reason="signature")
         return _claims_of(parsed, auth)
 
     async def _verify_with_backend(
@@ -183,29 +216,42 @@ class Users:
         # The backend checks the signature. Tokens that have expired, or never expire, are refused without a call.
         claims = jwt.decode_claims(jwt.parse(token))
         if time.time() >= jwt.expires_at(claims):
-            raise TokenInvalid
+            raise TokenInvalid(reason="expired")
         backend = _recall(self._backends, app)
         if backend is None:
-            http, url = self._resolve_url(app, auth)
+            http, url = self.resolve_url(app, auth)
             backend = AppBackend(http, msgspec.structs.replace(auth, url=url), app.account)
             _remember(self._backends, app, backend)
         verification.pause()
         answer = await backend.send_token(token.decode("ascii"), verification)
-        if answer.status in (400, 401, 403, 404, 422):
-            raise TokenInvalid
+        if answer.status in REFUSALS:
+            raise TokenInvalid(reason="backend-status")
         if not 200 <= answer.status < 300:
-            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
-        try:
-            body = msgspec.json.decode(answer.body or b"null")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            body = None
-        paths = [auth.userField] if auth.userField else ["id", "sub", "record.id", "user.id"]
-        for path in paths:
-            if (user := _user_at(body, path)) is not None:
-                return claims, user
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS, reason="backend-status")
+        if (user := find_user(answer.body, auth)) is not None:
+            return claims, user
         if auth.userField:
-            raise TokenInvalid
+            raise TokenInvalid(reason="user")
         return claims, _user_of(claims, None)
+
+
+def find_user(body: bytes, auth: BackendAuth) -> str | None:
+    """Returns the user's id in the answer of an app's backend, or None if there is none."""
+    try:
+        answer = msgspec.json.decode(body or b"null")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    paths = [auth.userField] if auth.userField else ["id", "sub", "record.id", "user.id"]
+    return next((user for path in paths if (user := _user_at(answer, path)) is not None), None)
+
+
+def _readable_claims(token: bytes) -> dict[str, Any] | None:
+    """Returns the unverified claims of a token, or None if they cannot be read, or written as JSON."""
+    try:
+        claims = jwt.decode_claims(jwt.parse(token))
+        return msgspec.json.decode(msgspec.json.encode(claims), type=dict[str, Any])
+    except (TokenInvalid, msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        return None
 
 
 def _claims_of(parsed: jwt.UnverifiedToken, auth: JwksAuth | SecretAuth) -> dict[str, Any]:
@@ -233,7 +279,7 @@ def _user_of(claims: dict[str, Any], claim: str | None) -> str:
     for name in [claim] if claim else ["sub", "id"]:
         if (user := _user_at(claims, name)) is not None:
             return user
-    raise TokenInvalid
+    raise TokenInvalid(reason="user")
 
 
 def _user_at(value: Any, path: str) -> str | None:

@@ -40,6 +40,7 @@ from gateway.redis.faults import code_of
 from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.usage import LimitUses
 
 logger = structlog.get_logger()
 
@@ -69,6 +70,7 @@ class Reservation(msgspec.Struct, frozen=True):
 class Admitted(msgspec.Struct, frozen=True):
     reservation: Reservation | None  # None if there was nothing to reserve
     headers: Headers  # RateLimit-*: the tighter of the two limits
+    limits: LimitUses = ()
 
 
 class PendingSettlement(msgspec.Struct, frozen=True):
@@ -124,7 +126,7 @@ class Admission:
 
         Raises AppRateLimited, UserRateLimited, the 402 of the cap that is reached, or BackboneUnavailable.
         """
-        limits = limits_of(app, account.plan, self._settings)
+        limits = limits_of(app, account.plan, self._settings, account.own_cap)
         for _ in range(2):
             reservation = Reservation(request_id(), account.id, max_cost)
             decision = await self._decide(app, limits, user, reservation)
@@ -166,17 +168,19 @@ class Admission:
             raise
 
     def _admitted(self, decision: Decision, reservation: Reservation, app: App, user: str, limits: Limits) -> Admitted:
-        headers = _rate_headers(decision, limits)
+        headers, uses = _rate_headers(decision, limits), _limit_uses(decision, reservation.max_cost, limits)
         if decision.verdict != "ok":
             self._metrics.refusals.labels(decision.verdict).inc()
-            raise _refusal(decision, reservation.max_cost, limits, headers)
+            refusal = _refusal(decision, reservation.max_cost, limits, headers)
+            refusal.limits = uses
+            raise refusal
         account, max_cost = reservation.account, reservation.max_cost
         self._metrics.add_reserved(max_cost)
         if not max_cost:
-            return Admitted(None, headers)
+            return Admitted(None, headers, uses)
         payer = "" if limits.user_cap is None else user_hash(user)
         record = ReservationRecord(account, decision.day, max_cost, decision.now + self._lease, app.id, payer)
-        return Admitted(Reservation(reservation.id, account, max_cost, record), headers)
+        return Admitted(Reservation(reservation.id, account, max_cost, record), headers, uses)
 
     async def settle(self, reservation: Reservation, cost: int) -> None:
         """Ends the reservation at `cost` nano-euro; 0 releases it. Raises no error of Redis.
@@ -271,6 +275,19 @@ def _rate_headers(decision: Decision, limits: Limits) -> Headers:
         (b"ratelimit-remaining", b"%d" % max(limit - window.count, 0)),
         (b"ratelimit-reset", b"%d" % math.ceil(window.frees_in / 1_000_000)),
     ]
+
+
+def _limit_uses(decision: Decision, max_cost: int, limits: Limits) -> LimitUses:
+    """Returns the limits in force and their use, which includes the request if it was admitted."""
+    used, app_used, user_used = decision.used
+    own = max_cost if decision.verdict == "ok" else 0
+    return (
+        (limits.cap, used + own),
+        None if limits.app_cap is None else (limits.app_cap, app_used + own),
+        None if limits.user_cap is None else (limits.user_cap, user_used + own),
+        (limits.requests, decision.app.count),
+        (limits.user_requests, decision.user.count),
+    )
 
 
 def _refusal(decision: Decision, max_cost: int, limits: Limits, headers: Headers) -> ServiceError:

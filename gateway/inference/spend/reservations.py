@@ -19,6 +19,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     user: Window
     now: int  # Redis's clock, milliseconds
     settled: int  # nano-euro of the day under the cap that was checked last; 0 if none was
+    used: tuple[int, int, int] = (0, 0, 0)  # nano-euro under the caps of the account, the app and the user, before this
 
 
 class ReservationRecord(msgspec.Struct, frozen=True, gc=False):

@@ -61,9 +61,10 @@ async def admit(
         reply, replicas = reply
         if replicas < store.replicas and reply[0] == "ok":
             raise NotReplicated
-    verdict, day, app_count, app_frees, user_count, user_frees, now, settled = reply
+    verdict, day, app_count, app_frees, user_count, user_frees, now, settled, used, app_used, user_used = reply
     app_window, user_window = Window(app_count, int(app_frees)), Window(user_count, int(user_frees))
-    return Decision(verdict, day, app_window, user_window, int(now), int(settled))
+    spent = (int(used), int(app_used), int(user_used))
+    return Decision(verdict, day, app_window, user_window, int(now), int(settled), spent)
 
 
 async def settle(

@@ -59,6 +59,59 @@ export async function stream(path, left, take) {
   }
 }
 
+// Uploads a file, and calls `progress` with the share that has been sent. `fetch` does not report progress.
+export function upload(path, body, type, progress, signal) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("PUT", path);
+    request.timeout = UPLOAD_DEADLINE;
+    request.setRequestHeader("Content-Type", type);
+    request.upload.addEventListener("progress", ({ loaded, total }) => progress(total ? loaded / total : 0));
+    request.addEventListener("load", () => {
+      const { status, responseText } = request;
+      if (status < 300) return resolve(parseJson(responseText));
+      const wait = Number(request.getResponseHeader("Retry-After")) || null;
+      reject(new Refused(status, parseJson(responseText)?.error, wait));
+    });
+    for (const failure of ["error", "timeout", "abort"]) request.addEventListener(failure, () => reject(new Refused(0)));
+    signal.addEventListener("abort", () => request.abort(), { once: true });
+    request.send(body);
+  });
+}
+
+// Yields { event, data } of an answer of the model until it is complete. Rejects with Refused, also for one that breaks.
+export async function* readEvents(path, body, token, signal) {
+  const headers = { Authorization: `Bearer ${token}`, "Content-Type": "application/json" };
+  let ended = false;
+  try {
+    const options = { method: "POST", headers, body: JSON.stringify(body), signal, cache: "no-store", credentials: "omit" };
+    const response = await fetch(path, options);
+    if (!response.ok) throw toRefused(response, await response.text());
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    while (!ended) {
+      const { done, value } = await reader.read();
+      if (done) throw new Refused(0);
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const { event, data } of blocks.map(parseEvent).filter(Boolean)) {
+        if (event === "error") throw new Refused(502, data.error);
+        ended = event === "done";
+        yield { event, data };
+      }
+    }
+  } catch (error) {
+    throw signal.aborted || error instanceof Refused ? error : new Refused(0);
+  }
+}
+
+function parseEvent(block) {
+  const lines = block.split("\n");
+  const read = (name) => lines.find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2);
+  const data = parseJson(read("data"));
+  return data && { event: read("event") ?? "token", data };
+}
+
 const toRefused = (response, text) =>
   new Refused(response.status, parseJson(text)?.error, Number(response.headers.get("Retry-After")) || null);
 

@@ -1,8 +1,12 @@
 // An app's settings: how tokens are verified, what is built, and how the app is deleted.
 
 import { h } from "/pages/dom.js";
+import { plural } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { announce, card, field, form, refusal, action } from "./parts.js";
+import { REASONS } from "./reasons.js";
+
+const SAVE_DEADLINE = 15_000; // ms: the service may wait five seconds for the app's backend
 
 // Renders the cards into `element`.
 export async function showSettings(element, name, signal) {
@@ -16,10 +20,21 @@ const input = (id, value, more = {}) =>
   h("input", { id, value: value ?? "", autocomplete: "off", spellcheck: "false", autocapitalize: "none", ...more });
 
 async function save(at, body, draw, id) {
-  const settings = await call("PATCH", at, { body });
+  const settings = await call("PATCH", at, { body, deadline: SAVE_DEADLINE });
   draw(settings);
-  document.getElementById(id).focus();
+  const button = document.getElementById(id);
+  button.focus();
+  button.closest("form").append(
+    h("p", { class: "small quiet" }, "Saved. ", settings.authCheck && describeCheck(settings.authCheck, body.auth)),
+  );
   announce("Saved.");
+}
+
+// Says whether users' tokens can be verified with what was saved.
+function describeCheck({ ok, keys, algorithms, problem }, { kind }) {
+  if (!ok) return h("span", { class: "refusal" }, `Tokens cannot be verified yet: ${problem}`);
+  if (keys) return `The key set has ${plural(keys, "key")}: ${algorithms.join(", ")}.`;
+  return kind === "backend" && "The backend answers, and refuses an invalid token.";
 }
 
 // -- users' tokens ----------------------------------------------------------------------------------------------
@@ -67,7 +82,23 @@ function tokens(at, { auth }, draw) {
     "Users’ tokens",
     h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply immediately."),
     form("wide", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
+    tokenCheck(at),
   );
+}
+
+// Checks a user's token, of which the service keeps nothing.
+function tokenCheck(at) {
+  const token = input("check-token", "", { required: true });
+  const result = h("p", { class: "small quiet" });
+  const button = h("button", { id: "check" }, "Check");
+  const work = async () => {
+    result.textContent = "";
+    const body = { token: token.value.trim() };
+    const { valid, reason, user } = await call("POST", `${at}/token-check`, { body, deadline: SAVE_DEADLINE });
+    result.textContent = valid ? `Valid. The user is ${user}.` : `Not valid: ${REASONS[reason] ?? reason}.`;
+    announce(result.textContent);
+  };
+  return [form("", [field("Check a token", token)], button, work), result];
 }
 
 // A browser must not validate hidden fields.
@@ -92,7 +123,7 @@ function source(at, { repository, build }, draw) {
   const work = () => {
     const tracked = withoutEmpty({ url: url.value, branch: branch.value });
     const built = withoutEmpty({ command: command.value, output: output.value, start: start.value });
-    return save(at, { repository: tracked.url ? tracked : null, build: built }, draw, "save-source");
+    return save(at, { repository: tracked?.url ? tracked : null, build: built }, draw, "save-source");
   };
   const button = h("button", { class: "main", id: "save-source", "aria-label": "Save source and build" }, "Save");
   const fields = [

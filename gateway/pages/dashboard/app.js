@@ -26,6 +26,7 @@ import {
   refusal,
   table,
 } from "./parts.js";
+import { publishZone } from "./publish.js";
 import { healthDays } from "./uptime.js";
 
 export const title = "App";
@@ -63,6 +64,7 @@ export async function draw(signal, name) {
   return [
     heading(app.name, "", state),
     about,
+    card("Publish", publishZone(() => app.name, signal)),
     health,
     card("Deploys", deploys),
     card("Security findings", findings),
@@ -92,6 +94,7 @@ function overview(app) {
     ],
     Repository: repository && `${bare(repository.url)} at ${repository.branch}`,
     Usage: h("a", { href: "#/usage" }, "Requests and spending"),
+    Model: h("a", { href: `#/apps/${app.name}/try` }, "Try it"),
     Created: moment(app.createdAt),
   });
 }

@@ -1,4 +1,5 @@
-// A banner above every view while the day's spending cap is nearly or fully used: the reason, and when it resets.
+// A banner above every view while the account is suspended, or while the day's spending cap is nearly or fully used: the
+// reason, and what to do.
 
 import { h, pause, untilVisible } from "/pages/dom.js";
 import { money, moment, plural } from "/pages/format.js";
@@ -27,7 +28,8 @@ export async function watchSpend(signal) {
 }
 
 async function refresh(signal) {
-  const { spend } = await get("/account", signal);
+  const { spend, suspension } = await get("/account", signal);
+  if (suspension) return show("suspended", suspension, () => explainSuspension(suspension));
   if (spend.settled + spend.reserved < NEAR * spend.cap) {
     banner.hidden = true;
     return;
@@ -39,11 +41,23 @@ async function refresh(signal) {
   const { interrupted = 0, interruptedNanoEuro = 0 } = usage.rows.at(-1) ?? {};
   const facts = { ...spend, interrupted, interruptedNanoEuro, refused: refused.filter(({ at }) => at >= spend.day).length };
   const state = facts.refused || spend.settled + spend.reserved >= spend.cap ? "reached" : "near";
+  show(state, facts, () => explain(state, facts));
+}
+
+function show(state, facts, draw) {
   const isNew = banner.hidden || banner.dataset.state !== state;
   banner.dataset.state = state;
   banner.hidden = false;
-  redraw(banner, [state, facts], () => explain(state, facts));
+  redraw(banner, [state, facts], draw);
   if (isNew) announce(banner.querySelector("strong").textContent);
+}
+
+function explainSuspension({ reason, at }) {
+  const effect = "Apps answer no requests, and nothing can be deployed. Ask the operator of this service to lift it.";
+  return [
+    h("p", {}, h("strong", {}, "Your account is suspended."), ` ${reason}`),
+    h("p", { class: "small" }, "Since ", moment(at), ". ", effect),
+  ];
 }
 
 function explain(state, { day, settled, reserved, cap, interrupted, interruptedNanoEuro, refused }) {

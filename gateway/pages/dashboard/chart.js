@@ -5,6 +5,7 @@ import { roughly } from "/pages/format.js";
 
 const [STEP, HEIGHT] = [10, 96];
 const CLASSES = ["first", "second", "third"];
+export const OUTCOMES = ["answered", "refused", "interrupted"]; // the classes of a chart of requests
 
 // `rows` are oldest first. `series` maps up to three names, bottom first, to functions from a row to its value.
 // `of` formats a row's time, `span` names the whole period, `ticks` are the labels below, and `show` formats a value.

@@ -4,17 +4,24 @@ import { h } from "/pages/dom.js";
 import { duration, moment } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { notesOn, outcomeOf } from "./webhooks.js";
-import { action, announce, card, copier, facts, heading, refusal } from "./parts.js";
+import { action, announce, badge, card, copier, facts, follow, heading, refusal } from "./parts.js";
 
 export const title = "Delivery";
+
+const POLL = 1000; // ms
 
 export async function draw(signal, id) {
   const delivery = await get(`/account/deliveries/${encodeURIComponent(id)}`, signal);
   const { type, app, at, eventAt, durationMs, url, redelivery, request, response } = delivery;
   const line = refusal();
+  const attempts = h("div");
   const again = action("Redeliver", { class: "main" }, line, async () => {
-    await call("POST", `/account/deliveries/${encodeURIComponent(delivery.id)}/redeliver`);
+    const latest = `/account/deliveries/${encodeURIComponent(delivery.id)}`; // the id of an event selects its newest attempt
+    const before = await get(latest, signal);
+    await call("POST", `${latest}/redeliver`);
     announce(`Queued ${type} again.`);
+    attempts.replaceChildren(h("p", {}, badge(`Attempt ${before.redelivery + 2}`, "busy"), " sending …"));
+    follow(POLL, signal, async () => showNewest(attempts, await get(latest, signal), before));
   });
   const about = {
     App: app,
@@ -27,11 +34,19 @@ export async function draw(signal, id) {
   return [
     h("p", { class: "small" }, h("a", { href: "#/webhooks" }, "All deliveries")),
     heading(type, h("code", {}, delivery.id), h("div", {}, outcomeOf(delivery))),
-    h("section", { class: "card" }, url && h("code", { class: "cut" }, url), facts(about), h("div", {}, again), line),
+    h("section", { class: "card" }, url && h("code", { class: "cut" }, url), facts(about), h("div", {}, again), attempts, line),
     payload(request.body),
     card("Request headers", headers(request.headers, "No request was sent.")),
     response ? answer(response) : card("Response", h("p", { class: "quiet" }, "The receiver did not respond.")),
   ];
+}
+
+// Shows the newest attempt once it is in the log.
+function showNewest(element, newest, before) {
+  if (newest.attempt === before.attempt) return "";
+  const see = h("a", { href: `#/webhooks/${newest.attempt}` }, `Attempt ${newest.redelivery + 1}`);
+  element.replaceChildren(h("p", {}, see, " ", outcomeOf(newest)));
+  return "done";
 }
 
 const text = (content, label) => h("pre", { class: "log", tabindex: "0", "aria-label": label }, content);

@@ -2,7 +2,7 @@
 
 import { h, link } from "/pages/dom.js";
 import { bare, capital, duration, moment, sentence } from "/pages/format.js";
-import { call, get } from "./api.js";
+import { get } from "./api.js";
 import {
   action,
   badge,
@@ -11,12 +11,12 @@ import {
   empty,
   field,
   follow,
-  form,
   heading,
   redraw,
   refusal,
   table,
 } from "./parts.js";
+import { publishZone } from "./publish.js";
 
 export const title = "Deploys";
 
@@ -40,7 +40,7 @@ export async function draw(signal, chosen = "") {
   const title = h("div", { class: "row apart" }, h("h2", {}, "History"), apps.length > 1 && h("div", {}, only));
   return [
     heading("Deploys", "The last 1,000 deploys of the past 90 days, newest first."),
-    apps.length > 0 && card("Publish", publishForm(apps)),
+    apps.length > 0 && card("Publish", publishForm(apps, signal)),
     card(title, log.panel),
   ];
 }
@@ -112,15 +112,7 @@ function result({ url, error, waitsFor, position }) {
   return waitsFor && h("span", { class: "quiet" }, `${position ? `Position ${position}, w` : "W"}aits for ${waitsFor}`);
 }
 
-function publishForm(apps) {
-  const names = apps.map(({ name }) => name);
-  const app = choice("app", names, "Choose an app");
-  const source = h("input", { id: "source", type: "file", accept: ".tgz,.gz,application/gzip", required: true });
-  const publish = async () => {
-    const body = source.files[0];
-    const { deployId } = await call("PUT", `/account/apps/${encodeURIComponent(app.value)}/source`, { body });
-    location.hash = `#/deploys/${deployId}`;
-  };
-  const button = h("button", { class: "main" }, "Publish");
-  return form("with-button two", [field("App", app), field("Source (tar.gz file)", source)], button, publish);
+function publishForm(apps, signal) {
+  const app = choice("app", apps.map(({ name }) => name), "Choose an app");
+  return [h("div", { class: "fields" }, field("App", app)), publishZone(() => app.value, signal)];
 }

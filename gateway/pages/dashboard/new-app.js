@@ -19,7 +19,6 @@ export function appForm(created) {
   const name = h("input", {
     id: "app-name",
     required: true,
-    maxlength: "63",
     autocomplete: "off",
     autocapitalize: "none",
     spellcheck: "false",
@@ -31,7 +30,29 @@ export function appForm(created) {
     announce(`Created the app ${app.name}.`);
     await created(app);
   };
+  const offer = h("button", { type: "button", class: "plain", hidden: true });
+  offer.addEventListener("click", () => {
+    name.value = offer.dataset.name;
+    offer.hidden = true;
+    name.focus();
+  });
+  name.addEventListener("input", () => {
+    const fit = toAppName(name.value);
+    offer.hidden = !fit || fit === name.value.replace(/-$/, "");
+    offer.dataset.name = fit;
+    offer.textContent = `Use ${fit}`;
+  });
   const button = h("button", { class: "main" }, "Create app");
-  const rule = h("p", { class: "small quiet", id: "app-name-rule" }, "Use the letters a to z, digits, and single hyphens.");
-  return [form("with-button", [field("Name", name)], button, create), rule];
+  const rule = h("p", { class: "small quiet", id: "app-name-rule" }, "Use up to 63 of the letters a to z, digits, and single hyphens.");
+  return [form("with-button", [field("Name", name)], button, create, offer), rule];
 }
+
+// Returns the app's name that is most like the text: "my-notes" for "My Notes!".
+const toAppName = (text) =>
+  text
+    .normalize("NFKD")
+    .replace(/\p{M}/gu, "")
+    .toLowerCase()
+    .replace(/[^a-z0-9]+/g, "-")
+    .slice(0, 63)
+    .replace(/^-|-$/g, "");

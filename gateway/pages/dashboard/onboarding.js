@@ -4,6 +4,7 @@ import { h } from "/pages/dom.js";
 import { getIfThere } from "./api.js";
 import { appForm } from "./new-app.js";
 import { announce, badge, redraw } from "./parts.js";
+import { publishZone } from "./publish.js";
 import { snippet } from "./snippets.js";
 
 const DISMISSED = "capsule-steps-dismissed"; // key in the browser's storage; its value is the account's id
@@ -30,7 +31,7 @@ export function onboarding(signal, changed) {
     if (dismissed || (now.done === 3 && !before)) return;
     if (before?.app && now.done > before.done) announce(`${now.done} of 3 steps are done.`);
     before = now;
-    redraw(place, now, () => checklist(now, made, () => dismiss(account)));
+    redraw(place, now, () => checklist(now, signal, made, () => dismiss(account)));
   };
   return [place, refresh];
 }
@@ -46,10 +47,10 @@ async function read(apps, signal) {
   return { app, live: Boolean(live), used, done: [app, live, used].filter(Boolean).length };
 }
 
-function checklist({ app, live, used, done }, made, dismiss) {
+function checklist({ app, live, used, done }, signal, made, dismiss) {
   const steps = [
     ["Create an app", app !== null, () => createStep(made)],
-    ["Publish it", live, () => publishStep(app)],
+    ["Publish it", live, () => publishStep(app, signal)],
     ["Call the model or receive events", used, () => useStep(app)],
   ];
   const current = steps.findIndex(([, done]) => !done);
@@ -101,16 +102,18 @@ function createStep(made) {
   ];
 }
 
-function publishStep(app) {
+function publishStep(app, signal) {
   const upload = [
     `tar -czf - . | curl -X PUT ${location.origin}/account/apps/${app}/source \\`,
     `  -H "Authorization: Bearer $CAPSULE_API_KEY" --data-binary @-`,
   ];
   return [
+    publishZone(() => app, signal),
+    agentStep(),
     h(
       "p",
       { class: "quiet" },
-      "Paste these commands into a terminal that has the command-line tool. They write an app with a sign-in and stored " +
+      "Or paste these commands into a terminal that has the command-line tool. They write an app with a sign-in and stored " +
         "data, and publish it. ",
       h("code", {}, "capsule login"),
       " prompts for your API key. With ",
@@ -125,8 +128,20 @@ function publishStep(app) {
       h("summary", { class: "small" }, "Without the command-line tool"),
       snippet("Publish with curl", upload.join("\n")),
     ),
-    h("p", { class: "small quiet" }, "Or ", h("a", { href: "#/deploys" }, "upload a tar.gz file"), "."),
   ];
+}
+
+// The tools of an agent, which can create and publish apps.
+function agentStep() {
+  const headers = { Authorization: "Bearer ${CAPSULE_API_KEY}" };
+  const servers = { mcpServers: { capsule: { type: "http", url: `${location.origin}/mcp`, headers } } };
+  return h(
+    "details",
+    {},
+    h("summary", { class: "small" }, "With an agent"),
+    h("p", { class: "quiet" }, "With these lines in ", h("code", {}, ".mcp.json"), ", an agent can publish the app."),
+    snippet("Agent tools", JSON.stringify(servers, null, 2)),
+  );
 }
 
 function useStep(app) {

@@ -3,7 +3,8 @@
 import { h, link } from "/pages/dom.js";
 import { bare, capital, count, moment, money, plural, since, size } from "/pages/format.js";
 import { get } from "./api.js";
-import { bars, key, share } from "./chart.js";
+import { attentionStrip } from "./attention.js";
+import { OUTCOMES, bars, key, share } from "./chart.js";
 import { onboarding } from "./onboarding.js";
 import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
 import { RANGES, addUp, answered, fetchUsage, fill, scale } from "./periods.js";
@@ -12,7 +13,7 @@ export const title = "Overview";
 
 const STATUS = {
   operational: ["Operational", "good"],
-  disabled: ["Off"],
+  disabled: ["Off", "bad"],
   misconfigured: ["Misconfigured", "bad"],
   "quota-exhausted": ["Quota exhausted", "warn"],
   "provider-unreachable": ["Provider unreachable", "bad"],
@@ -23,6 +24,7 @@ export async function draw(signal) {
   const today = h("div", { class: "pair" });
   const [traffic, apps] = [h("section", { class: "card" }), h("section", { class: "card" })];
   const [steps, guide] = onboarding(signal, () => refresh());
+  const [attention, check] = attentionStrip(signal);
   let account;
   const refresh = async () => {
     const [found, capabilities, usage, owned] = await Promise.all([
@@ -35,11 +37,11 @@ export async function draw(signal) {
     redraw(today, [account, capabilities], () => [spend(account), limits(account, capabilities)]);
     redraw(traffic, fill(RANGES["24h"], usage), lastDay);
     redraw(apps, owned, appList);
-    await guide(account, owned);
+    await Promise.all([guide(account, owned), check(account, capabilities, owned)]);
   };
   await refresh();
   follow(5_000, signal, refresh);
-  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), steps, today, traffic, apps];
+  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), attention, steps, today, traffic, apps];
 }
 
 function spend({ spend: { day, settled, reserved, cap } }) {
@@ -79,7 +81,7 @@ function lastDay(hours) {
   return [
     h("h2", {}, "Last 24 hours"),
     total.requests
-      ? h("div", { class: "pair" }, bars("Requests", hours, requests, words), bars("Tokens", hours, tokens, words))
+      ? h("div", { class: "pair" }, bars("Requests", hours, requests, { ...words, classes: OUTCOMES }), bars("Tokens", hours, tokens, words))
       : empty("No requests yet", "Your apps’ requests and tokens appear here, by hour."),
     total.interrupted > 0 && h("p", { class: "small quiet" }, lost, h("a", { href: "#/usage" }, "See usage")),
   ];
@@ -110,8 +112,9 @@ function appRow(app) {
 }
 
 // Only live apps on a plan with probes have a known health.
-export function condition({ status, health, healthSince }) {
-  if (!(health in HEALTH)) return badge(status === "live" ? "Live" : "Never live");
+export function condition({ status, health, healthSince, suspension }) {
+  if (suspension) return [badge("Suspended", "bad"), h("span", { class: "small" }, " ", suspension.reason)];
+  if (!(health in HEALTH)) return status === "live" ? badge("Live", "good") : badge("Never live");
   return [
     badge(capital(health), HEALTH[health]),
     healthSince && h("span", { class: "small quiet" }, " ", since(healthSince)),

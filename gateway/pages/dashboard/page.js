@@ -1,8 +1,9 @@
 // The dashboard: logs in and out, switches between views, and reports failures.
 
 import { keepCurrent } from "/pages/format.js";
-import { h } from "/pages/dom.js";
+import { h, pause, untilVisible } from "/pages/dom.js";
 import { Refused, call, get } from "./api.js";
+import * as account from "./account.js";
 import * as app from "./app.js";
 import { watchSpend } from "./banner.js";
 import * as delivery from "./delivery.js";
@@ -14,6 +15,7 @@ import * as newApp from "./new-app.js";
 import * as overview from "./overview.js";
 import { explain, failure, skeleton, markCurrent, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
+import * as tryIt from "./try.js";
 import * as usage from "./usage.js";
 import * as webhooks from "./webhooks.js";
 
@@ -29,10 +31,15 @@ const ROUTES = [
   [/^\/deploys\/app\/([\w-]+)$/, deploys],
   [/^\/deploys\/([\w-]+)$/, deploy],
   [/^\/apps\/([\w-]+)$/, app],
+  [/^\/apps\/([\w-]+)\/try$/, tryIt],
   [/^\/usage$/, usage],
   [/^\/requests$/, requests],
   [/^\/new-app$/, newApp],
+  [/^\/account$/, account],
 ];
+
+const OUTAGES = [0, 502, 503, 504]; // statuses that end by themselves
+const RETRY = 5_000; // ms
 
 const nothing = {
   title: "Not found",
@@ -90,6 +97,22 @@ function fail(error, again = () => show()) {
   main.replaceChildren(h("div", { class: "view" }, failure(error, again)));
   main.querySelector("h1").focus();
   if (error.status === undefined) reportError(error); // a bug in this page
+  if (OUTAGES.includes(error.status)) recover(again);
+}
+
+// Draws the view as soon as the service answers again, unless the user has left it.
+async function recover(again) {
+  const { signal } = leaving;
+  const answers = () => get("/account", signal).then(() => true, ({ status }) => !OUTAGES.includes(status));
+  try {
+    do {
+      await pause(RETRY, signal);
+      await untilVisible(signal);
+    } while (!(await answers()));
+  } catch {
+    return; // another view is open
+  }
+  if (!signal.aborted) again({ focus: main.contains(document.activeElement) });
 }
 
 function logIn(why = "") {
@@ -104,8 +127,8 @@ function logIn(why = "") {
 
 async function enter({ focus = true } = {}) {
   try {
-    const account = await get("/account");
-    document.querySelector("#account").textContent = account.name;
+    const { name } = await get("/account");
+    document.querySelector("#account").textContent = name;
   } catch (error) {
     return error.status === 401 ? logIn() : fail(error, enter);
   }

@@ -4,6 +4,7 @@ import { h } from "/pages/dom.js";
 import { count, duration, moment, money } from "/pages/format.js";
 import { get } from "./api.js";
 import { badge, card, empty, field, follow, heading, redraw, table } from "./parts.js";
+import { REASONS } from "./reasons.js";
 
 export const title = "Requests";
 
@@ -15,6 +16,7 @@ const MEANINGS = {
   APP_BACKEND_UNREACHABLE: "The app’s backend could not be reached to verify the token.",
   APP_CAP_REACHED: "The request could have exceeded the app’s daily spending cap.",
   APP_RATE_LIMITED: "The app made too many requests within a minute.",
+  APP_SUSPENDED: "An operator had suspended the app or its account.",
   BACKBONE_UNAVAILABLE: "The service could not reach its database, or restarted.",
   CLIENT_GONE: "The client disconnected before the answer was complete.",
   INFERENCE_DISABLED: "Managed inference was off.",
@@ -143,7 +145,8 @@ const small = (content) => content && h("span", { class: "small quiet" }, conten
 function outcomeCell({ status, ...row }) {
   const outcome = outcomeOf(row);
   const details = [status && `status ${status}`, row.code].filter(Boolean).join(", ");
-  return [badge(OUTCOMES[outcome], TONES[outcome]), small(details)];
+  const reason = row.reason && small(`Token: ${REASONS[row.reason] ?? row.reason}`);
+  return [badge(OUTCOMES[outcome], TONES[outcome]), small(details), reason];
 }
 
 function tokens({ inputTokens, outputTokens, nanoEuro }) {

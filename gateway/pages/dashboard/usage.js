@@ -3,7 +3,7 @@
 import { h } from "/pages/dom.js";
 import { count, money, plural } from "/pages/format.js";
 import { getText } from "./api.js";
-import { bars } from "./chart.js";
+import { OUTCOMES, bars } from "./chart.js";
 import { action, empty, facts, field, follow, heading, redraw, refusal, table } from "./parts.js";
 import { RANGES, addUp, answered, fetchUsage, fill, nameOf, scale, usagePath } from "./periods.js";
 
@@ -76,7 +76,7 @@ function timelines(range, rows) {
   return [
     heading,
     bars("Cost", rows, cost, { ...words, show: money, classes: ["first", "third"] }),
-    h("div", { class: "pair" }, bars("Requests", rows, requests, words), bars("Tokens", rows, tokens, words)),
+    h("div", { class: "pair" }, bars("Requests", rows, requests, { ...words, classes: OUTCOMES }), bars("Tokens", rows, tokens, words)),
   ];
 }
 

@@ -4,9 +4,10 @@ import { h } from "/pages/dom.js";
 import { count, money, moment } from "/pages/format.js";
 import { call, get } from "/dashboard/api.js";
 import { share } from "/dashboard/chart.js";
-import { announce, card, facts, field, form, heading, showOnce, table } from "/dashboard/parts.js";
+import { action, announce, card, facts, field, form, heading, refusal, showOnce, table } from "/dashboard/parts.js";
 import { columns as appColumns } from "./apps.js";
 import { confirmAction } from "./confirm.js";
+import { brake, suspended } from "./suspension.js";
 
 export const title = "Account";
 const PLANS = ["free", "starter", "maker", "max"];
@@ -17,8 +18,9 @@ export async function draw(signal, id) {
   return [
     heading(account.name, [h("code", { class: "small" }, account.id), " · created ", moment(account.createdAt)]),
     h("div", { class: "pair" }, spend(account), plan(account, at)),
+    access(account, at),
     card("Apps", apps(account.appList)),
-    card("API keys", keys(account.keys), newKey(account, at)),
+    card("API keys", keys(account, at), newKey(account, at)),
   ];
 }
 
@@ -42,7 +44,29 @@ function plan(account, at) {
     await call("PATCH", at, { body: { plan: select.value } });
     dispatchEvent(new CustomEvent("show-again", { detail: `The account is on the ${select.value} plan.` }));
   };
-  return card("Plan", form("with-button", field("Plan", select), h("button", {}, "Change plan"), change));
+  const planForm = form("with-button", field("Plan", select), h("button", {}, "Change plan"), change);
+  return card("Plan", planForm, cap(account, at));
+}
+
+// An empty field means the plan's cap.
+function cap({ name, dailyEuro }, at) {
+  const hint = { inputmode: "decimal", autocomplete: "off", placeholder: "the plan’s", value: dailyEuro ?? "" };
+  const euro = h("input", { id: "daily-euro", ...hint });
+  const change = async () => {
+    const wanted = euro.value.trim() || null;
+    if (wanted === dailyEuro) return announce("The account has this cap already.");
+    const text = `${name} may spend ${wanted === null ? "what its plan allows" : `€${wanted}`} per day.`;
+    if (!(await confirmAction("Change the daily cap?", text, "Change cap"))) return;
+    await call("PATCH", at, { body: { dailyEuro: wanted } });
+    dispatchEvent(new CustomEvent("show-again", { detail: "The daily cap is changed." }));
+  };
+  return form("with-button", field("Daily cap in euro, in place of the plan’s", euro), h("button", {}, "Change cap"), change);
+}
+
+function access(account, at) {
+  const line = refusal();
+  const lead = suspended(account) ?? "The account and its apps are not suspended, unless the list below says so.";
+  return card("Access", h("p", {}, lead), h("div", { class: "row" }, brake(at, account.name, account.suspension, line)), line);
 }
 
 function apps(rows) {
@@ -51,14 +75,22 @@ function apps(rows) {
   return table("Apps of the account", columns, rows);
 }
 
-function keys(rows) {
+function keys({ name: account, keys: rows }, at) {
+  const line = refusal();
+  const revoke = async ({ id, name }) => {
+    const text = `Requests of ${account} with the key ${name} get 401 at once, and its dashboard sessions end.`;
+    if (!(await confirmAction("Revoke this API key?", text, "Revoke key"))) return;
+    await call("DELETE", `${at}/keys/${encodeURIComponent(id)}`);
+    dispatchEvent(new CustomEvent("show-again", { detail: "The key is revoked." }));
+  };
   const columns = {
     Name: ({ name }) => name,
     Id: ({ id }) => h("code", { class: "small" }, id),
     Created: ({ createdAt }) => moment(createdAt),
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : "never"),
+    "": (key) => action("Revoke", { class: "danger", "aria-label": `Revoke ${key.name}` }, line, () => revoke(key)),
   };
-  return rows.length ? table("API keys of the account", columns, rows) : h("p", { class: "empty" }, "The account has no API keys.");
+  return rows.length ? [table("API keys of the account", columns, rows), line] : h("p", { class: "empty" }, "The account has no API keys.");
 }
 
 function newKey(account, at) {

@@ -4,6 +4,7 @@ import { h } from "/pages/dom.js";
 import { count, money, moment } from "/pages/format.js";
 import { card, heading } from "/dashboard/parts.js";
 import { list, search } from "./lists.js";
+import { suspended } from "./suspension.js";
 
 export const title = "Accounts";
 
@@ -18,7 +19,7 @@ export async function draw(signal, _, query) {
     none: wanted ? `No account has “${wanted}” in its name or id.` : "There are no accounts yet.",
     columns: {
       Account: ({ id, name }) => [h("a", { href: `#/accounts/${id}` }, name), h("span", { class: "small quiet" }, id)],
-      Plan: ({ plan }) => plan,
+      Plan: (account) => suspended(account) ?? account.plan,
       Apps: ({ apps }) => count(apps),
       "Spent today": ({ settled, cap }) => `${money(settled)} of ${money(cap)}`,
       Created: ({ createdAt }) => moment(createdAt),

@@ -2,8 +2,9 @@
 
 import { h, link } from "/pages/dom.js";
 import { capital, plural, since } from "/pages/format.js";
-import { badge, card, heading } from "/dashboard/parts.js";
+import { badge, card, heading, refusal } from "/dashboard/parts.js";
 import { list, search } from "./lists.js";
+import { brake, suspended } from "./suspension.js";
 
 export const title = "Apps";
 
@@ -12,12 +13,16 @@ const HEALTH = { healthy: "good", unhealthy: "bad" };
 export const columns = {
   App: ({ name, url }) => [name, h("span", { class: "small quiet" }, link(url, url.replace("https://", "")))],
   Account: ({ account, accountName }) => h("a", { href: `#/accounts/${account}` }, accountName),
-  Status: ({ status }) => capital(status),
+  Status: (app) => suspended(app) ?? capital(app.status),
   Health: ({ health, healthSince }) =>
     health === "unknown"
       ? "–"
       : [badge(capital(health), HEALTH[health]), healthSince && h("span", { class: "small quiet" }, since(healthSince))],
   "Red findings": ({ openFindings }) => (openFindings.red ? badge(plural(openFindings.red, "finding"), "bad") : "–"),
+  "": ({ id, name, suspension }) => {
+    const line = refusal();
+    return [brake(`/platform/apps/${encodeURIComponent(id)}`, name, suspension, line), line];
+  },
 };
 
 export async function draw(signal, _, query) {

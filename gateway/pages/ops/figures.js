@@ -7,7 +7,7 @@ import { KINDS, chart, kindOf, total } from "./minutes.js";
 
 const STATUS = {
   operational: ["Operational", "good"],
-  disabled: ["Off", ""],
+  disabled: ["Off", "bad"],
   misconfigured: ["Misconfigured", "bad"],
   "quota-exhausted": ["Provider quota exhausted", "warn"],
   "provider-unreachable": ["Provider unreachable", "bad"],
@@ -120,10 +120,11 @@ function provider({ limit, used, waiting, top }) {
   );
 }
 
-function attention({ needsAttention, deadLetters, workers, webhooks, deploys }) {
+function attention({ inference: { managedInferenceStatus }, needsAttention, deadLetters, workers, webhooks, deploys }) {
   const dead = workers.filter(({ heartbeatMs }) => heartbeatMs === null).length;
   const late = [webhooks, deploys].filter(({ oldestMs }) => oldestMs > OLD).length;
   const found = [
+    managedInferenceStatus !== "operational" && ["#/", `Inference: ${STATUS[managedInferenceStatus][0]}`, "bad"],
     needsAttention.unhealthyApps && ["#/apps?health=unhealthy", `${plural(needsAttention.unhealthyApps, "app")} unhealthy`, "bad"],
     needsAttention.failedDeploys && ["#/deploys", `${plural(needsAttention.failedDeploys, "deploy")} failed in 24 hours`, "warn"],
     deadLetters.count && ["#/system", plural(deadLetters.count, "dead letter"), "bad"],

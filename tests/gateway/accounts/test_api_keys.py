@@ -1,6 +1,7 @@
 """API keys are created, listed and revoked over HTTP, at two processes, and their uses are written."""
 
 import asyncio
+import json
 import re
 import secrets
 from collections import Counter
@@ -385,3 +386,28 @@ async def test_an_interrupted_creation_does_not_count(here: Registry, monkeypatc
     with pytest.raises(LastKey):
         await here.api_keys.revoke(account.id, (await only_key(here, account.id)).id)
     assert await here.api_keys.identify(first) is not None
+
+
+@session
+async def test_operators_list_and_revoke_keys_even_the_last_one(gw: Gateway, twin: Gateway) -> None:
+    account = await gw.account()
+    holder = Holder(gw, account.id, account.key)
+    second = await holder.create("second")
+    rows = (await gw.platform("GET", f"accounts/{account.id}/keys")).json()
+    assert [row["name"] for row in rows] == ["second", "first"]
+    assert second["key"] not in json.dumps(rows)
+    for row in rows:
+        path = f"accounts/{account.id}/keys/{row['id']}"
+        assert (await gw.platform("DELETE", path)).status_code == 204
+        refused(await gw.platform("DELETE", path), 404, "NOT_FOUND")
+    record, *_ = (await gw.platform("GET", "audit?limit=2")).json()[1:]
+    assert (record["action"], record["target"], record["details"]) == (
+        "revoke_key_of",
+        account.id,
+        {"key": rows[-1]["id"]},
+    )
+    for at in (gw, twin):
+        refused(await holder.call("GET", at=at), 401, "UNAUTHORIZED")
+    assert (await gw.platform("GET", f"accounts/{account.id}/keys")).json() == []
+    refused(await gw.platform("GET", "accounts/acc_nobody/keys"), 404, "NOT_FOUND")
+    refused(await account.call("DELETE", f"/platform/accounts/{account.id}/keys/x"), 401, "UNAUTHORIZED")

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
-from tests.support.responses import refused
+from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -135,3 +135,72 @@ async def test_refused_rates_of_operators(app: App, rate: Any) -> None:
     body = {"account": app.account.id, "limits": {"requestsPerMinute": rate}}
     error = refused(await app.gateway.platform("PUT", f"apps/{app.name}", body), 400, "REQUEST_MALFORMED")
     assert error["message"].startswith("limits.requestsPerMinute: ")
+
+
+# -- an account's own cap ------------------------------------------------------------------------------------
+
+
+async def cap(account: Account, value: str | None) -> dict[str, Any]:
+    answer = await account.gateway.platform("PATCH", f"accounts/{account.id}", {"dailyEuro": value})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_an_account_s_own_cap_replaces_the_plan_s(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "free")
+    account = app.account
+    assert "dailyEuro" not in await cap(account, None)
+    assert (await cap(account, "3.5"))["dailyEuro"] == "3.5"
+    assert (await account.spend())["cap"] == 3_500_000_000
+    answered(await app.ask("hello"))
+    # It stays when the plan changes, and limits of apps may go up to it.
+    answer = await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "starter"})
+    assert (answer.json()["plan"], answer.json()["dailyEuro"]) == ("starter", "3.5")
+    assert (await account.spend())["cap"] == 3_500_000_000
+    assert (await put(app, {"dailyEuro": "3.5", "userDailyEuro": "3.4"})).status_code == 200
+    spend = (await account.get(f"/account/apps/{app.name}/spend")).json()
+    assert (spend["cap"], spend["widest"]["dailyEuro"]) == (3_500_000_000, "3.50")
+    error = refused(await put(app, {"dailyEuro": "3.500000001"}), 400, "REQUEST_MALFORMED")
+    assert error["message"] == "dailyEuro: the account allows at most 3.50 euro per day."
+    for row in (await gw.platform("GET", f"accounts?search={account.id}")).json()["accounts"]:
+        assert (row["cap"], row["dailyEuro"]) == (3_500_000_000, "3.5")
+    # A narrower one wins over the app's.
+    await cap(account, "0.000000001")
+    refused(await app.ask("hello"), 402, "SPEND_CAP_REACHED")
+    await cap(account, None)
+    assert (await account.spend())["cap"] == 500_000_000
+    answered(await app.ask("hello"))
+
+
+async def test_a_cap_of_0_lets_nothing_pass(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend)
+    await cap(app.account, "0")
+    refused(await app.ask("hello"), 402, "SPEND_CAP_REACHED")
+    refused(await app.post(content=b"{"), 402, "SPEND_CAP_REACHED")
+    assert (await app.account.spend())["cap"] == 0
+
+
+async def test_refused_caps(gw: Gateway) -> None:
+    account = await gw.account()
+    for value in ("", "-1", "1e3", "0,5", "NaN", "0.0000000001", "1000000.01", 5, True, "1" * 33):
+        answer = await gw.platform("PATCH", f"accounts/{account.id}", {"dailyEuro": value})
+        assert "dailyEuro" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+    refused(await gw.platform("PATCH", f"accounts/{account.id}", {"cap": "1"}), 400, "REQUEST_MALFORMED")
+    refused(await gw.platform("PATCH", "accounts/acc_nobody", {"dailyEuro": "1"}), 404, "NOT_FOUND")
+    assert (await gw.platform("PATCH", f"accounts/{account.id}", {})).json()["plan"] == "max"
+    await cap(account, "1000000")
+    await cap(account, "0.5")
+    record, *_ = (await gw.platform("GET", "audit?limit=1")).json()
+    assert record["details"] == {"dailyEuro": "0.5", "dailyEuro before": "1000000"}
+
+
+async def test_plan_cap_and_suspension_change_at_once(gw: Gateway) -> None:
+    account = await gw.account("free")
+    changes: list[tuple[str, str, Any]] = [("PUT", "/suspension", {"reason": "test"})]
+    changes += [("PATCH", "", {"plan": "maker"}), ("PATCH", "", {"dailyEuro": "7"})]
+    answers = await asyncio.gather(
+        *(gw.platform(method, f"accounts/{account.id}{path}", body) for method, path, body in changes)
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    record = (await gw.platform("GET", f"accounts/{account.id}")).json()
+    assert (record["plan"], record["dailyEuro"], record["suspension"]["reason"]) == ("maker", "7", "test")

@@ -1,11 +1,12 @@
 """`capsule apps create`, `set` and `delete`, against a running gateway."""
 
+import json
 import secrets
 from pathlib import Path
 
 import pytest
 
-from tests.support.accounts import Account
+from tests.support.accounts import Account, App
 from tests.support.command_line import Tool, run_in_terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -45,6 +46,23 @@ async def test_operators_delete_any_app(
     assert f"Deleted {name}" in (await operator("apps", "delete", name, "--yes")).line
     stranger = Tool(account.gateway.address, "csk_none", tmp_path)
     assert "UNAUTHORIZED" in await stranger.refused("apps", "delete", name, "--yes")
+
+
+async def test_a_token_is_checked(capsule: Tool, app: App) -> None:
+    run = await capsule("apps", "check-token", app.name, given=f"{app.token('ana', role='editor')}\n")
+    assert ["user", "ana"] in run.rows
+    assert ["claim role", "editor"] in run.rows
+    run = await capsule("apps", "check-token", app.name, "--json", given=app.token(expires=-60))
+    assert (run.code, json.loads(run.out)["reason"]) == (1, "expired")
+    assert run.err == "capsule: the token is not valid: expired\n"
+    assert "standard input" in await capsule.refused("apps", "check-token", app.name, code=2)
+
+
+async def test_a_change_of_the_auth_is_checked(capsule: Tool, app: App) -> None:
+    checked = (await capsule("apps", "set", app.name, "--auth-jwks", app.backend.jwks_url)).rows[-1]
+    assert checked == ["check", "3 keys: ES256, Ed25519, EdDSA, RS256"]
+    failed = (await capsule("apps", "set", app.name, "--auth-jwks", f"{app.backend.address}/other")).out
+    assert "saved, but tokens cannot be verified yet: 127.0.0.1 answered with status 404" in failed
 
 
 async def test_settings_change_one_by_one(capsule: Tool, account: Account, name: str) -> None:

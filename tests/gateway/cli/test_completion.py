@@ -1,5 +1,6 @@
 """Shell completion, with a running gateway and without one."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,19 @@ async def test_names_and_ids(capsule: Tool, app: App) -> None:
 async def test_without_a_service_or_a_key(app: App, tmp_path: Path) -> None:
     for url, key in ((f"http://127.0.0.1:{free_port()}", app.account.key), (app.gateway.address, "")):
         assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "a") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_the_script_of_a_shell(capsule: Tool, shell: str) -> None:
+    script = (await capsule("completion", shell)).out
+    assert f"_CAPSULE_COMPLETE={shell}_complete" in script
+    assert (await capsule("completion", SHELL=f"/usr/bin/{shell}")).out == script
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+async def test_an_unknown_shell(capsule: Tool) -> None:
+    for shell in ("/bin/tcsh", None):
+        assert await capsule.refused("completion", code=2, SHELL=shell) == (
+            "name the shell: capsule completion bash|zsh|fish"
+        )

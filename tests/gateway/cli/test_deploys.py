@@ -3,6 +3,7 @@
 import asyncio
 import re
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,22 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
     shown = (await capsule("deploys", "show", published[1])).out
     assert published[1] in shown
     assert shown.endswith("\n\nNo log yet.\n")
+
+
+async def test_publish_a_page_and_a_zip(capsule: Tool, hosted: App, folder: Path) -> None:
+    sources = Path(hosted.gateway.environment["GATEWAY_DATA_DIR"]) / "sources"
+    page, archive, other = folder / "index.html", folder / "Shop.ZIP", folder / "shop.rar"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.write(page, "index.html")
+    other.touch()
+    for file in (page, archive):
+        before = {*sources.glob("*/*.tar.gz")}
+        assert "Published 1 file" in (await capsule("deploys", "publish", hosted.name, str(file))).out
+        (stored,) = {*sources.glob("*/*.tar.gz")} - before
+        with tarfile.open(stored) as tar:
+            assert tar.extractfile("index.html").read() == page.read_bytes()  # type: ignore[union-attr]
+    refusal = await capsule.refused("deploys", "publish", hosted.name, str(other))
+    assert "shop.rar can't be published; name a folder, an .html page, or a .zip or .tar.gz archive" in refusal
 
 
 async def test_publish_refused(capsule: Tool, hosted: App, folder: Path) -> None:

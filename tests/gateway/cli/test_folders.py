@@ -132,3 +132,19 @@ async def test_without_a_usable_manifest_nothing_is_sent(
 async def test_a_name_of_another_account(capsule: Tool, hosted: App, folder: Path) -> None:
     (folder / "capsule.toml").write_text(f'name = "{hosted.name}"\n')
     assert f"the name {hosted.name} is taken" in await capsule.refused("deploy", str(folder))
+
+
+async def test_open(capsule: Tool, app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) is None)
+    monkeypatch.chdir(tmp_path)
+    service = app.gateway.address
+    assert (await capsule("open")).line == f"{service}/dashboard"
+    assert (await capsule("open", app.name)).line == app.origin
+    (tmp_path / "capsule.toml").write_text(f'name = "{app.name}"\n')
+    assert (await capsule("open")).line == app.origin
+    assert (await capsule("open", "--dashboard")).line == f"{service}/dashboard#/apps/{app.name}"
+    assert opened == [f"{service}/dashboard", app.origin, app.origin, f"{service}/dashboard#/apps/{app.name}"]
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    assert (await capsule("open")).err == "No browser opened. Open the address yourself.\n"
+    assert "no such app" in await capsule.refused("open", "not-mine")

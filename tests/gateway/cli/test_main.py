@@ -261,3 +261,36 @@ async def test_shell_completion(capsule: Tool) -> None:
         text=True,
     )
     assert run.stdout.strip() == "plain,revoke"
+
+
+async def test_whose_key_it_is(capsule: Tool, operator: Tool, app: App) -> None:
+    shown = (await capsule("whoami")).line
+    assert app.account.id in shown
+    assert shown.endswith(f"at {app.gateway.address}, on the plan max")
+    assert (await capsule("whoami", "--json")).json["id"] == app.account.id
+    assert (await operator("whoami")).line == f"An operator at {app.gateway.address}"
+    assert "UNAUTHORIZED" in await Tool(app.gateway.address, "csk_wrong", capsule.home).refused("whoami")
+
+
+async def test_lists_for_programs(capsule: Tool, app: App) -> None:
+    rows = (await capsule("apps", "list", "-o", "json")).json
+    assert [row["name"] for row in rows] == [app.name]
+    heading, line = (await capsule("apps", "list", "-o", "csv")).out.splitlines()
+    assert dict(zip(heading.split(","), line.split(","), strict=False))["name"] == app.name
+    assert (await capsule("apps", "list", "-o", "table")).out == (await capsule("apps", "list")).out
+    assert "give either --json or --output" in await capsule.refused("keys", "list", "--json", "-o", "csv", code=2)
+    for command in ("keys list", "hook list", "deliveries list", "deploys list", "requests", "usage", "data deleted"):
+        assert (await capsule(*command.split(), "-o", "json")).json is not None
+        assert (await capsule(*command.split(), "-o", "csv")).code == 0
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["deploys", "list", "-h"], ["completion", "zsh"]])
+async def test_a_start_imports_only_what_it_needs(arguments: list[str]) -> None:
+    """Each of these takes longer than the rest of the start."""
+    heavy = ("aiohttp", "dotenv", "httpx", "litestar", "mcp", "redis", "rich.table", "workers")
+    code = (
+        "import sys; from gateway.cli.main import main\n"
+        f"try: main({arguments!r})\nfinally: print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
+    )
+    run = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.returncode, run.stderr.strip()) == (0, "[]")

@@ -61,3 +61,32 @@ async def test_deleting_an_app_needs_a_confirmation(operator: Tool, app: App) ->
     assert "--yes" in await operator.refused("apps", "delete", app.name, code=2)
     assert app.name in (await operator("apps", "show", app.name)).out
     assert "Deleted" in (await operator("apps", "delete", app.name, "--yes")).line
+
+
+async def test_apps_and_accounts_are_suspended_and_resumed(operator: Tool, capsule: Tool, app: App) -> None:
+    account = app.account.id
+    for name, target in (("apps", app.name), ("accounts", account)):
+        assert "--reason" in await operator.refused(name, "suspend", target, code=2)
+        assert "suspended" in (await operator(name, "suspend", target, "--reason", "Sends mail")).line
+        assert "Sends mail" in (await operator(name, "show", target)).out
+        assert "Sends mail" in (await capsule("apps", "show", app.name)).out
+        assert ("Sends mail" in (await capsule("account")).out) == (name == "accounts")
+        assert "lifted" in (await operator(name, "resume", target)).line
+        assert "Sends mail" not in (await operator(name, "show", target)).out
+        assert (await operator(name, "suspend", target, "--reason", "x", "--json")).json["reason"] == "x"
+        await operator(name, "resume", target)
+    assert "NOT_FOUND" in await operator.refused("accounts", "suspend", "acc_nobody", "--reason", "x")
+    assert "UNAUTHORIZED" in await capsule.refused("apps", "suspend", app.name, "--reason", "x")
+
+
+async def test_a_cap_of_its_own_and_the_keys_of_an_account(operator: Tool, app: App) -> None:
+    account = app.account.id
+    assert "0.25 EUR" in (await operator("accounts", "set", account, "--daily-euro", "0.25")).line
+    assert "of 0.25 EUR" in (await operator("accounts", "show", account)).out
+    assert "plan's cap" in (await operator("accounts", "set", account, "--daily-euro", "none")).line
+    assert "dailyEuro" in await operator.refused("accounts", "set", account, "--daily-euro", "1,5")
+    headings, [name, key, *_] = (await operator("accounts", "keys", account)).rows
+    assert (headings[:2], name) == (["NAME", "ID"], "first")
+    assert key in (await operator("accounts", "revoke-key", account, key)).line
+    assert (await operator("accounts", "keys", account, "--json")).json == []
+    assert (await app.account.get()).status_code == 401

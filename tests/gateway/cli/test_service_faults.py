@@ -204,8 +204,10 @@ async def test_a_reader_that_leaves(odd: FakeServer, capsule: Tool) -> None:
 
 async def test_requests_carry_the_key_and_quoted_names(odd: FakeServer, capsule: Tool) -> None:
     odd.reply = answer(201, {"id": "hook_1", "url": "https://x"})
-    await capsule("hook", "create", "a/b?c", "--name", "ci")
-    (exchange,) = odd.exchanges
-    assert exchange.path == "/account/apps/a%2Fb%3Fc/hooks"
-    assert exchange.header("authorization") == "Bearer csk_key"
-    assert json.loads(exchange.body) == {"name": "ci"}
+    await capsule("hook", "create", "shop", "--name", "ci")
+    await capsule("hook", "revoke", "a/b?c")
+    created, revoked = odd.exchanges
+    assert created.path == "/account/apps/shop/hooks"
+    assert revoked.path == "/account/hooks/a%2Fb%3Fc"
+    assert created.header("authorization") == "Bearer csk_key"
+    assert json.loads(created.body) == {"name": "ci"}

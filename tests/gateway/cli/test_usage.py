@@ -34,5 +34,14 @@ async def test_usage_and_requests(capsule: Tool, app: App) -> None:
     kept = (await capsule("requests", "--outcome", "answered", "--json")).json
     assert [row["id"] for row in kept] == [answered.headers["X-Request-Id"]]
     assert (await capsule("requests", "--model", "another")).line == "No such requests."
+    assert "401 TOKEN_INVALID (malformed)" in shown
+    bad = (await capsule("requests", "--code", "TOKEN_INVALID", "--from", "2026-01-01", "--json")).json
+    assert [row["reason"] for row in bad] == ["malformed"]
+    assert (await capsule("requests", "--before", kept[0]["id"])).line == "No such requests."
+    assert "before" in await capsule.refused("requests", "--before", "unknown")
+    one = (await capsule("requests", kept[0]["id"])).out
+    assert f"{kept[0]['id']}\n" in one
+    assert "limit requestsPerMinute      1 of 30 requests" in one
+    assert "NOT_FOUND" in await capsule.refused("requests", "unknown")
     assert "--days" in await capsule.refused("usage", "--days", "401", code=2)
     assert "--limit" in await capsule.refused("requests", "--limit", "1001", code=2)

@@ -18,7 +18,10 @@ async def test_the_tools(connect: Connect, app: App) -> None:
         assert client.server_info is not None
         assert (client.server_info.name, client.server_info.title) == ("capsule", "Capsule")
         assert "Deploy hooks are secret URLs" in (client.instructions or "")
-    assert [tool.name for tool in tools] == ["service_hook", "service_deploy", "service_app", "service_delivery"]
+    assert [tool.name for tool in tools] == [
+        *("service_hook", "service_deploy", "service_app", "service_delivery", "service_publish"),
+        *("service_logs", "service_env", "service_limits", "service_usage"),
+    ]
     tool = tools[0]
     assert tool.input_schema["required"] == ["action"]
     properties = tool.input_schema["properties"]
@@ -75,6 +78,6 @@ async def test_other_methods_are_refused(app: App, method: str) -> None:
 
 
 async def test_bodies_are_limited(app: App) -> None:
-    for body, status in ((b" " * 65_537, 413), (b"{" * 1000, 400)):
+    for body, status in ((b" " * 4_194_305, 413), (b"{" * 1000, 400)):
         answer = await app.account.call("POST", "/mcp", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == status

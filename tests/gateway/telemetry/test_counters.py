@@ -166,5 +166,5 @@ async def test_a_gateway_writes_all_counts_when_it_stops(launch: Launch, backend
             minutes = [client.hgetall(key) for key in client.keys("{ops}:minute:*")]
             assert sum(int(minute[b"requests"]) for minute in minutes) == 2
             assert sum(int(minute.get(b"code:PROVIDER_ERROR", 0)) for minute in minutes) == 1
-            assert client.llen(requests_key(app.account.id)) == 2
+            assert client.zcard(requests_key(app.account.id)) == 2
             assert client.keys("{ops}:process*") == []

@@ -1,13 +1,15 @@
 """The usage of each account, counted in memory and written at most once."""
 
+from datetime import UTC, datetime, timedelta
+
 import msgspec
 import pytest
 
 from gateway.telemetry import counters as counters_module
 from gateway.telemetry import usage as usage_module
 from gateway.telemetry.keys import requests_key, usage_keys
-from gateway.telemetry.usage import LoggedRequest, outcome_of
-from tests.support.counters import CountingProcess, request_line
+from gateway.telemetry.usage import LoggedRequest, RequestDetails, outcome_of
+from tests.support.counters import NOON, CountingProcess, request_line
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
@@ -15,7 +17,7 @@ HOUR, DAY, REQUESTS = usage_keys("acc", "2026-07-02T12")
 
 
 async def logged(here: CountingProcess, account: str = "acc") -> list[LoggedRequest]:
-    lines = await here.store.client.lrange(requests_key(account), 0, -1)
+    lines = await here.store.client.zrange(requests_key(account), 0, -1)
     return [msgspec.json.decode(each, type=LoggedRequest) for each in lines]
 
 
@@ -65,15 +67,33 @@ async def test_each_app_and_model_has_its_counts(here: CountingProcess) -> None:
 
 async def test_a_request_is_logged(here: CountingProcess) -> None:
     answer = request_line(request_id="a1", model="gpt", nano_euro=9, input_tokens=7, output_tokens=3, ttft_ms=120.4)
-    here.counters.count_request("acc", answer)
+    here.counters.count_request("acc", answer, RequestDetails(None, 80, 12, ((100, 80), None)))
     here.counters.count_request(
-        "acc", request_line(request_id="a2", status=429, code="USER_RATE_LIMITED", duration_ms=1.4)
+        "acc",
+        request_line(request_id="a2", status=401, code="TOKEN_INVALID", duration_ms=1.4),
+        RequestDetails("expired"),
     )
     await here.counters.flush()
     began = round(answer.timestamp.timestamp() * 1000 - 500)
     first, second = await logged(here)
-    assert first == LoggedRequest("a1", began, "notes", "gpt", 200, "", 7, 3, 9, 120, 500)
-    assert (second.status, second.code, second.ttftMs, second.durationMs) == (429, "USER_RATE_LIMITED", None, 1)
+    assert first == LoggedRequest(
+        "a1", began, "notes", "gpt", 200, "", 7, 3, 9, 120, 500, None, 80, 12, ((100, 80), None)
+    )
+    assert (second.status, second.code, second.ttftMs, second.durationMs) == (401, "TOKEN_INVALID", None, 1)
+    assert (second.reason, second.reservedNanoEuro, second.limits) == ("expired", 0, ())
+
+
+async def test_requests_are_logged_in_the_order_of_their_arrival(here: CountingProcess, redis_url: str) -> None:
+    """A process that writes late, or whose requests took long, does not put its requests above later ones."""
+    there, noon = CountingProcess(redis_url), datetime.fromtimestamp(NOON, UTC)
+    for process, offset in ((here, 0), (there, 1), (here, 2), (there, 3)):
+        ended, took = noon + timedelta(milliseconds=offset + 700 * (offset % 2)), 500.0 + 700 * (offset % 2)
+        line = request_line(request_id=f"r{offset}", timestamp=ended, duration_ms=took)
+        process.counters.count_request("acc", line)
+    await there.counters.flush()
+    await here.counters.flush()
+    await there.store.close()
+    assert [request.id for request in await logged(here)] == ["r0", "r1", "r2", "r3"]
 
 
 async def test_requests_during_a_write_are_counted(here: CountingProcess) -> None:
@@ -115,7 +135,7 @@ async def test_usage_is_not_sent_again_if_the_reply_is_lost(here: CountingProces
         there.count_answers()
         await there.counters.flush()
         there.counters.count_request("acc", request_line())
-        proxy.lose_answer = b"requests:acc"
+        proxy.lose_answer = b"request-log:acc"
         await there.counters.flush()
         await there.counters.flush()
         assert (await here.read_hash(HOUR))["notes//requests"] == "1"
@@ -138,7 +158,7 @@ async def test_while_redis_is_unavailable_the_oldest_requests_are_dropped(
         assert there.unlogged == 3
         proxy.down = False
         assert await there.counters.flush()
-        assert [request.id for request in await logged(here)] == [f"r{n}" for n in range(3, 13)]
+        assert {request.id for request in await logged(here)} == {f"r{n}" for n in range(3, 13)}
         assert (await here.read_hash(HOUR))["notes//requests"] == "13"
         await there.store.close()
 
@@ -163,5 +183,5 @@ async def test_only_requests_that_the_log_keeps_are_sent(
     for n in range(5):
         here.counters.count_request("acc", request_line(request_id=f"r{n}"))
     await here.counters.flush()
-    assert [request.id for request in await logged(here)] == ["r2", "r3", "r4"]
+    assert {request.id for request in await logged(here)} == {"r2", "r3", "r4"}
     assert here.unlogged == 0

@@ -1,5 +1,6 @@
 """An account's usage and request log, after requests with every kind of end."""
 
+import asyncio
 import csv
 import io
 import time
@@ -103,7 +104,7 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     assert all(
         row.keys()
         == {"id", "at", "app", "model", "status", "code", "inputTokens", "outputTokens", "nanoEuro"}
-        | {"ttftMs", "durationMs"}
+        | {"ttftMs", "durationMs", "reason"}
         for row in rows.values()
     )
     seen = {id: (row["model"], row["status"], row["code"], row["nanoEuro"]) for id, row in rows.items()}
@@ -150,6 +151,31 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     assert await ids(f"outcome=interrupted&model={QWEN}&app={app.name}") == [gone]
     assert await ids("code=SPEND_CAP_REACHED") == [dear.headers["X-Request-Id"]]
     assert await ids("app=another") == []
+    assert await ids(f"before={list(rows)[2]}&limit=3") == list(rows)[3:6]
+    assert await ids(f"before={gone}&outcome=answered") == [whole.headers["X-Request-Id"], in_full][::-1]
+    assert await ids(f"before={list(rows)[-1]}") == []
+    fourth = [row["at"] for row in rows.values()][3]
+    assert await ids(f"from={fourth}") == [id for id, row in rows.items() if row["at"] >= fourth]
+    assert await ids(f"to={fourth}&outcome=refused") == [
+        id for id, row in rows.items() if row["at"] < fourth and row["status"] in (400, 401, 402, 500)
+    ]
+
+    async def detail(id: str) -> dict[str, Any]:
+        shown = (await app.account.get(f"/account/requests/{id}")).json()
+        own = {name: shown.pop(name) for name in ("reservedNanoEuro", "waitedMs", "limits")}
+        assert shown == rows[id]
+        return own | {"limits": {limit["name"]: (limit["limit"], limit["used"]) for limit in own["limits"]}}
+
+    cap = (await app.account.spend())["cap"]
+    answered = await detail(whole.headers["X-Request-Id"])
+    assert answered["limits"].keys() == {"cap", "requestsPerMinute", "userRequestsPerMinute"}
+    assert answered["limits"]["cap"] == (cap, answered["reservedNanoEuro"])
+    assert answered["limits"]["userRequestsPerMinute"] == (20, 1)
+    assert (await detail(broken.headers["X-Request-Id"]))["reservedNanoEuro"] == max_cost(cut, 50)
+    over = await detail(dear.headers["X-Request-Id"])
+    assert (over["reservedNanoEuro"], over["limits"]["cap"]) == (0, (cap, settled))
+    assert over["limits"]["requestsPerMinute"] == (30, 6)
+    assert await detail(stranger.headers["X-Request-Id"]) == {"reservedNanoEuro": 0, "waitedMs": 0, "limits": {}}
 
 
 async def test_requests_to_two_processes_up_to_the_rate_limit(
@@ -169,6 +195,55 @@ async def test_requests_to_two_processes_up_to_the_rate_limit(
     assert total(by_app, app=app.name)["requests"] == 21
     assert total(by_app, app=app.name)["refused"] == 1
     assert total(by_app)["nanoEuro"] == await app.account.settled() == 21 * cost(7, 3)
+
+
+async def test_the_log_is_in_the_order_of_time_over_all_processes(twin: Gateway, app: App) -> None:
+    """Whichever process writes its batch last."""
+    sent: list[str] = []
+    for n in range(6):
+        response = await app.at(twin if n % 2 else app.gateway).ask("x")
+        sent.insert(0, response.headers["X-Request-Id"])
+        if n % 3 == 0:
+            await asyncio.sleep(0.4)  # so that both write in between
+    assert [row["id"] for row in await requests_of(app.account, 6)] == sent
+    limits = {"dailyEuro": "0.5", "userDailyEuro": "0.2", "userRequestsPerMinute": 6}
+    await app.account.call("PUT", f"/account/apps/{app.name}/limits", limits)
+
+    async def refusal() -> str | None:
+        response = await app.ask("x")
+        return response.headers["X-Request-Id"] if response.status_code == 429 else None
+
+    last = await wait_until(refusal, 5)
+    rows = await wait_until(lambda: app.account.get("/account/requests"), holds=lambda a: a.json()[0]["id"] == last)
+    assert rows.json()[0]["code"] == "USER_RATE_LIMITED"
+    shown = (await app.account.get(f"/account/requests/{last}")).json()
+    in_force = {limit["name"]: (limit["limit"], limit["used"]) for limit in shown["limits"]}
+    assert [in_force[name][0] for name in ("dailyEuro", "userDailyEuro")] == [500_000_000, 200_000_000]
+    assert in_force["dailyEuro"][1] >= 6 * cost(7, 3)
+    assert in_force["userRequestsPerMinute"][1] >= in_force["userRequestsPerMinute"][0] == 6
+    assert in_force["requestsPerMinute"][1] == in_force["userRequestsPerMinute"][1]
+    assert (shown["reservedNanoEuro"], shown["waitedMs"], shown["reason"]) == (0, 0, None)
+
+
+async def test_the_wait_for_a_permit(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(COUNTED_SOON, GATEWAY_PROVIDER_CONCURRENCY="1") as gw:
+        app = await gw.app(backend)
+        first = asyncio.create_task(app.ask(gw.provider.plays(0.5, tokens("a"))))
+        await asyncio.sleep(0.1)
+        second, _ = await app.ask("x"), await first
+        await requests_of(app.account, 2)
+        shown = (await app.account.get(f"/account/requests/{second.headers['X-Request-Id']}")).json()
+        assert 100 <= shown["waitedMs"] <= shown["durationMs"]
+        shown = (await app.account.get(f"/account/requests/{first.result().headers['X-Request-Id']}")).json()
+        assert shown["waitedMs"] < 100
+
+
+async def test_a_request_of_another_account_is_not_found(gw: Gateway, app: App) -> None:
+    await app.ask("x")
+    (row,) = await requests_of(app.account, 1)
+    assert (await app.account.get(f"/account/requests/{row['id']}")).json()["id"] == row["id"]
+    refused(await (await gw.account()).get(f"/account/requests/{row['id']}"), 404, "NOT_FOUND")
+    refused(await app.account.get("/account/requests/unknown"), 404, "NOT_FOUND")
 
 
 async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) -> None:
@@ -266,7 +341,22 @@ async def test_invalid_ranges_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/usage?{query}"), 400, "REQUEST_MALFORMED")
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "outcome=lost"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "outcome=lost",
+        "code=",
+        "code=token",
+        "code=TOKEN-INVALID",
+        "before=unknown",
+        "before=",
+        "from=noon",
+        "from=2026-07-02&to=2026-07-02",
+    ],
+)
 async def test_invalid_filters_are_refused(app: App, query: str) -> None:
     refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
 

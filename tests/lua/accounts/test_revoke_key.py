@@ -8,7 +8,7 @@ import pytest
 from gateway.redis.client import Script
 from tests.lua.scripts import TAG
 
-Revoke = Callable[[str], list[bytes]]
+Revoke = Callable[..., list[bytes]]
 KEYS, USED = f"{TAG}:keys:acc", f"{TAG}:keys-used:acc"
 
 
@@ -17,7 +17,7 @@ def revoke(client: Any) -> Revoke:
     script = client.register_script(Script("accounts/revoke_key").source)
     client.hset(KEYS, mapping={"key_0": "zero", "key_1": "one"})
     client.hset(USED, mapping={"key_0": 1, "key_1": 2})
-    return lambda key: script([KEYS, USED], [key])
+    return lambda key, *even_last: script([KEYS, USED], [key, *even_last])
 
 
 def test_revoked(client: Any, revoke: Revoke) -> None:
@@ -32,6 +32,13 @@ def test_the_last_key_stays(client: Any, revoke: Revoke) -> None:
     assert revoke("key_1") == [b"last", b""]
     assert client.hgetall(KEYS) == {b"key_1": b"one"}
     assert client.hgetall(USED) == {b"key_1": b"2"}
+
+
+def test_operators_revoke_even_the_last_key(client: Any, revoke: Revoke) -> None:
+    revoke("key_0", "")
+    assert revoke("key_1", "") == [b"last", b""]
+    assert revoke("key_1", "1") == [b"revoked", b"one"]
+    assert client.exists(KEYS, USED) == 0
 
 
 @pytest.mark.parametrize("key", ["key_2", "", "one", "*"])

@@ -132,6 +132,22 @@ def test_a_refusal_by_the_cap_contains_the_settled_sum(scripts: Scripts) -> None
     scripts.settle("a", 0)
 
 
+def test_a_reply_contains_the_use_of_each_cap(scripts: Scripts) -> None:
+    """Also if a rate refuses the request, before any cap is checked."""
+    scripts.admit(60, reservation="a", cap=200, app_cap=100, user_cap=90)
+    scripts.settle("a", 50)
+    scripts.admit(7, reservation="b", app="other", cap=200)
+    reply = scripts.admit(20, reservation="c", cap=200, app_cap=100, user_cap=90)
+    assert (reply.verdict, reply.used, reply.app_used, reply.user_used) == ("ok", 57, 50, 50)
+    for limits, verdict in (((1, 1), "app"), ((9, 9), "user_cap")):
+        reply = scripts.admit(20, reservation="d", limits=limits, cap=200, app_cap=100, user_cap=80)
+        assert (reply.verdict, reply.used, reply.app_used, reply.user_used) == (verdict, 77, 70, 70)
+    reply = scripts.admit(20, reservation="e", user="ben", cap=200)
+    assert (reply.verdict, reply.used, reply.app_used, reply.user_used) == ("ok", 77, 0, 0)
+    for reservation in "bce":
+        scripts.settle(reservation, 0)
+
+
 def test_a_call_after_its_deadline_reserves_nothing(scripts: Scripts) -> None:
     """It is late even if a limit would refuse it too."""
     deadline = NOON // 1000 + 2000

@@ -7,7 +7,7 @@ import pytest
 
 from tests.lua.scripts import source
 
-KEYS = ["{p38}:usage:acc:2026-07-02T12", "{p38}:usage:acc:2026-07-02", "{p38}:requests:acc"]
+KEYS = ["{p38}:usage:acc:2026-07-02T12", "{p38}:usage:acc:2026-07-02", "{p38}:request-log:acc"]
 HOUR, DAY, REQUESTS = KEYS
 
 Record = Callable[..., int]
@@ -17,9 +17,10 @@ Record = Callable[..., int]
 def record(client: Any) -> Record:
     script = client.register_script(source("telemetry/record_usage", FIELDS=4, REQUESTS=3))
 
-    def record(*requests: str, **counts: int) -> int:
+    def record(*arrivals: float, **counts: int) -> int:
         names = [part for name, count in counts.items() for part in (name.replace("_", "/"), count)]
-        return script(KEYS, [len(requests), *requests, *names])
+        entries = [part for arrival in arrivals for part in (arrival, f'["{arrival}"]')]
+        return script(KEYS, [len(arrivals), *entries, *names])
 
     return record
 
@@ -43,9 +44,10 @@ def test_beyond_the_limit_further_apps_are_counted_together(client: Any, record:
         assert client.hgetall(key) == {f"{name}/requests".encode(): b"%d" % n for name, n in expected.items()}
 
 
-def test_the_last_requests_are_kept(client: Any, record: Record) -> None:
-    record('["1"]', '["2"]', notes_m_requests=2)
-    record('["3"]', '["4"]', notes_m_requests=2)
-    assert client.lrange(REQUESTS, 0, -1) == [b'["2"]', b'["3"]', b'["4"]']
+def test_the_latest_requests_are_kept_whatever_the_order_of_the_writes(client: Any, record: Record) -> None:
+    record(1793599200000.25, 1793599200003.5, notes_m_requests=2)
+    record(1793599200000.125, 1793599200002, notes_m_requests=2)
+    ids = [b'["1793599200000.25"]', b'["1793599200002"]', b'["1793599200003.5"]']
+    assert client.zrange(REQUESTS, 0, -1) == ids
     assert 0 < client.ttl(REQUESTS) <= 30 * 86_400
     assert client.hget(HOUR, "notes/m/requests") == b"4"

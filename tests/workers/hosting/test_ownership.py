@@ -284,3 +284,28 @@ async def test_an_app_without_a_start_command_needs_no_owner(host: Host) -> None
         await live(host, watch.app, counter("c"))
         for machine in watch.machines:
             assert await machine.page(watch.app) == "c 3", "its data have stayed"
+
+
+async def test_a_suspended_app_stops_wherever_it_runs_and_its_data_stay(host: Host) -> None:
+    async with counting(host, "one", "two") as watch:
+        target, owner = f"apps/{watch.app}/suspension", watch.owner()
+        assert (await host.gateway.platform("PUT", target, {"reason": "test"})).status_code == 200
+        for machine in watch.machines:
+            await wait_until(lambda machine=machine: machine.page(watch.app), 2, holds=lambda page: page == "503")
+            answer = await machine.ask(watch.app)
+            assert answer is not None
+            assert answer.text == "This app is suspended.\n", "each host answers itself"
+        await wait_until(lambda: not watch.runners(), 3)
+        # A host that comes later does not start it, and is ready soon.
+        third = await Machine(host, "three").start("sites")
+        assert await third.page(watch.app) in ("503", "404")
+        await wait_until(lambda: third.page(watch.app), 10, holds=lambda page: page == "503")
+        # Another host takes the app over meanwhile, and does not start it either.
+        assert await owner.worker.stop(60) == 0
+        await asyncio.sleep(2)
+        assert not watch.runners()
+        assert (await host.gateway.platform("DELETE", target)).status_code == 204
+        watch.machines = [third, *(machine for machine in watch.machines if machine is not owner)]
+        for machine in watch.machines:
+            await wait_until(lambda machine=machine: machine.page(watch.app), 20, holds=lambda page: page == "a 3")
+        assert len(watch.runners()) == 1

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from gateway.accounts.keys import app_key
-from gateway.accounts.records import App
+from gateway.accounts.records import App, Suspension
 from gateway.ids import now_iso
 from gateway.monitors import history
 from gateway.monitors.keys import certificates_key, findings_key, unhealthy_key
@@ -191,6 +192,16 @@ async def test_only_live_apps_from_the_starter_plan_on(shared: Fleet) -> None:
     await free.until("healthy")
     await shared.registry.change_plan(free.account.id, "free")
     await free.until("unknown")
+
+
+async def test_the_apps_of_a_suspended_account_are_not_probed(shared: Fleet) -> None:
+    app = await shared.app()
+    await app.until("healthy")
+    suspended = Suspension("test", now_iso())
+    for suspension, health in ((suspended, "unknown"), (None, "healthy")):
+        change = partial(replace, suspension=suspension)
+        await shared.registry.change_account(app.account.id, change)
+        await app.until(health)
 
 
 async def test_apps_that_change(shared: Fleet) -> None:

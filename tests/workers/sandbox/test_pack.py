@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from workers.sandbox import pack, unpack
+from gateway.deploys import archives
+from workers.sandbox import pack
 
 MOST = 1 << 30
 
@@ -38,7 +39,7 @@ class Data:
         restored = self.folder.with_name("restored")
         restored.mkdir()
         with self.packed.open("rb") as archive:
-            unpack.unpack(archive, str(restored), 1_000, MOST)
+            archives.unpack(archive, str(restored), 1_000, MOST)
         return restored
 
     def names(self) -> list[str]:

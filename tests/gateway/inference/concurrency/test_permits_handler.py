@@ -136,6 +136,16 @@ async def test_the_requests_of_a_deleted_app_stop_waiting(
         refused(await asyncio.wait_for(ask, 1.5), 404, "APP_NOT_FOUND")
 
 
+async def test_the_requests_of_a_suspended_app_stop_waiting(
+    narrow: Gateway, provider: FakeProvider, backend: FakeAppBackend
+) -> None:
+    app, other = await narrow.app(backend), await narrow.app(backend)
+    async with busy(narrow, app, provider):
+        ask = await waiting(narrow, other, provider.plays(tokens("never")))
+        await narrow.platform("PUT", f"apps/{other.name}/suspension", {"reason": "test"})
+        refused(await asyncio.wait_for(ask, 1), 403, "APP_SUSPENDED")
+
+
 async def test_a_429_without_a_quota_halves_the_limit(
     narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:

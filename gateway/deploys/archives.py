@@ -1,0 +1,254 @@
+"""Customers' archives: checks and packs the sources that they publish, and unpacks them for builds.
+
+Runs in processes of its own, with Python's standard library alone: next to the gateway with little memory and time
+(`sources.py`), and inside the sandbox of a build. A bug here affects one upload or one build.
+
+The whole archive is refused if it contains absolute names, names or links that leave the folder, files written through
+a link, devices, or more than the limits allow. The target of a link may contain `..` only at its start, where it goes
+up from real folders. After a name, `..` would go up from the target of the link with that name. A zip is refused
+besides if two programs could unpack it differently: for two entries of one name, a backslash in a name, any link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import resource
+import stat
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+PAGE = "index.html"
+ENCRYPTED = 0x1 | 0x40 | 0x2000  # flags of a zip's entry: encrypted, strongly, and its header too
+UTF8 = 0x800  # the flag of a name in UTF-8
+CHUNK_BYTES = 1_048_576
+NAME_CHARACTERS = 200  # of a name in a message
+# Of the processes that check and pack sources:
+MEMORY_BYTES, CPU_SECONDS, NICENESS = 512 * 1_048_576, 120, 10
+
+
+class Refused(Exception):
+    """Account holders see the message."""
+
+
+# -- tar.gz --------------------------------------------------------------------------------------------------
+
+
+def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int) -> None:
+    """Unpacks the tar.gz into the folder. Raises Refused."""
+    try:
+        with gzip.open(archive) as plain:
+            _extract(plain, folder, max_files, max_bytes)
+            while plain.read(65_536):  # read up to the checksum at the end, which `tarfile` ignores
+                pass
+    except Refused:
+        raise
+    except Exception as error:  # of any kind, because the bytes come from a customer
+        raise Refused(f"the archive can't be unpacked: {error}") from error
+
+
+def check_tar(archive: BinaryIO, max_files: int, max_bytes: int) -> None:
+    """Raises Refused for a tar.gz that is outside the limits. A damaged one fails its build, whose log says so."""
+    try:
+        with gzip.open(archive) as plain, tarfile.open(fileobj=plain, mode="r|") as tar:
+            for _ in _check_members(tar, max_files, max_bytes):
+                pass
+    except (Refused, MemoryError):
+        raise
+    except Exception:  # of any kind, because the bytes come from a customer
+        return
+
+
+def _extract(plain: gzip.GzipFile, folder: str, max_files: int, max_bytes: int) -> None:
+    now = time.time()
+    with tarfile.open(fileobj=plain, mode="r|") as tar:
+        if hasattr(tarfile, "data_filter"):  # Python's own checks in addition to ours
+            tar.extraction_filter = tarfile.data_filter
+        for member in _check_members(tar, max_files, max_bytes):
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            member.mtime = now  # the archive's time may be outside the calendar
+            tar.extract(member, folder, set_attrs=not member.issym())
+
+
+def _check_members(tar: tarfile.TarFile, max_files: int, max_bytes: int) -> Iterator[tarfile.TarInfo]:
+    """Yields each member, with a plain name. Raises Refused."""
+    files, total = 0, 0
+    links: set[PurePosixPath] = set()
+    files_seen: set[str] = set()
+    for member in tar:
+        files, total = files + 1, total + member.size
+        _check_size(files, total, max_files, max_bytes)
+        member.name = str(_check_member(member, links, files_seen))
+        yield member
+        tar.members.clear()  # type: ignore[attr-defined]  # millions of them would take too much memory
+
+
+def _check_size(files: int, total: int, max_files: int, max_bytes: int) -> None:
+    if files > max_files:
+        raise Refused(f"the archive has more than {max_files} files")
+    if total > max_bytes:
+        raise Refused(f"the archive has more than {max_bytes >> 20} MiB")
+
+
+def _check_member(member: tarfile.TarInfo, links: set[PurePosixPath], files_seen: set[str]) -> PurePosixPath:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\0" in member.name:
+        raise Refused(f"the archive contains {_quote(member.name)}, which leaves its folder")
+    if any(parent in links for parent in path.parents) or (path in links and not member.issym()):
+        raise Refused(f"the archive writes {_quote(member.name)} through a link")
+    if member.issym():
+        if not _stays_inside(path, PurePosixPath(member.linkname)):
+            raise Refused(f"the archive contains the link {_quote(member.name)}, which leaves its folder")
+        links.add(path)
+        files_seen.discard(str(path))  # a hard link to this link would be the same link in another folder
+    elif member.islnk():
+        if str(PurePosixPath(member.linkname)) not in files_seen:
+            raise Refused(f"the archive contains the link {_quote(member.name)}, which points to no earlier file")
+    elif member.isfile():
+        files_seen.add(str(path))
+    elif not member.isdir():
+        raise Refused(f"the archive contains {_quote(member.name)}, which is not a file, a folder or a link")
+    return path
+
+
+def _stays_inside(path: PurePosixPath, target: PurePosixPath) -> bool:
+    ups = 0
+    while ups < len(target.parts) and target.parts[ups] == "..":
+        ups += 1
+    return not target.is_absolute() and ".." not in target.parts[ups:] and ups < len(path.parts)
+
+
+# -- zip and pages -------------------------------------------------------------------------------------------
+
+
+def pack_zip(archive: BinaryIO, target: BinaryIO, max_files: int, max_bytes: int) -> None:
+    """Writes the files of a zip as a tar.gz. Raises Refused."""
+    try:
+        with zipfile.ZipFile(archive) as found:
+            entries = _check_entries(found.infolist(), max_files, max_bytes)
+            with _open_tar(target) as tar:
+                for path, entry in entries.items():
+                    _add_entry(tar, found, path, entry)
+    except Refused:
+        raise
+    except (Exception, MemoryError) as error:  # of any kind, because the bytes come from a customer
+        raise Refused(f"the zip can't be unpacked: {error or type(error).__name__}") from error
+
+
+def pack_page(page: BinaryIO, target: BinaryIO) -> None:
+    """Writes a page as a tar.gz with this one file."""
+    with _open_tar(target) as tar:
+        tar.addfile(_describe(PAGE, os.fstat(page.fileno()).st_size), page)
+
+
+def _check_entries(
+    found: list[zipfile.ZipInfo], max_files: int, max_bytes: int
+) -> dict[PurePosixPath, zipfile.ZipInfo]:
+    """Returns the entries by their paths. Raises Refused."""
+    _check_size(len(found), sum(entry.file_size for entry in found), max_files, max_bytes)
+    entries: dict[PurePosixPath, zipfile.ZipInfo] = {}
+    for entry in found:
+        path = _check_entry(entry)
+        if path in entries:
+            raise Refused(f"the zip contains {_quote(str(path))} twice")
+        entries[path] = entry
+    for path in entries:
+        if any(parent in entries and not entries[parent].is_dir() for parent in path.parents):
+            raise Refused(f"the zip contains {_quote(str(path))} below a file")
+    if all(entry.is_dir() for entry in entries.values()):
+        raise Refused("the zip contains no files")
+    return entries
+
+
+def _check_entry(entry: zipfile.ZipInfo) -> PurePosixPath:
+    # `filename` ends at a NUL; `orig_filename` is the name as it is stored.
+    name, kind = _read_name(entry), stat.S_IFMT(entry.external_attr >> 16)
+    path = PurePosixPath(name)
+    if "\\" in name:
+        raise Refused(f"the zip contains {_quote(name)}, a name with a backslash; separate folders by /")
+    if path.is_absolute() or ".." in path.parts or "\0" in name or not name:
+        raise Refused(f"the zip contains {_quote(name)}, which leaves its folder")
+    if entry.flag_bits & ENCRYPTED:
+        raise Refused(f"the zip contains {_quote(name)}, which is encrypted")
+    if kind == stat.S_IFLNK:
+        raise Refused(f"the zip contains the link {_quote(name)}; replace it with its file")
+    if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
+        raise Refused(f"the zip contains {_quote(name)}, which is neither a file nor a folder")
+    return path
+
+
+def _read_name(entry: zipfile.ZipInfo) -> str:
+    """Returns the name. Some programs, such as macOS's, write UTF-8 without saying so."""
+    name = entry.orig_filename
+    if not entry.flag_bits & UTF8:
+        with contextlib.suppress(UnicodeError):
+            return name.encode("cp437").decode()
+    return name
+
+
+def _add_entry(tar: tarfile.TarFile, found: zipfile.ZipFile, path: PurePosixPath, entry: zipfile.ZipInfo) -> None:
+    described = _describe(str(path), entry.file_size, executable=bool(entry.external_attr >> 16 & 0o100))
+    if entry.is_dir():
+        described.type, described.size, described.mode = tarfile.DIRTYPE, 0, 0o755
+        return tar.addfile(described)
+    with found.open(entry) as content:
+        tar.addfile(described, content)
+
+
+def _open_tar(target: BinaryIO) -> tarfile.TarFile:
+    return tarfile.open(fileobj=target, mode="w:gz", compresslevel=3, format=tarfile.PAX_FORMAT)
+
+
+def _describe(name: str, size: int, *, executable: bool = False) -> tarfile.TarInfo:
+    described = tarfile.TarInfo(name)
+    described.size, described.mode = size, 0o755 if executable else 0o644
+    return described
+
+
+def _quote(name: str) -> str:
+    return repr(name if len(name) <= NAME_CHARACTERS else f"{name[:NAME_CHARACTERS]}…")
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def main(command: str, *arguments: str) -> None:
+    """Unpacks standard input, or packs it to standard output: `unpack`, `tar`, `zip` or `page`, and the limits."""
+    max_files, max_bytes = map(int, arguments)
+    if command == "unpack":  # the sandbox has limits of its own
+        return unpack(sys.stdin.buffer, ".", max_files, max_bytes)
+    _limit_process(max_bytes)
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    match command:
+        case "tar":
+            check_tar(source, max_files, max_bytes)
+        case "zip":
+            pack_zip(source, target, max_files, max_bytes)
+        case _:
+            pack_page(source, target)
+
+
+def _limit_process(max_bytes: int) -> None:
+    os.nice(NICENESS)
+    for limit, value in (
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_FSIZE, 2 * max_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Refused as refused:
+        sys.exit(str(refused))
+    except MemoryError:
+        sys.exit("the archive needs too much memory")

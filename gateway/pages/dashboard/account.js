@@ -1,0 +1,56 @@
+// Shows the account: its plan and its API keys, which are created and revoked here.
+
+import { h } from "/pages/dom.js";
+import { capital, moment } from "/pages/format.js";
+import { call, get } from "./api.js";
+import { action, announce, card, confirmAction, facts, field, form, heading, redraw, refusal, showOnce, table } from "./parts.js";
+
+export const title = "Account";
+
+export async function draw(signal) {
+  const list = h("div", { class: "stack" });
+  const created = h("div", { class: "view" });
+  const refresh = async () => redraw(list, await get("/account/keys", signal), (keys) => keyTable(keys, refresh));
+  const [account] = await Promise.all([get("/account", signal), refresh()]);
+  return [
+    heading(title, "Its plan, and the API keys of its programs and dashboard sessions."),
+    card(null, facts({ Name: account.name, Id: h("code", {}, account.id), Plan: capital(account.plan) })),
+    card("New API key", keyForm(created, refresh)),
+    created,
+    card("API keys", list),
+  ];
+}
+
+function keyForm(created, refresh) {
+  const name = h("input", { id: "key-name", required: true, maxlength: "100", autocomplete: "off", placeholder: "e.g. laptop" });
+  const create = async () => {
+    const { key, name: label } = await call("POST", "/account/keys", { body: { name: name.value.trim() } });
+    name.value = "";
+    created.prepend(showOnce(`The key “${label}”`, "It is shown only once, and gives full access to the account.", key));
+    announce("Created the key.");
+    await refresh();
+  };
+  return form("with-button", [field("Name", name)], h("button", { class: "main" }, "Create"), create);
+}
+
+function keyTable(keys, refresh) {
+  const line = refusal();
+  const revoke = ({ id, name }) => {
+    const named = { class: "plain danger", "data-focus": id, "aria-label": `Revoke ${name}` };
+    return action("Revoke", named, line, async (button) => {
+      const loss = "Programs that use it get 401 at once, and the dashboard sessions that began with it end.";
+      if (!(await confirmAction(`Revoke ${name}?`, loss, "Revoke"))) return button.focus();
+      await call("DELETE", `/account/keys/${encodeURIComponent(id)}`);
+      announce(`Revoked ${name}.`);
+      await refresh();
+    });
+  };
+  const columns = {
+    Name: ({ name }) => name,
+    Id: ({ id }) => h("code", {}, id),
+    Created: ({ createdAt }) => moment(createdAt),
+    "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
+    "": revoke,
+  };
+  return [table("API keys", columns, keys), line];
+}

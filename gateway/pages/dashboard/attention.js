@@ -1,0 +1,112 @@
+// The strip "Needs attention" of the overview: what is wrong with the account's apps now, and what to do about it.
+
+import { h } from "/pages/dom.js";
+import { money, plural, sentence } from "/pages/format.js";
+import { get } from "./api.js";
+import { badge, redraw } from "./parts.js";
+
+const DEPLOYS = 50; // the newest
+const REFUSALS = 100; // the newest of each code
+const LOG_REFRESHES = 3; // refreshes of the view for each reading of the logs
+const RECENT = 3_600_000; // ms in which a refused token counts
+const NEAR = 0.8; // of a cap
+
+const TONES = { bad: "Problem", warn: "Warning" };
+const STATUS = {
+  disabled: "The operators have turned managed inference off. Requests to the model get 503 until they turn it on.",
+  misconfigured: "The service cannot use its model provider. Only its operators can fix this.",
+  "quota-exhausted": "The quota of the model provider is exhausted. Requests fail until it is renewed.",
+  "provider-unreachable": "The model provider cannot be reached. Requests fail until it answers.",
+};
+
+// Returns the strip, and a function that brings it up to date. It reads the logs less often than the rest.
+export function attentionStrip(signal) {
+  const strip = h("section", { class: "card attention", "aria-labelledby": "attention", hidden: true });
+  const paths = [
+    `/account/deploys?limit=${DEPLOYS}`,
+    `/account/requests?code=APP_CAP_REACHED&limit=${REFUSALS}`,
+    `/account/requests?code=TOKEN_INVALID&limit=${REFUSALS}`,
+  ];
+  let [logs, refreshes] = [[], 0];
+  const refresh = async (account, capabilities, apps) => {
+    if (refreshes++ % LOG_REFRESHES === 0) logs = await Promise.all(paths.map((path) => get(path, signal)));
+    const [deploys, capped, tokens] = logs;
+    const names = new Set(apps.map(({ name }) => name));
+    const problems = [
+      ...findStatus(capabilities),
+      ...(await findCapped(capped, account.spend.day, names, signal)),
+      ...apps.filter(({ health }) => health === "unhealthy").map(describeOutage),
+      ...findFailed(deploys, names),
+      ...findTokens(tokens, names),
+    ];
+    strip.hidden = !problems.length;
+    redraw(strip, problems, () => [h("h2", { id: "attention" }, "Needs attention"), h("ul", { class: "problems" }, problems.map(item))]);
+  };
+  return [strip, refresh];
+}
+
+const item = ({ tone, what, text, href, act }) =>
+  h(
+    "li",
+    {},
+    h("div", { class: "row" }, badge(TONES[tone], tone), h("h3", {}, what)),
+    h("p", { class: "small" }, text, " ", href && h("a", { href, "data-focus": `${what} ${href}` }, act)),
+  );
+
+function findStatus({ managedInferenceStatus: status }) {
+  const what = status === "disabled" ? "Inference is off" : "Inference fails";
+  return status in STATUS ? [{ tone: "bad", what, text: STATUS[status] }] : [];
+}
+
+// An app is over its cap if requests of today were refused, and it still has no room or the refusal is recent.
+async function findCapped(rows, day, names, signal) {
+  const found = [];
+  for (const [name, its] of Map.groupBy(rows.filter(({ at, app }) => at >= day && names.has(app)), ({ app }) => app)) {
+    const { settled, reserved, cap } = await get(`/account/apps/${encodeURIComponent(name)}/spend`, signal);
+    if (settled + reserved < NEAR * cap && !isRecent(its[0])) continue;
+    const held = reserved ? ` Running requests reserve ${money(reserved)}; what they do not use becomes free when they end.` : "";
+    found.push({
+      tone: "warn",
+      what: `${name} has reached its limit`,
+      text: `${plural(its.length, "request")} got 402 today: ${money(settled)} of ${money(cap)} is spent.${held}`,
+      href: `#/apps/${name}`,
+      act: "Change the limit",
+    });
+  }
+  return found;
+}
+
+const describeOutage = ({ name }) => ({
+  tone: "bad",
+  what: `${name} is unhealthy`,
+  text: "It does not answer the probes of the service.",
+  href: `#/apps/${name}`,
+  act: "See its output and deploys",
+});
+
+// The newest live deploy of each app decides.
+function findFailed(deploys, names) {
+  const live = deploys.filter(({ kind, app }) => kind === "live" && names.has(app));
+  return [...Map.groupBy(live, ({ app }) => app)]
+    .filter(([, [newest]]) => newest.state === "failed")
+    .map(([name, [{ id, error }]]) => ({
+      tone: "bad",
+      what: `The last deploy of ${name} failed`,
+      text: sentence(error ?? "The reason is unknown."),
+      href: `#/deploys/${id}`,
+      act: "See the log",
+    }));
+}
+
+function findTokens(rows, names) {
+  const recent = rows.filter((row) => isRecent(row) && names.has(row.app));
+  return [...Map.groupBy(recent, ({ app }) => app)].map(([name, its]) => ({
+    tone: "warn",
+    what: `${name} gets invalid tokens`,
+    text: `${plural(its.length, "request")} of the last hour got 401 TOKEN_INVALID. Compare the app’s tokens with its settings.`,
+    href: `#/apps/${name}`,
+    act: "Check how tokens are verified",
+  }));
+}
+
+const isRecent = ({ at }) => Date.now() - Date.parse(at) < RECENT;

@@ -1,0 +1,81 @@
+// Publishes an app without a terminal: from a dropped or chosen folder, archive or page.
+
+import { h } from "/pages/dom.js";
+import { plural } from "/pages/format.js";
+import { upload } from "./api.js";
+import { pack, readChosen, readDrop } from "./packing.js";
+import { announce, explain, refusal } from "./parts.js";
+
+const ACCEPTED = ".html,.htm,.zip,.tgz,.gz";
+
+// `nameApp` returns the name of the app, or "" if none is chosen yet.
+export function publishZone(nameApp, signal) {
+  const line = refusal();
+  const bar = h("progress", { max: "1", value: "0", "aria-label": "Upload", hidden: true });
+  const state = h("p", { class: "small quiet" });
+  let busy = false;
+
+  const publish = async (reading) => {
+    if (busy) return;
+    busy = true;
+    line.textContent = "";
+    try {
+      const app = nameApp();
+      if (!app) throw { status: 400, message: "Choose an app first." };
+      say("Packing …");
+      const { body, type, count } = await pack(await reading);
+      bar.hidden = false;
+      say(`Uploading ${plural(count, "file")} …`);
+      const path = `/account/apps/${encodeURIComponent(app)}/source`;
+      const { deployId } = await upload(path, body, type, (share) => (bar.value = share), signal);
+      announce(`Published ${app}.`);
+      if (!signal.aborted) location.hash = `#/deploys/${deployId}`;
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error.status === 401) dispatchEvent(new Event("session-ended"));
+      if (error.status === undefined) reportError(error);
+      line.textContent = explain(error)[1];
+    } finally {
+      busy = false;
+      bar.hidden = true;
+      state.textContent = "";
+    }
+  };
+  const say = (text) => (state.textContent = text);
+
+  const zone = h(
+    "div",
+    { class: "drop stack" },
+    h("p", {}, "Drop a folder, an archive (.zip, .tar.gz) or a page (.html) here."),
+    h(
+      "div",
+      { class: "row" },
+      chooser("Choose a folder", { webkitdirectory: true }, publish),
+      chooser("Choose a file", { accept: ACCEPTED }, publish),
+    ),
+    bar,
+    state,
+    line,
+  );
+  const mark = (over) => (event) => {
+    event.preventDefault();
+    zone.classList.toggle("over", over);
+  };
+  zone.addEventListener("dragover", mark(true));
+  zone.addEventListener("dragleave", mark(false));
+  zone.addEventListener("drop", (event) => {
+    mark(false)(event);
+    publish(readDrop(event.dataTransfer));
+  });
+  return zone;
+}
+
+function chooser(label, properties, publish) {
+  const input = h("input", { type: "file", hidden: true, "aria-label": label, ...properties });
+  input.addEventListener("change", () => {
+    const files = readChosen(input.files);
+    input.value = ""; // the same file can be chosen again
+    if (files.length) publish(files);
+  });
+  return [h("button", { type: "button", onclick: () => input.click() }, label), input];
+}

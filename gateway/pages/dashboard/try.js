@@ -1,0 +1,158 @@
+// Asks the model as the app's users do, with a test token, and shows the call as code.
+
+import { h } from "/pages/dom.js";
+import { count } from "/pages/format.js";
+import { call, get, readEvents } from "./api.js";
+import { announce, card, choice, explain, field, heading, refusal } from "./parts.js";
+import { snippet } from "./snippets.js";
+
+export const title = "Try it";
+
+const DEFAULT_MAXIMUM = 500;
+const MARGIN = 30_000; // ms before its end, at which a token is replaced
+
+export async function draw(signal, name) {
+  const at = `/account/apps/${encodeURIComponent(name)}`;
+  const [{ models, defaultModel, limits }] = await Promise.all([get("/capabilities", signal), get(at, signal)]);
+  const model = choice("model", models);
+  model.value = defaultModel;
+  const maximum = h("input", {
+    id: "maximum",
+    type: "number",
+    min: "1",
+    max: limits.maxOutputTokens,
+    value: Math.min(DEFAULT_MAXIMUM, limits.maxOutputTokens),
+    required: true,
+  });
+  const prompt = h("textarea", { id: "prompt", rows: "4", required: true }, "What is a capsule?");
+  const read = () => ({ prompt: prompt.value, model: model.value, maxTokens: Number(maximum.value) });
+  const code = h("div", { class: "stack" });
+  const showCode = () => code.replaceChildren(...snippets(name, read()));
+  for (const control of [model, maximum, prompt]) control.addEventListener("input", showCode);
+  showCode();
+  return [
+    h("p", { class: "small" }, h("a", { href: `#/apps/${name}` }, name)),
+    heading(`Try ${name}`, "Asks the model as the user “owner” of this app. The app pays for it, and its limits apply."),
+    asking(name, at, read, [model, maximum, prompt], signal),
+    card("The same call", h("p", { class: "quiet" }, "Your users send their own tokens in place of the test token."), code),
+  ];
+}
+
+function asking(name, at, read, [model, maximum, prompt], signal) {
+  const line = refusal();
+  const answer = h("pre", { class: "log answer", role: "region", tabindex: "0", "aria-label": "Answer" });
+  const about = h("p", { class: "small quiet" });
+  const ask = h("button", { class: "main" }, "Ask");
+  const stop = h("button", { type: "button", disabled: true }, "Stop");
+  const tokens = new TestTokens(at, signal);
+  let stopping = null;
+  stop.addEventListener("click", () => stopping?.abort());
+  const submit = async (event) => {
+    event.preventDefault();
+    if (stopping) return;
+    stopping = new AbortController();
+    stop.disabled = false;
+    line.textContent = about.textContent = answer.textContent = "";
+    const either = AbortSignal.any([signal, stopping.signal]);
+    try {
+      await stream(`/capsule/${name}/ai`, await tokens.get(), read(), either, {
+        token: (text) => answer.append(text),
+        done: (end) => (about.textContent = describe(end)),
+      });
+      announce("The answer is complete.");
+    } catch (error) {
+      if (signal.aborted) return;
+      if (stopping.signal.aborted) about.textContent = "Stopped. A stopped answer is charged at its maximum cost.";
+      else if (error.status === 401 && error.code === "UNAUTHORIZED") dispatchEvent(new Event("session-ended"));
+      else line.textContent = explain(error)[1];
+    } finally {
+      stopping = null;
+      stop.disabled = true;
+    }
+  };
+  const form = h(
+    "form",
+    { class: "stack", onsubmit: submit },
+    h("div", { class: "fields" }, field("Model", model), field("Maximum number of tokens", maximum)),
+    field("Text", prompt),
+    h("div", { class: "row" }, ask, stop),
+    line,
+    answer,
+    about,
+  );
+  return card("Ask", form);
+}
+
+const FINISHES = { length: "It reached the maximum number of tokens.", stop: "It is complete." };
+
+const describe = ({ finishReason, usage }) =>
+  [FINISHES[finishReason], usage && `${count(usage.inputTokens)} tokens in, ${count(usage.outputTokens)} out.`]
+    .filter(Boolean)
+    .join(" ");
+
+// The page's test token, which is made when it is needed and replaced before it ends.
+class TestTokens {
+  constructor(at, signal) {
+    Object.assign(this, { at, signal, token: "", expiresAt: 0 });
+  }
+
+  async get() {
+    if (this.expiresAt - Date.now() < MARGIN) {
+      const { token, expiresAt } = await call("POST", `${this.at}/test-token`, { signal: this.signal });
+      Object.assign(this, { token, expiresAt: Date.parse(expiresAt) });
+    }
+    return this.token;
+  }
+}
+
+// Calls `take.token` with each token, and `take.done` with the end of the answer.
+async function stream(path, token, body, signal, take) {
+  for await (const { event, data } of readEvents(path, { ...body, stream: true }, token, signal)) {
+    if (event === "done") take.done(data);
+    else take.token(data.token);
+  }
+}
+
+// -- code -------------------------------------------------------------------------------------------------------
+
+function snippets(name, { prompt, model, maxTokens }) {
+  const url = `${location.origin}/capsule/${name}/ai`;
+  const body = { prompt, model, maxTokens };
+  const quoted = JSON.stringify({ ...body, stream: true }).replaceAll("'", "'\\''");
+  return [
+    snippet(
+      "curl",
+      `curl -N ${url} -H "Authorization: Bearer $USER_TOKEN" \\\n  -H 'Content-Type: application/json' \\\n  -d '${quoted}'`,
+    ),
+    snippet(
+      "JavaScript",
+      [
+        `const response = await fetch(${JSON.stringify(url)}, {`,
+        `  method: "POST",`,
+        "  headers: { Authorization: `Bearer ${userToken}`, \"Content-Type\": \"application/json\" },",
+        "  body: JSON.stringify({",
+        ...Object.entries(body).map(([field, value]) => `    ${field}: ${JSON.stringify(value)},`),
+        "  }),",
+        "});",
+        "const { text } = await response.json();",
+      ].join("\n"),
+    ),
+    snippet(
+      "Python",
+      [
+        "from openai import OpenAI",
+        "",
+        `client = OpenAI(base_url=${JSON.stringify(url)}, api_key=user_token)`,
+        "stream = client.chat.completions.create(",
+        `    model=${JSON.stringify(model)},`,
+        `    max_tokens=${maxTokens},`,
+        `    messages=[{"role": "user", "content": ${JSON.stringify(prompt)}}],`,
+        "    stream=True,",
+        ")",
+        "for chunk in stream:",
+        `    if chunk.choices:`,
+        `        print(chunk.choices[0].delta.content or "", end="", flush=True)`,
+      ].join("\n"),
+    ),
+  ];
+}

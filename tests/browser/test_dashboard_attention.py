@@ -1,0 +1,162 @@
+"""The dashboard says what is wrong, and each form works with its optional parts empty."""
+
+import asyncio
+
+import pytest
+from playwright.async_api import Locator, expect
+
+from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.browser.dashboard import Holder
+from tests.fakes import FakeAppBackend
+from tests.fakes.receiver import FakeReceiver
+from tests.fakes.server import answer
+from tests.support.polling import wait_until
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def card(holder: Holder, title: str) -> Locator:
+    return holder.page.locator("section").filter(has=holder.heading(title, 2))
+
+
+async def test_the_build_of_an_app_without_a_repository(holder: Holder) -> None:
+    account, app = holder.account, await holder.app(repository=None)
+    await holder.log_in()
+    await holder.go(f"apps/{app}")
+    source = card(holder, "Source and build")
+    for field, value, build in (
+        ("Build command", "npm run build", {"command": "npm run build"}),
+        ("Start command", "node server.js", {"command": "npm run build", "start": "node server.js"}),
+        ("Branch", "main", {"command": "npm run build", "start": "node server.js"}),
+    ):
+        await source.get_by_label(field).fill(value)
+        await source.get_by_role("button", name="Save source and build").click()
+        await expect(source.get_by_text("Saved.")).to_be_visible()
+        settings = (await account.get(f"/account/apps/{app}/settings")).json()
+        assert settings.get("repository") is None
+        assert {name: value for name, value in settings["build"].items() if name in build} == build
+    for field in ("Build command", "Folder to serve", "Start command", "Branch"):
+        await source.get_by_label(field).fill("")
+    await source.get_by_role("button", name="Save source and build").click()
+    await expect(source.get_by_text("Saved.")).to_be_visible()
+    assert (await account.get(f"/account/apps/{app}/settings")).json().get("build") is None
+
+    await source.get_by_label("Repository").fill("https://git.example.com/a")
+    await source.get_by_role("button", name="Save source and build").click()
+    await expect(source.get_by_label("Branch")).to_have_value("main")
+
+
+async def test_every_other_form_of_an_app_with_its_optional_parts_empty(holder: Holder) -> None:
+    page, account = holder.page, holder.account
+    app = await holder.app(repository=None)
+    await holder.log_in()
+    await holder.go(f"apps/{app}")
+    tokens = card(holder, "Users’ tokens")
+    for kind, required in (("jwks", {}), ("secret", {"Secret": "s" * 32}), ("backend", {"URL": "/api/me"})):
+        await tokens.get_by_label("Verification").select_option(kind)
+        for label in ("URL", "Secret", "Issuer", "Audience", "Claim"):
+            if await (field := tokens.get_by_label(label)).is_visible():
+                await field.fill(required.get(label, ""))
+        await tokens.get_by_role("button", name="Save users’ tokens").click()
+        await expect(tokens.get_by_text("Saved.")).to_be_visible()
+        assert (await account.get(f"/account/apps/{app}/settings")).json()["auth"]["kind"] == kind
+    limits = card(holder, "Limits")
+    await limits.get_by_role("button", name="Save limits").click()
+    await expect(limits.get_by_text("Saved. The limits apply")).to_be_visible()
+    await page.get_by_label("Name", exact=True).fill("EMPTY")
+    await page.get_by_role("button", name="Set", exact=True).click()
+    await expect(holder.row("EMPTY")).to_be_visible()
+
+
+async def test_what_needs_attention(holder: Holder, backend: FakeAppBackend) -> None:
+    page, gw, account = holder.page, holder.gateway, holder.account
+    await holder.hurry()
+    app = await account.app(backend)
+    await holder.log_in()
+    strip = page.get_by_role("region", name="Needs attention")
+    await expect(strip).to_be_hidden()
+    await account.call("PUT", f"/account/apps/{app.name}/limits", {"dailyEuro": "0"})
+    assert (await app.ask("x")).status_code == 402
+    assert (await app.ask("x", token="no.token.at.all")).status_code == 401
+    failing = await holder.app()
+    await holder.report(await holder.deploy(failing), "build", ok=False, reason="npm ended with status 1")
+    await expect(strip).to_contain_text(f"{app.name} has reached its limit")
+    await expect(strip).to_contain_text("1 request got 402 today: €0.00 of €0.00 is spent.")
+    await expect(strip).to_contain_text(f"{app.name} gets invalid tokens")
+    await expect(strip).to_contain_text("Build: npm ended with status 1")
+    await assert_accessible(page, EVERY_LOOK)
+    await strip.get_by_role("link", name="See the log").click()
+    await expect(page.get_by_text("Build: npm ended with status 1")).to_be_visible()
+    await holder.go()
+    await expect(strip).to_be_visible()
+    await gw.platform("PUT", "inference", {"enabled": False})
+    try:
+        await expect(strip).to_contain_text("Inference is off")
+    finally:
+        await gw.platform("PUT", "inference", {"enabled": True})
+    await expect(strip.get_by_text("Inference is off")).to_be_hidden()
+
+
+async def test_keys_of_the_account(holder: Holder) -> None:
+    page, account = holder.page, holder.account
+    await holder.log_in()
+    await page.get_by_role("link", name="Ana’s workshop").click()
+    await expect(holder.heading("Account")).to_be_focused()
+    await expect(page.get_by_text("Maker")).to_be_visible()
+    await page.get_by_label("Name").fill("laptop")
+    await holder.button("Create").click()
+    panel = card(holder, "The key “laptop”")
+    key = await panel.locator("pre").inner_text()
+    holder.gateway.confidential.add(key)
+    await assert_accessible(page, EVERY_LOOK)
+    await panel.get_by_role("button", name="Copy").click()
+    await panel.get_by_role("button", name="I have stored it").click()
+    assert (await account.get("/account/keys")).json()[0]["name"] == "laptop"
+    await holder.button("Revoke laptop").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    await expect(holder.row("laptop")).to_have_count(0)
+    assert len((await account.get("/account/keys")).json()) == 1
+
+
+async def test_a_redelivery_is_followed_on_the_page_of_its_delivery(
+    holder: Holder, worker: Worker, receiver: FakeReceiver
+) -> None:
+    page = holder.page
+    await holder.account.set_webhook(receiver.url())
+    receiver.plays("/events", answer(500))
+    await holder.account.call("POST", "/account/webhook/test", {"type": "app.crashed"})
+    await wait_until(lambda: len(receiver.got()) == 1)
+    await holder.log_in("webhooks")
+    await page.get_by_role("link", name="app.crashed, delivery").click()
+    receiver.plays("/events")
+    await holder.button("Redeliver", exact=True).click()
+    await expect(page.get_by_role("link", name="Attempt 2")).to_be_visible()
+    await page.get_by_role("link", name="Attempt 2").click()
+    await expect(page.get_by_text("Delivered")).to_be_visible()
+
+
+async def test_a_view_that_was_opened_during_an_outage_recovers(holder: Holder) -> None:
+    page = holder.page
+    await holder.hurry()
+    await holder.log_in()
+    await page.route("**/account/hooks", lambda route: route.abort())
+    await page.route("**/account", lambda route: route.abort())
+    await holder.go("hooks")
+    await expect(holder.heading("No connection")).to_be_focused()
+    await asyncio.sleep(1)
+    await expect(holder.heading("No connection")).to_be_visible()
+    await page.unroute_all()
+    await expect(holder.heading("Deploy hooks")).to_be_focused()
+
+
+async def test_a_name_that_no_app_can_have(holder: Holder) -> None:
+    page = holder.page
+    await holder.log_in()
+    await holder.go("new-app")
+    await page.get_by_label("Name").fill(f"Ünïque Notes {holder.account.id[-6:]}!")
+    fit = f"unique-notes-{holder.account.id[-6:]}"
+    await holder.button(f"Use {fit}").click()
+    await expect(page.get_by_label("Name")).to_have_value(fit)
+    await page.keyboard.press("Enter")
+    await expect(holder.heading(fit)).to_be_focused()

@@ -1,0 +1,73 @@
+"""The list of suspended apps and accounts that hosts follow, on one server and in a cluster."""
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.accounts.records import App, Suspension
+from gateway.accounts.registry import Registry
+from gateway.accounts.suspended import SuspendedList, list_suspended, unlist_suspended
+from gateway.errors import BackboneUnavailable
+from gateway.redis.client import Store
+from gateway.redis.partitions import PARTITION_TAGS
+from tests.support.redis_servers import cluster, free_port
+from tests.support.stores import opened
+
+
+async def check_changes(store: Store) -> None:
+    accounts = [f"acc_{n}" for n in range(40)]  # in all partitions
+    listed = SuspendedList(store)
+    await listed.read_changes()
+    assert listed.changes == 0
+    for account in accounts:
+        await list_suspended(store, account, "shop")
+    await list_suspended(store, accounts[0])
+    await listed.read_changes()
+    assert listed.changes == len(PARTITION_TAGS)
+    assert all((account, "shop") in listed for account in accounts)
+    assert (accounts[0], "other") in listed, "an app of a suspended account"
+    assert (accounts[1], "other") not in listed
+    await listed.read_changes(everything=True)
+    assert listed.changes == len(PARTITION_TAGS), "nothing has changed"
+    for account in accounts:
+        await unlist_suspended(store, account, "shop")
+        await unlist_suspended(store, account, "shop")
+    await unlist_suspended(store, accounts[0])
+    await listed.read_changes()
+    assert not any((account, "shop") in listed for account in accounts)
+
+
+async def test_hosts_read_what_has_changed(store: Store) -> None:
+    await check_changes(store)
+
+
+async def test_in_a_cluster() -> None:
+    with cluster() as url:
+        async with opened(url) as store:
+            await check_changes(store)
+
+
+async def test_an_app_that_moves_is_listed_for_its_new_account(here: Registry) -> None:
+    app = App(id="shop", name="shop", account="acc_one", createdAt="")
+    await here.put_app(app, None)
+    await list_suspended(here.store, "acc_one", "shop")
+    suspension = Suspension("test", "2026-07-02T10:00:00.000Z")
+    before = await here.change_app(app, lambda record: replace(record, suspension=suspension))
+    moved = await here.put_app(replace(app, account="acc_two", name="store"), before)
+    assert moved.suspension == suspension
+    listed = SuspendedList(here.store)
+    await listed.read_changes()
+    assert ("acc_one", "shop") not in listed
+    assert ("acc_two", "shop") in listed
+    await here.delete_app(moved)
+    await listed.read_changes()
+    assert ("acc_two", "shop") not in listed
+
+
+async def test_without_redis_nothing_is_known() -> None:
+    async with opened(f"redis://127.0.0.1:{free_port()}/0") as away:
+        listed = SuspendedList(away)
+        with pytest.raises(BackboneUnavailable):
+            await listed.read_changes()
+        assert listed.changes == 0
+        with pytest.raises(BackboneUnavailable):
+            await list_suspended(away, "acc_one", "shop")

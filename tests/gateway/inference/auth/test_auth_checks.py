@@ -1,0 +1,115 @@
+"""The check of an app's `auth` when it is saved. It is saved in any case."""
+
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeAppBackend
+from tests.fakes.backend import jwk
+from tests.fakes.server import CLOSE, HANG, Script, answer
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def save(app: App, auth: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the check's result, after checking that the settings are saved."""
+    at = f"/account/apps/{app.name}"
+    response = await app.account.call("PATCH", at, {"auth": auth})
+    assert response.status_code == 200, response.text
+    saved = response.json()
+    result: dict[str, Any] = saved.pop("authCheck")
+    assert (await app.account.get(f"{at}/settings")).json() == saved
+    assert saved["auth"] == (auth or {"kind": "jwks"})
+    assert result["ok"] != ("problem" in result)
+    return result
+
+
+async def test_a_key_set(app: App, backend: FakeAppBackend) -> None:
+    fetches = backend.fetches
+    result = await save(app, {"kind": "jwks", "url": backend.jwks_url, "issuer": "https://iss.example"})
+    assert result == {"ok": True, "keys": 3, "algorithms": ["ES256", "Ed25519", "EdDSA", "RS256"]}
+    assert backend.fetches == fetches + 1
+
+
+FAULTS: dict[str, tuple[Script, str]] = {
+    "500": (answer(500), "status 500"),
+    "a redirect": (answer(302, b"", {"Location": "https://example.com/"}), "status 302"),
+    "closed": ([CLOSE], "could not be reached"),
+    "silent": ([HANG], "did not answer in time"),
+    "HTML": (answer(200, b"<html>"), "not a key set"),
+    "megabytes": (answer(200, b" " * 300_000), "more than"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+async def test_a_faulty_key_set(app: App, case: str) -> None:
+    async with FakeAppBackend() as backend:
+        backend.jwks, problem = FAULTS[case]
+        result = await save(app, {"kind": "jwks", "url": backend.jwks_url})
+        assert (result["ok"], result.keys()) == (False, {"ok", "problem"})
+        assert problem in result["problem"]
+        assert backend.fetches == 1
+
+
+async def test_an_empty_key_set(app: App) -> None:
+    async with FakeAppBackend() as backend:
+        encryption = {**jwk("ES256", backend.keys["ES256"][1], "k"), "use": "enc"}
+        for keys in ([], [encryption]):
+            backend.jwks = answer(200, {"keys": keys})
+            result = await save(app, {"kind": "jwks", "url": backend.jwks_url})
+            assert (result["ok"], result["keys"], result["algorithms"]) == (False, 0, [])
+
+
+async def test_the_default_address(app: App) -> None:
+    assert not (await save(app, None))["ok"]
+
+
+async def test_a_secret_needs_no_call(app: App) -> None:
+    app.gateway.confidential.add(secret := "s" * 40)
+    body = {"auth": {"kind": "secret", "secret": secret}}
+    answer = await app.account.call("PATCH", f"/account/apps/{app.name}", body)
+    assert answer.json()["authCheck"] == {"ok": True, "algorithms": ["HS256", "HS384", "HS512"]}
+
+
+async def test_a_backend(app: App) -> None:
+    async with FakeAppBackend() as backend:
+        auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
+        assert await save(app, auth) == {"ok": True}
+        assert backend.refreshes == 1
+        assert "status 405" in (await save(app, {"kind": "backend", "url": backend.refresh_url}))["problem"]
+        assert "status 404" in (await save(app, {**auth, "url": f"{backend.address}/other"}))["problem"]
+        backend.refresh = answer(200, {"record": {"id": "anyone"}})
+        assert "nobody signed" in (await save(app, auth))["problem"]
+        backend.refresh = answer(200, b"null")
+        assert (await save(app, auth))["ok"]
+
+
+async def test_other_changes_are_not_checked(app: App) -> None:
+    answer = await app.account.call("PATCH", f"/account/apps/{app.name}", {"build": None})
+    assert "authCheck" not in answer.json()
+
+
+@pytest.mark.parametrize("kind", ["jwks", "backend"])
+async def test_an_address_that_is_not_public_is_saved_and_named(
+    strict: Gateway, backend: FakeAppBackend, kind: str
+) -> None:
+    app = await strict.app(backend, auth={"kind": "jwks"})
+    fetches = backend.fetches
+    for url in ("https://169.254.169.254/keys", "https://[::1]/", "https://keys.internal/", backend.jwks_url):
+        result = await save(app, {"kind": kind, "url": url})
+        assert "not public" in result["problem"]
+    refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
+    assert backend.fetches == fetches
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc", "http://example.com/keys", "https://a:b@10.0.0.1/", "https://10.0.0.1:0/", "https://a b/"]
+)
+async def test_other_addresses_are_refused(strict: Gateway, backend: FakeAppBackend, url: str) -> None:
+    app = await strict.app(backend, auth={"kind": "jwks"})
+    body = {"auth": {"kind": "jwks", "url": url}}
+    answer = await app.account.call("PATCH", f"/account/apps/{app.name}", body)
+    assert "auth.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]

@@ -1,0 +1,182 @@
+"""Suspended apps on a host: their pages, their start commands, and what a host knows without Redis."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from gateway.accounts.records import App, Suspension
+from gateway.accounts.registry import Registry
+from gateway.accounts.suspended import list_suspended, unlist_suspended
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable
+from gateway.redis.client import Store
+from tests.support.folders import kill_caddies, passable_folder
+from tests.support.hosted_apps import HOST, Hosting
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.sandbox import require_control_groups
+from tests.support.sites_process import Sites
+from tests.support.watched_apps import Watch, watching
+from workers.hosting.processes import is_running
+from workers.hosting.suspensions import Suspensions
+
+ACCOUNT = "acc_1"  # of all apps of `Hosting`
+# A server that ignores SIGTERM, as one may that should not run.
+STUBBORN = """
+process.on('SIGTERM', () => {})
+require('http').createServer((request, response) => response.end('stubborn')).listen(process.env.PORT)
+"""
+
+
+@pytest.fixture
+def hosting() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        yield Hosting(folder)
+
+
+@pytest_asyncio.fixture
+async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
+    async with watching(hosting, monkeypatch) as watch:
+        yield watch
+
+
+@contextlib.asynccontextmanager
+async def following(store: Store, hosting: Hosting) -> AsyncIterator[None]:
+    task = asyncio.create_task(Suspensions(store, hosting.releases).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_pages_of_a_suspended_app_answer_503(hosting: Hosting, store: Store) -> None:
+    site = hosting.publish("dep_1", {"index.html": "shop"})
+    hosting.publish("dep_2", {"index.html": "preview"}, "shop-preview.apps.test", kind="preview")
+    hosting.publish("dep_3", {"index.html": "other"}, "other.apps.test", app_id="other")
+    names = (HOST, "shop-preview.apps.test")
+    async with hosting.served(), following(store, hosting):
+
+        async def statuses() -> list[int]:
+            return [(await hosting.ask("/", host=name)).status for name in names]
+
+        for subject in ("shop", ""):  # the app, and then its account
+            await list_suspended(store, ACCOUNT, subject)
+            await wait_until(statuses, 1, holds=lambda found: found == [503, 503])
+            said = await hosting.ask("/any/page")
+            assert (said.status, said.body) == (503, b"This app is suspended.\n")
+            assert said.headers["cache-control"] == "no-store"
+            assert (await hosting.ask("/", host="other.apps.test")).status == (200 if subject else 503)
+            # A swap changes nothing.
+            hosting.publish(f"dep_4{subject}", {"index.html": "new"})
+            assert await statuses() == [503, 503]
+            await unlist_suspended(store, ACCOUNT, subject)
+            await wait_until(statuses, 1, holds=lambda found: found == [200, 200])
+    assert not site.is_suspended
+
+
+async def test_a_new_site_of_a_suspended_app_is_marked(hosting: Hosting, store: Store) -> None:
+    await list_suspended(store, ACCOUNT, "shop")
+    async with following(store, hosting):
+        for number, (app, kind) in enumerate((("other", "live"), ("shop", "live"), ("shop", "preview"))):
+            site = hosting.publish(f"dep_{number}", {"index.html": "x"}, f"{number}.apps.test", app_id=app, kind=kind)
+            await wait_until(lambda site=site, app=app: site.is_suspended == (app == "shop"), 1)
+
+
+async def test_without_redis_what_is_suspended_stays_so(hosting: Hosting, valkey: RedisServer, redis_url: str) -> None:
+    suspended = hosting.publish("dep_1", {"index.html": "shop"})
+    served = hosting.publish("dep_2", {"index.html": "other"}, "other.apps.test", app_id="other")
+    store = Store(redis_url)
+    await list_suspended(store, ACCOUNT, "shop")
+    await Suspensions(store, hosting.releases).catch_up()
+    away = Store(f"redis://127.0.0.1:{free_port()}/0")
+    fresh = Suspensions(away, hosting.releases)
+    await fresh.catch_up()
+    fresh.mark(suspended)
+    assert (suspended.is_suspended, served.is_suspended) == (True, False)
+    with pytest.raises(BackboneUnavailable):
+        await list_suspended(away, ACCOUNT, "other")
+    await store.close()
+    await away.close()
+
+
+async def test_start_commands_stop_and_start_again(watch: Watch, hosting: Hosting) -> None:
+    require_control_groups()
+    watch.publish("dep_1")
+    watch.publish("dep_2", server=STUBBORN, kind="preview")
+    watch.start()
+    born = await watch.ask("dep_1", "/born")
+    assert await watch.ask("dep_2") == "stubborn"
+    states = [watch.state(each) for each in ("dep_1", "dep_2")]
+    sites = [*hosting.releases.sites()]
+    for site in sites:
+        site.set_suspended(suspended=True)
+    began = time.monotonic()
+    await wait_until(lambda: not any(is_running(state.keeper, state.began) for state in states), 5)
+    assert time.monotonic() - began < 1.5
+    await asyncio.sleep(0.5)  # and they do not come back
+    assert [watch.state(each).socket for each in ("dep_1", "dep_2")] == ["", ""]
+    await watch.stop()
+    watch.start()
+    await asyncio.sleep(0.5)
+    assert watch.state("dep_1").socket == ""
+    for site in sites:
+        site.set_suspended(suspended=False)
+    assert await watch.ask("dep_1", "/born") != born
+    assert await watch.ask("dep_2") == "stubborn"
+    assert watch.crashes == []
+    assert [watch.state(each).exits for each in ("dep_1", "dep_2")] == [0, 0]
+
+
+async def test_an_app_that_sleeps_is_not_woken(watch: Watch, hosting: Hosting) -> None:
+    require_control_groups()
+    watch.sleeps_after = 0.2
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    await wait_until(lambda: watch.state("dep_1").asleep, 10)
+    [site] = hosting.releases.sites()
+    site.set_suspended(suspended=True)
+    asking = asyncio.create_task(watch.ask("dep_1"))  # as a request that Caddy has just let through
+    await asyncio.sleep(0.7)
+    assert not asking.done()
+    site.set_suspended(suspended=False)
+    assert await asking == "release dep_1"
+
+
+async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str) -> None:
+    """From the record to the page, with the worker as a process."""
+    hosting.port = free_port()
+    store = Store(redis_url)
+    registry = Registry(store, Vault(""))
+    account, _ = await registry.create_account("A", "free")
+    app = App(id="shop", name="shop", account=account.id, createdAt="")
+    await registry.put_app(app, None)
+    site = hosting.publish("dep_1", {"index.html": "shop"})
+    (site.folder.parent / "account").write_text(account.id)
+    # An app that moves while it is suspended is listed anew.
+    suspended = Suspension("test", "2026-07-02T10:00:00.000Z")
+    await registry.change_app(app, lambda record: replace(record, suspension=suspended))
+    await registry.put_app(app, app)
+    worker = Sites(hosting, redis_url)
+    worker.start()
+    try:
+        await worker.wait_until_serving()
+        assert (await hosting.ask("/")).status == 503, "it is marked before Caddy serves it"
+        await unlist_suspended(store, account.id, "shop")
+
+        async def served() -> bool:
+            return (await hosting.ask("/")).status == 200
+
+        await wait_until(served, 1.5)
+        assert await worker.stop() == 0
+        assert "Traceback" not in worker.log
+    finally:
+        worker.kill()
+        kill_caddies(hosting.folder)
+        await store.close()
