@@ -176,6 +176,7 @@ async def test_the_process_has_limits(tmp_path: Path) -> None:
         (packed(("a", b"")), "page", "an HTML page"),
         (tarred(("a", 1)), "zip", "a zip file"),
     ],
+    ids=range(6),  # an archive contains the time
 )
 async def test_other_files_are_refused(tmp_path: Path, content: bytes, declared: Format | None, expected: str) -> None:
     with pytest.raises(RequestMalformed, match=f"This is not {expected};"):
