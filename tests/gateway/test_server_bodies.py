@@ -51,6 +51,8 @@ def head(app: App, name: str, length: int) -> bytes:
     if whose:
         headers.append(f"Authorization: Bearer {OPERATOR if whose == 'operator' else app.account.key}")
     asked = request(path.replace("<app>", app.name), b"", *headers, method=method)
+    if "source" in name:
+        asked = asked.replace(b"application/json\r\n", b"application/gzip\r\n", 1)
     return asked.replace(b"Host: gateway", f"Host: 127.0.0.1:{app.gateway.port}".encode())  # /mcp checks it
 
 

@@ -190,7 +190,9 @@ def test_every_command_exists(deployment: Document) -> None:
             assert program == "capsule"
             # The context needs a parent, as in `capsule`: a command keeps the help options of its first context.
             parent = click.Context(main, **main.context_settings)
-            main.commands[name].make_context(name, list(arguments), parent=parent)  # raises if it refuses them
+            command = main.get_command(parent, name)
+            assert command is not None
+            command.make_context(name, list(arguments), parent=parent)  # raises if it refuses them
 
 
 async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ async def test_of_many_concurrent_claims_one_succeeds(redis_url: str) -> None:
     async with process(redis_url) as one, process(redis_url) as other:
         puts = [(one, other)[number % 2].put_app(with_domain(f"app-{number}"), None) for number in range(8)]
         outcomes = await asyncio.gather(*puts, return_exceptions=True)
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType"] + ["RequestMalformed"] * 7
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["App"] + ["RequestMalformed"] * 7
 
 
 async def test_a_claim_without_its_record_lapses(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
