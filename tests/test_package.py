@@ -61,7 +61,7 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
             asyncio.to_thread(capsule, "serve", GATEWAY_STORAGE_URL="s3://bucket/prefix"),
         ]
         help_page, version, ready, refused = await asyncio.gather(*calls)
-        assert (help_page[0], "publish" in help_page[1], "deploys" in help_page[1]) == (0, False, True), help_page
+        assert (help_page[0], "\n  publish " in help_page[1], "deploys" in help_page[1]) == (0, False, True), help_page
         assert version == (0, f"capsule, version {wheel.name.split('-')[1]}\n")
         assert ready == (0, f"http://127.0.0.1:{port}/ready answered 200\n")
         assert refused[0] == 1
