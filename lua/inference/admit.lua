@@ -54,6 +54,7 @@ local function read_spend(key, suffix)
 end
 
 local none = {settled = '0', used = 0}
+-- The account's spend is read last, because the app's is in the same hash, and `reserved_in` keeps the account's.
 local of_app = app_cap and read_spend(spend, ':' .. app) or none
 local of_user = user and read_spend(user_spend, '') or none
 local of_account = read_spend(spend, '')
