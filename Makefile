@@ -20,7 +20,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Runs everything in a quarter of an hour; with ARGS, passes them to bench.py and runs nothing else.
+# Runs everything in forty minutes; with ARGS, passes them to bench.py and runs nothing else.
 bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
 ifeq ($(ARGS),)

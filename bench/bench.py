@@ -1,9 +1,10 @@
-"""Measures the cost of a relayed token, a request and an open stream, compared with nginx as a plain proxy.
+"""Measures the cost of a relayed token, a request and an open stream, compared with nginx and a relay in Rust.
 
-Every workload runs `--runs` times, alternating between nginx and the gateway; the table shows medians. Every second
-run is in the reverse order, because a target that is measured after another one appears cheaper; so an even number of
-runs compares best. With `--together` they run simultaneously, so that a disturbance of the machine affects both. The
-exit code is 1 if an answer or the settled money was wrong, but never because of a measurement.
+nginx and the relay only pass bytes on. Every workload runs `--runs` times, in turn on each target, and each run gives a
+ratio to the run of nginx beside it. The table shows medians. Every second run is in the reverse order, because a target
+that is measured after another one appears cheaper. With `--together` they run simultaneously, so that a disturbance of
+the machine affects all. The exit code is 1 if an answer or the settled money was wrong, but never because of a
+measurement.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro per token of the default model
 REPORTED_INPUT = 12  # tokens, as reported by the simulated provider
 QUIET = 10  # % of one core that other processes may use in a quiet run
 ATTEMPTS = 3  # at a quiet run
-NGINX_REQUEST = 46  # µs per request of C, on the machine where the limits in µs were set
-
 
 TARGETS = {
+    "nginx": "nginx",
+    "rust": "relay in Rust",
+    "against": "before",
+    "gateway": "gateway",
     "cluster": "on a cluster of three",
     "traces": "with traces of all requests",
     "traces-1%": "with traces of 1 % of the requests",
-    "against": "of the other commit",
 }
 DEFAULT = "A32,A256,B500,B50,C,C-cold,mem"
 
@@ -71,12 +73,14 @@ class Ledger:
 
 
 class Bench:
-    def __init__(self, rig: Rig, names: Iterable[str], runs: int, *others: str, together: bool = False) -> None:
-        self.rig, self.names, self.runs, self.others = rig, list(names), runs, others
-        self.starts = [rig.nginx, *(partial(rig.gateway, name) for name in ("gateway", *others))]
+    def __init__(self, rig: Rig, names: Iterable[str], runs: int, targets: Sequence[str], together: bool) -> None:
+        self.rig, self.names, self.runs, self.targets = rig, list(names), runs, targets
+        relays = {"nginx": rig.nginx, "rust": rig.rust}
+        self.starts = [relays.get(name) or partial(rig.gateway, name) for name in targets]
         self.results: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.ledgers = {name: Ledger() for name in ("gateway", *others)}
-        self.paces = {name: Pace() for name in ("gateway", *others)}
+        gateways = [name for name in targets if name not in relays]
+        self.ledgers = {name: Ledger() for name in gateways}
+        self.paces = {name: Pace() for name in gateways}
         self.together = together
         self.money_agrees = True
 
@@ -90,8 +94,9 @@ class Bench:
                 for run in range(self.runs):
                     for name in busy:
                         self.measure_all(name, targets[:: _direction(run)])
-                for target in targets[1:]:
-                    self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
+                for target in targets:
+                    if target.is_gateway:
+                        self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
         for name in set(self.names) - set(busy):
             for run in range(self.runs):
                 for start in self.starts[:: _direction(run)]:
@@ -159,56 +164,56 @@ class Bench:
         return result
 
     def table(self) -> str:
-        lines = [
-            "| workload | of | nginx | gateway | × nginx | must | aim | first token, p50 / p99 | quiet runs | errors |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        lines += [self._row(name, WORKLOADS[name]) for name in self.names]
-        return "\n".join(lines)
+        names = [TARGETS[target] for target in self.targets]
+        ratios = [f"gateway × {TARGETS[target]}" for target in self.targets if target != "gateway"]
+        head = ["workload", "of", *names, *ratios, "goal", "errors"]
+        rows = [self._row(name, WORKLOADS[name]) for name in self.names]
+        if "B50" in self.names:
+            rows.append(self._first_token_row("B50", WORKLOADS["B50"]))
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
-    def _row(self, name: str, workload: Workload) -> str:
-        nginx, gateway = (self._counted(name, target) for target in ("nginx", "gateway"))
-        ratio = self._ratio(name, "gateway", "nginx")
-        first = f"{_median(gateway, 'ttft50'):.2f} / {_median(gateway, 'ttft99'):.1f} ms"
-        cells = [
+    def _row(self, name: str, workload: Workload) -> list[str]:
+        goal = workload.goal and (
+            f"{workload.goal:g} KiB" if workload.unit == "stream" else f"{workload.goal:g} × nginx"
+        )
+        errors = sum(_errors(run) for target in self.targets for run in self.results[name, target])
+        return [name, _unit(workload), *self._figures(name, "cost"), f"≤ {goal}" if goal else "", str(errors)]
+
+    def _first_token_row(self, name: str, workload: Workload) -> list[str]:
+        return [
             name,
-            _unit(workload),
-            _spread(nginx),
-            f"**{_spread(gateway)}**",
-            f"{ratio:.2f}",
-            _limit(workload, workload.must),
-            _limit(workload, workload.aim),
-            "" if workload.unit == "stream" else first,
-            f"{_quiet_runs(nginx)} and {_quiet_runs(gateway)} of {self.runs}",
-            str(sum(_errors(run) for target in ("nginx", "gateway") for run in self.results[name, target])),
+            "ms to the first token",
+            *self._figures(name, "ttft50"),
+            f"≤ {workload.first_token_goal:g} × nginx",
+            "",
         ]
-        return "| " + " | ".join(cells) + " |"
 
-    def comparisons(self) -> Iterable[str]:
-        """A line per workload and further gateway: what it costs, compared with the usual one."""
-        for name in self.names:
-            unit = _unit(WORKLOADS[name])
-            for other in self.others:
-                costs = self._counted(name, other)
-                ratio = self._ratio(name, other, "gateway")
-                quiet = f"quiet runs {_quiet_runs(costs)} of {self.runs}"
-                yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as usual; {quiet}"
+    def _figures(self, name: str, figure: str) -> list[str]:
+        """Returns a cell per target, then one per ratio of the gateway to another target, as median and extremes."""
+        costs = [_spread([run[figure] for run in self._counted(name, target)]) for target in self.targets]
+        others = [target for target in self.targets if target != "gateway"]
+        return costs + [_spread(self._ratios(name, figure, other), digits=2) for other in others]
 
     def _counted(self, name: str, target: str) -> list[dict[str, Any]]:
         """Returns the quiet runs, because contention changes figures; all runs if simultaneous or if none was quiet."""
         results = self.results[name, target]
         return results if self._simultaneous(name) else list(filter(_quiet, results)) or results
 
-    def _ratio(self, name: str, target: str, other: str) -> float:
-        """Returns the median of the ratios for simultaneous runs, otherwise the ratio of the medians."""
-        costs, others = self._counted(name, target), self._counted(name, other)
-        if self._simultaneous(name):
-            return float(median(run["cost"] / beside["cost"] for run, beside in zip(costs, others, strict=True)))
-        return _median(costs, "cost") / _median(others, "cost")
+    def _ratios(self, name: str, figure: str, other: str) -> list[float]:
+        """Returns the gateway's ratios to another target in the runs where both were quiet; in all runs if none was."""
+        pairs = list(zip(self.results[name, "gateway"], self.results[name, other], strict=True))
+        quiet = [pair for pair in pairs if all(map(_quiet, pair))]
+        counted = pairs if self._simultaneous(name) else quiet or pairs
+        return [float(run[figure] / beside[figure]) for run, beside in counted]
 
     def _simultaneous(self, name: str) -> bool:
         """Returns whether the targets run simultaneously. Memory is measured one target at a time, in new processes."""
         return self.together and WORKLOADS[name].unit != "stream"
+
+    def quiet_runs(self) -> str:
+        """Says how many runs were quiet."""
+        runs = [run for results in self.results.values() for run in results]
+        return f"{sum(map(_quiet, runs))} of {len(runs)} runs were quiet."
 
     def errors(self) -> int:
         return sum(_errors(result) for runs in self.results.values() for result in runs)
@@ -233,34 +238,20 @@ def _unit(workload: Workload) -> str:
     return "KiB/stream" if workload.unit == "stream" else f"µs/{workload.unit}"
 
 
-def _limit(workload: Workload, limit: float | None) -> str:
-    if limit is None:
-        return ""
-    return f"≤ {limit:g} × nginx" if workload.unit == "token" else f"≤ {limit:g} {_unit(workload)}"
-
-
 def _quiet(result: dict[str, Any]) -> bool:
     return bool(result["others_pct"] <= QUIET)
-
-
-def _quiet_runs(results: list[dict[str, Any]]) -> int:
-    return sum(map(_quiet, results))
 
 
 def _errors(result: dict[str, Any]) -> int:
     return int(result["bad"] + result["stale"])
 
 
-def _median(results: Sequence[dict[str, Any]], key: str) -> float:
-    return float(median(result[key] for result in results))
-
-
-def _spread(results: list[dict[str, Any]]) -> str:
-    costs = [result["cost"] for result in results]
-    digits = 0 if min(costs) >= 100 else 1
-    if len(costs) == 1:
-        return f"{costs[0]:.{digits}f}"
-    return f"{median(costs):.{digits}f} ({min(costs):.{digits}f}–{max(costs):.{digits}f})"
+def _spread(values: Sequence[float], digits: int | None = None) -> str:
+    if digits is None:
+        digits = 0 if min(values) >= 100 else 1
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 def _today() -> str:
@@ -274,27 +265,23 @@ def _say(line: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-w", "--workloads", default=DEFAULT, help=f"comma-separated, from {', '.join(WORKLOADS)}")
-    parser.add_argument("-n", "--runs", type=int, default=3, help="runs per workload")
+    parser.add_argument("-n", "--runs", type=int, default=5, help="runs per workload")
     parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
     parser.add_argument("--cluster", action="store_true", help="also measure the gateway on Redis Cluster, alternating")
     parser.add_argument("--traces", action="store_true", help="also measure traces of all and of 1 %%, alternating")
     parser.add_argument("--against", metavar="COMMIT", help="also measure another commit's gateway, alternating")
+    parser.add_argument("--no-rust", action="store_true", help="leave out the relay in Rust, which comes from PyPI")
     parser.add_argument("--together", action="store_true", help="measure simultaneously instead of alternating")
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := set(names) - set(WORKLOADS):
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+    targets = ["nginx", *([] if options.no_rust else ["rust"]), *(["against"] if options.against else []), "gateway"]
+    targets += [*(["cluster"] if options.cluster else []), *(["traces", "traces-1%"] if options.traces else [])]
     with Rig(options.gateway, options.cluster, options.against) as rig:
-        others = [*(["cluster"] if options.cluster else []), *(["traces", "traces-1%"] if options.traces else [])]
-        others += ["against"] if options.against else []
-        bench = Bench(rig, names, options.runs, *others, together=options.together)
+        bench = Bench(rig, names, options.runs, targets, options.together)
         bench.run()
-    print(bench.table())
-    if others:
-        print("", *bench.comparisons(), sep="\n")
-    if "C" in names:
-        scale = _median(bench.results["C", "nginx"], "cost") / NGINX_REQUEST
-        print(f"\nnginx takes {scale:.2f} times as long for a request of C as on the machine of the µs limits.")
+    print(bench.table(), bench.quiet_runs(), sep="\n\n")
     return int(bench.errors() > 0 or not bench.money_agrees)
 
 

@@ -34,6 +34,8 @@ HERE = Path(__file__).parent
 SCRATCH = Path(os.environ.get("BENCH_TMP") or Path(tempfile.gettempdir()) / "capsule-bench").resolve()
 OPERATOR_TOKEN = "bench-operator-token-of-no-value"
 PROMPT = "Tell me about bridges."
+RELAY = "sglang-router==0.3.2"  # a relay in Rust, which its wheel contains
+RELAY_NEEDS = ("aiohttp", "fastapi", "orjson", "setproctitle", "uvicorn")  # imported by its launcher in Python
 
 Command = Sequence[str | Path]
 
@@ -43,11 +45,11 @@ class Target:
     name: str
     port: int
     pid: int
-    extra_events: int  # in addition to tokens: role, finish and usage from nginx; the end from the gateway
+    extra_events: int  # in addition to tokens: role, finish and usage from a relay; the end from the gateway
 
     @property
     def is_gateway(self) -> bool:
-        return self.name != "nginx"
+        return self.name not in ("nginx", "rust")
 
     @property
     def address(self) -> str:
@@ -101,6 +103,16 @@ class Rig:
         command = [_program("nginx"), "-p", folder, "-c", folder / "nginx.conf"]
         with self._running("nginx", command, port, core=self._alone) as process:
             yield Target("nginx", port, process.pid, extra_events=3)
+
+    @contextmanager
+    def rust(self) -> Iterator[Target]:
+        """Runs the relay in Rust, with one worker: the simulated provider."""
+        port = free_port()
+        command = [install_relay(), "launch", "--policy", "round_robin", "--log-level", "warn", "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--prometheus-port", str(free_port())]
+        command += ["--worker-urls", f"http://127.0.0.1:{self._stub}"]
+        with self._running("rust", command, port, core=self._alone, path="/readiness") as process:
+            yield Target("rust", port, process.pid, extra_events=3)
 
     @contextmanager
     def _cluster(self) -> Iterator[str]:
@@ -291,6 +303,18 @@ def install_commit(commit: str) -> Path:
         pip = [folder / ".venv" / "bin" / "python", "-m", "pip", "-q", "--disable-pip-version-check"]
         subprocess.run([*pip, "install", "-c", "requirements.lock", "-e", "."], check=True, cwd=folder)
     return folder
+
+
+def install_relay() -> Path:
+    """Returns the program that starts the relay in Rust, installed in an environment of its own."""
+    folder = SCRATCH / "relay"
+    smg = folder / "bin" / "smg"
+    if not smg.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "-q", "--disable-pip-version-check", "install"]
+        subprocess.run([*pip, RELAY, *RELAY_NEEDS], check=True)
+    return smg
 
 
 def _gateway_command() -> str:
