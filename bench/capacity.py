@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 # -- measured: bench/README.md, and bench/ramp.py for Redis --------------------------------------------------
 
-REQUEST_US = 211  # gateway CPU per request with a known user
-NEW_USER_US = 242  # extra for the first request of a token: its signature is verified
-TOKEN_US = 21.8  # per token that arrives alone; 10 when many arrive together
-STREAM_KIB = 14.1  # memory per open stream
+REQUEST_US = 159  # gateway CPU per request with a known user
+NEW_USER_US = 144  # extra for the first request of a token: its signature is verified
+TOKEN_US = 20.5  # per token that arrives alone; 10 when many arrive together
+STREAM_KIB = 14.5  # memory per open stream
 STREAM_US = 3.5  # gateway CPU per second of an open stream, even when idle
 PROCESS_MIB = 100  # memory of a gateway process with 1,000 apps
 REDIS_US = 63  # CPU of Redis per request, without an append-only file
