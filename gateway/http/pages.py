@@ -6,55 +6,31 @@ The dashboard's scripts read their data from the account API, with the session c
 from __future__ import annotations
 
 import html
-import mimetypes
 import time
-from pathlib import Path
 from string import Template
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response, delete, post, route
 from litestar.datastructures import State
-from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, JSONBody
+from litestar.types import Method
 
 from gateway.accounts.keys import REGISTRATIONS_KEY
 from gateway.accounts.sessions import ACCOUNT
 from gateway.bounds import Credential
 from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
 from gateway.errors import BackboneUnavailable, CsrfRefused, LoginsLimited, RequestMalformed, Unauthorized
+from gateway.http.assets import bundle_pages, file_response, html_response, page_text
 from gateway.http.authentication import close_session, open_session
 from gateway.inference.spend.prices import PRICED_ON, PRICES
 from gateway.process import Gateway, Injected
 from gateway.settings import NANO, PLANS, Settings
 
 HTML, FILE = "text/html", "application/octet-stream"
+READ: list[Method] = ["GET", "HEAD"]
 LOG_IN_ERRORS = [RequestMalformed, Unauthorized, CsrfRefused, LoginsLimited, BackboneUnavailable]
 LOG_OUT_ERRORS = [CsrfRefused, BackboneUnavailable]
-
-PAGES = Path(__file__).parents[1] / "pages"
-DASHBOARD, PUBLIC, SHARED = PAGES / "dashboard", PAGES / "public", PAGES / "shared"
-PUBLIC_FILES = ("public.css", "public.js")  # the page itself is a template
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    # Browsers must not mix script modules of two releases in one page.
-    "cache-control": "no-cache",
-}
-
-
-def page_file(folder: Path, name: str) -> Response[bytes]:
-    """Returns a file of a folder of pages. Raises NotFoundException."""
-    # The name is only compared with existing files: as a path, it could leave the folder.
-    path = next((path for path in folder.iterdir() if path.name == name and path.is_file()), None)
-    if path is None:
-        raise NotFoundException
-    # Fixed, because the table of the machine may differ, and with nosniff a module of another type does not run.
-    media_type = {".js": "text/javascript"}.get(path.suffix) or mimetypes.guess_type(name)[0]
-    return Response(path.read_bytes(), media_type=media_type, headers=HEADERS)
-
 
 # -- the public page -----------------------------------------------------------------------------------------
 
@@ -62,6 +38,9 @@ def page_file(folder: Path, name: str) -> Response[bytes]:
 def _table_rows(rows: list[tuple[str, ...]]) -> str:
     cells = (f'<tr><th scope="row">{row[0]}{"".join(f"<td class=number>{cell}" for cell in row[1:])}' for row in rows)
     return "".join(cells)
+
+
+EXAMPLE = '<a class="button" href="{}">Open the live example</a>'
 
 
 def render(settings: Settings, *, open_today: bool) -> str:
@@ -78,7 +57,7 @@ def render(settings: Settings, *, open_today: bool) -> str:
         )
         for plan in PLANS
     ]
-    return Template((PUBLIC / "index.html").read_text()).substitute(
+    return Template(page_text("public")).substitute(
         prices=_table_rows(prices),
         priced_on=PRICED_ON,
         plans=_table_rows(plans),
@@ -90,6 +69,7 @@ def render(settings: Settings, *, open_today: bool) -> str:
         open="" if open_today else "hidden",
         closed="hidden" if open_today else "",
         base_url=html.escape(settings.base_url),
+        example=EXAMPLE.format(html.escape(settings.example_url)) if settings.example_url else "",
     )
 
 
@@ -103,31 +83,28 @@ async def may_register(gateway: Gateway) -> bool:
     return int(registered or 0) < gateway.settings.registrations_per_day
 
 
-@get("/", media_type=HTML, tags=["Pages"])
-async def index(gateway: Injected) -> Response[str]:
+@route("/", http_method=READ, media_type=HTML, tags=["Pages"])
+async def index(request: Request[Any, Any, State], gateway: Injected) -> Response[bytes]:
     """The public page."""
-    return Response(render(gateway.settings, open_today=await may_register(gateway)), headers=HEADERS)
+    await bundle_pages()
+    return html_response(request, render(gateway.settings, open_today=await may_register(gateway)))
 
 
-@get("/pages/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
-def shared_file(file: FromPath[str]) -> Response[bytes]:
-    """A shared file of the pages."""
-    return page_file(PUBLIC if file in PUBLIC_FILES else SHARED, file)
+@route("/pages/{file:str}", http_method=READ, media_type=FILE, tags=["Pages"])
+async def bundled_file(request: Request[Any, Any, State], file: FromPath[str]) -> Response[bytes]:
+    """A style sheet, a script, an image or a font of the pages."""
+    await bundle_pages()
+    return file_response(request, file)
 
 
 # -- the dashboard -------------------------------------------------------------------------------------------
 
 
-@get("/dashboard", media_type=HTML, tags=["Pages"], sync_to_thread=False)
-def dashboard() -> Response[bytes]:
+@route("/dashboard", http_method=READ, media_type=HTML, tags=["Pages"])
+async def dashboard(request: Request[Any, Any, State]) -> Response[bytes]:
     """The account's dashboard."""
-    return page_file(DASHBOARD, "index.html")
-
-
-@get("/dashboard/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
-def dashboard_file(file: FromPath[str]) -> Response[bytes]:
-    """A file of the dashboard."""
-    return page_file(DASHBOARD, file)
+    await bundle_pages()
+    return html_response(request, page_text("dashboard"))
 
 
 class LogIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,4 +131,4 @@ async def log_out(request: Request[Any, Any, State], gateway: Injected) -> Respo
     return await close_session(gateway, ACCOUNT, request)
 
 
-ROUTES = [index, shared_file, dashboard, dashboard_file, log_in, log_out]
+ROUTES = [index, bundled_file, dashboard, log_in, log_out]

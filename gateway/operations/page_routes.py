@@ -8,33 +8,28 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response, delete, get, post, route
 from litestar.datastructures import State
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody
 from litestar.response import Stream
 
 from gateway.accounts.sessions import OPERATOR
 from gateway.bounds import Credential
 from gateway.errors import Unauthorized, ViewersLimited
+from gateway.http.assets import bundle_pages, html_response, page_text
 from gateway.http.authentication import OPERATOR_SECURITY, close_session, open_session, operators_only
-from gateway.http.pages import FILE, HTML, LOG_IN_ERRORS, LOG_OUT_ERRORS, PAGES, page_file
+from gateway.http.pages import HTML, LOG_IN_ERRORS, LOG_OUT_ERRORS, READ
 from gateway.process import Injected
 
-OPS = PAGES / "ops"
 MAX_VIEWERS = 50  # of one process
 STREAM_SECONDS = 600.0  # after which the browser reconnects, and the credential is checked again
 
 
-@get("/ops", media_type=HTML, tags=["Pages"], sync_to_thread=False)
-def ops_page() -> Response[bytes]:
+@route("/ops", http_method=READ, media_type=HTML, tags=["Pages"])
+async def ops_page(request: Request[Any, Any, State]) -> Response[bytes]:
     """Show the operators' page."""
-    return page_file(OPS, "index.html")
-
-
-@get("/ops/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
-def ops_file(file: FromPath[str]) -> Response[bytes]:
-    """Load a file of the operators' page."""
-    return page_file(OPS, file)
+    await bundle_pages()
+    return html_response(request, page_text("ops"))
 
 
 @get(
@@ -88,4 +83,4 @@ async def log_out(request: Request[Any, Any, State], gateway: Injected) -> Respo
     return await close_session(gateway, OPERATOR, request)
 
 
-ROUTES = [ops_page, ops_file, ops_events, log_in, log_out]
+ROUTES = [ops_page, ops_events, log_in, log_out]
