@@ -6,12 +6,15 @@ ARG BUILD_BASE=${BASE}
 FROM ${BUILD_BASE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends binutils
 WORKDIR /src
-COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY pyproject.toml requirements.lock README.md CHANGELOG.md CONTRIBUTING.md LICENSE ./
 COPY capsule_gateway capsule_gateway
 COPY gateway gateway
 COPY workers workers
 COPY lua lua
 COPY capsule capsule
+COPY docs docs
+COPY bench/README.md bench/
+COPY ops/kubernetes/README.md ops/kubernetes/
 # Leaves out unused files, a fifth of the size: pip, Faker (a dependency of Litestar for examples in its OpenAPI documents),
 # and debug symbols of compiled packages.
 RUN python -m venv --without-pip /opt/capsule \

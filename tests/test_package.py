@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.http import documentation
 from tests.support.redis_servers import five_free_ports
 from tests.support.wheel import ROOT, build_wheel, find_pythons, install
 
@@ -33,6 +34,8 @@ def test_the_wheel_installs_one_typed_package(wheel: Path) -> None:
     assert not [name for name in names if "node_modules" in name or "__pycache__" in name]
     templates = [path for path in (ROOT / "capsule" / "template").glob("*/*") if path.is_file()]  # .gitignore too
     assert {f"capsule_gateway/{path.relative_to(ROOT)}" for path in templates} <= {*names}
+    assert {f"capsule_gateway/{source}" for source in documentation.sources().values()} <= {*names}
+    assert not [name for name in names if name.startswith("capsule_gateway/docs/") and name.endswith((".py", ".png"))]
 
 
 @pytest.mark.parametrize("python", [pytest.param(path, id=version) for version, path in find_pythons().items()])
@@ -76,6 +79,8 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
             page = await http.get(f"http://127.0.0.1:{port + 1}/", headers={"Host": "pages.apps.localhost"})
             assert "pages</title>" in page.text
             assert (await http.get(f"http://127.0.0.1:{port}/dashboard")).is_success
+            for address in ("/docs", "/docs/webhooks", "/docs/tour", "/docs/reference", "/docs/search.json"):
+                assert (await http.get(f"http://127.0.0.1:{port}{address}")).is_success, address
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Serves the API reference at /docs, the OpenAPI 3.1 document at /docs/openapi.json, and the schema of manifests.
+"""Serves the API reference and the OpenAPI 3.1 document of the service, and the schema of manifests.
 
 The document is built from the handlers' declarations: the return annotation, the summary or the docstring's first line,
 the media type, tags, security, and our own options `errors`, `body` and `body_required`. Litestar adds the parameters.
@@ -6,21 +6,23 @@ the media type, tags, security, and our own options `errors`, `body` and `body_r
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 from inspect import cleandoc
 from typing import Any
 
 import msgspec
 from litestar import Litestar, Request, Response, Router, get
+from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
-from litestar.params import FromPath
 from litestar.routes import HTTPRoute
 
 from gateway.deploys.manifest import manifest_schema
-from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, ServiceError, Unauthorized
-from gateway.http import openapi_extra
+from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, RequestMalformed, ServiceError, Unauthorized
+from gateway.http import documentation, openapi_extra
+from gateway.http.assets import HEADERS, NO_CACHE, bundle_pages, html_response
 from gateway.http.operation import (
     JSON,
     Error,
@@ -31,10 +33,15 @@ from gateway.http.operation import (
     json_body,
     schemas,
 )
-from gateway.http.pages import FILE, HEADERS, PAGES, page_file
+from gateway.process import Injected
 
-REFERENCE = PAGES / "docs"
 SCHEMA = "application/schema+json"
+REASON = {
+    "name": "X-Reason",
+    "in": "header",
+    "description": "Why, for the audit trail: up to 500 characters on one line, as ASCII or as percent-encoded UTF-8",
+    "schema": {"type": "string", "minLength": 1},
+}
 UNSAFE_METHODS, COOKIES = {"POST", "PUT", "PATCH", "DELETE"}, {"session", "ops"}
 
 DESCRIPTION = """\
@@ -87,7 +94,14 @@ def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]
         errors.append(CsrfRefused)
     if "apiKey" in kinds:  # the account's pacing
         errors.append(RateLimited)
+    if takes_reason(handler, method):
+        errors.append(RequestMalformed)
     return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))
+
+
+def takes_reason(handler: HTTPRouteHandler, method: str) -> bool:
+    """Returns whether operators can say why they make the change."""
+    return method in UNSAFE_METHODS and any("operatorToken" in choice for choice in handler.resolve_security())
 
 
 def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: str) -> None:
@@ -102,6 +116,8 @@ def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: st
         status: describe_response(response_type(handler), media_type(handler)),
         **describe_errors(errors_of(handler, method), path),
     }
+    if takes_reason(handler, method):
+        operation["parameters"] = [*operation.get("parameters", []), REASON]
     if body := handler.opt.get("body"):
         operation["requestBody"] = describe_body(body, required=handler.opt.get("body_required", True))
     elif body_type(handler) is not None:
@@ -122,6 +138,7 @@ def build(app: Litestar) -> Schema:
     document = app.openapi_schema.to_schema()
     types: list[Any] = [Error, *openapi_extra.TYPES]
     for path, item in document["paths"].items():
+        item.pop("head", None)  # answers as GET does
         for method, operation in item.items():
             handler = handlers[path, method.upper()]
             describe(handler, operation, method.upper(), path)
@@ -137,12 +154,15 @@ def build(app: Litestar) -> Schema:
 # -- routes ----------------------------------------------------------------------------------------
 
 
-class ReferencePage(OpenAPIRenderPlugin):
-    def __init__(self) -> None:
+class Index(OpenAPIRenderPlugin):
+    """The documentation's first page. Litestar wants a plugin at the address of its router."""
+
+    def __init__(self, base_url: str) -> None:
         super().__init__(path="/")
+        self._base_url = base_url
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: Schema) -> bytes:
-        return (REFERENCE / "index.html").read_bytes()
+        return documentation.render_page("/docs", self._base_url).encode()
 
 
 class Document(JsonRenderPlugin):
@@ -155,9 +175,15 @@ class Document(JsonRenderPlugin):
         return self._rendered
 
 
-@get("/files/{file:str}", media_type=FILE, sync_to_thread=False, include_in_schema=False)
-def reference_file(file: FromPath[str]) -> Response[bytes]:
-    return page_file(REFERENCE, file)
+document = Document()
+
+
+@get("/reference", include_in_schema=False)
+async def reference_page(request: Request[Any, Any, State], gateway: Injected) -> Response[bytes]:
+    await bundle_pages()
+    schema = document.render(request, {})
+    render = documentation.render_page
+    return html_response(request, await asyncio.to_thread(render, "/docs/reference", gateway.settings.base_url, schema))
 
 
 @get("/capsule.schema.json", media_type=SCHEMA, sync_to_thread=False, include_in_schema=False)
@@ -165,16 +191,16 @@ def schema_of_manifest() -> bytes:
     return msgspec.json.encode(manifest_schema())
 
 
-def config() -> OpenAPIConfig:
+def config(base_url: str) -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Capsule Gateway",
         version=importlib.metadata.version("capsule-gateway"),
         description=DESCRIPTION,
-        render_plugins=[ReferencePage(), Document()],
+        render_plugins=[Index(base_url), document],
         openapi_router=Router(
             "/docs",
-            route_handlers=[reference_file, schema_of_manifest],
-            response_headers=HEADERS,
+            route_handlers=[reference_page, schema_of_manifest],
+            response_headers={**HEADERS, "cache-control": NO_CACHE},
             include_in_schema=False,
         ),
     )

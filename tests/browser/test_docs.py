@@ -1,0 +1,65 @@
+"""The documentation in a real browser: search by keyboard, copying code, the reader's app, and accessibility."""
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.browser.dashboard import Holder
+from tests.fakes import FakeAppBackend
+from tests.support.gateway_process import Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def opened(browser: Browser, gw: Gateway, path: str) -> Page:
+    context = await browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = await context.new_page()
+    await page.goto(gw.address + path)
+    return page
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/webhooks", "/docs/reference"])
+async def test_a_page_is_accessible_and_fits(browser: Browser, gw: Gateway, path: str) -> None:
+    page = await opened(browser, gw, path)
+    await assert_accessible(page, EVERY_LOOK)
+    for width in (1440, 980, 390):
+        await page.set_viewport_size({"width": width, "height": 900})
+        assert await page.evaluate("document.documentElement.scrollWidth") == width
+    await page.context.close()
+
+
+async def test_search_by_keyboard(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw, "/docs")
+    await page.keyboard.press("/")
+    field = page.get_by_role("combobox", name="Search the documentation")
+    await expect(field).to_be_focused()
+    await field.press_sequentially("rotate the secret")
+    await expect(page.get_by_role("option").first).to_be_visible()
+    await assert_accessible(page)
+    await page.keyboard.press("ArrowDown")
+    await expect(page.get_by_role("option").first).to_have_attribute("aria-selected", "true")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/docs/*")
+    await page.context.close()
+
+
+async def test_code_can_be_copied(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw, "/docs/webhooks")
+    block = page.locator(".code").first
+    await block.get_by_role("button", name="Copy").click()
+    await expect(block.get_by_role("button")).to_have_text("Copied")
+    assert await page.evaluate("navigator.clipboard.readText()") == await block.locator("pre").text_content()
+    await page.context.close()
+
+
+async def test_a_link_to_an_operation_unfolds_it(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw, "/docs/reference#get-account")
+    await expect(page.locator("#get-account pre")).to_contain_text(f"curl -X GET '{gw.address}/account'")
+    await page.context.close()
+
+
+async def test_examples_name_the_readers_app(holder: Holder, backend: FakeAppBackend) -> None:
+    app = await holder.account.app(backend)
+    await holder.log_in()
+    await holder.page.goto(f"{holder.gateway.address}/docs/api")
+    await expect(holder.page.locator("main code").filter(has_text=f"/capsule/{app.name}/").first).to_be_visible()
