@@ -1,0 +1,206 @@
+"""Tells the viewers of an account which of its topics changed, so that pages and tools need not poll.
+
+While somebody watches an account, this process reads marks of the account's records once per second, in one pipeline to
+one node of Redis, whatever the number of viewers. A mark is a small value that changes with the record, such as the
+newest entry of a log. Marks of single apps, of which an account may have many, are read every five seconds.
+
+If Redis does not answer, the streams end. Viewers then reconnect, which checks their credentials again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any
+
+from gateway.accounts.keys import account_apps_key, api_keys_key
+from gateway.accounts.registry import Registry
+from gateway.data.keys import snapshots_key, status_key
+from gateway.deploys.keys import deploy_key, deploy_log_key, deploys_key, hooks_key, hooks_used_key, site_key
+from gateway.errors import BackboneUnavailable, ViewersLimited
+from gateway.events.keys import deliveries_key, webhook_key
+from gateway.ids import day_of
+from gateway.inference.keys import spend_key
+from gateway.monitors.keys import certificate_key, crashes_key, domain_check_key, findings_key, health_key
+from gateway.redis.partitions import partition_tag
+from gateway.telemetry.keys import requests_key
+
+TOPICS = ("apps", "data", "deliveries", "deploys", "hooks", "keys", "requests", "service", "usage")
+READ_SECONDS = 1.0  # between two reads of an account
+APP_READS = 5  # reads of an account for each read of its apps
+MAX_APPS = 200  # of an account, whose marks are read
+DEPLOYS = 20  # newest of an account, whose progress is read
+MAX_VIEWERS, MAX_VIEWERS_OF_ACCOUNT = 500, 20  # of one process
+COMMENT_SECONDS = 15.0  # of silence, after which a comment keeps proxies from closing the stream
+STREAM_SECONDS = 600.0  # after which the viewer reconnects, and the credential is checked again
+
+Mark = tuple[str, Callable[[Any], object]]  # a topic, and the command that a pipeline gets
+
+
+class Viewer:
+    """The topics that one viewer has not been told of yet; None when the stream ends."""
+
+    def __init__(self) -> None:
+        self.changed: set[str] | None = set()
+        self.woken = asyncio.Event()
+
+    def tell(self, topics: Iterable[str] | None) -> None:
+        if topics is None:
+            self.changed = None
+        elif self.changed is not None:
+            self.changed |= set(topics)
+        self.woken.set()
+
+
+class Watch:
+    """The viewers of one account, and the marks that were read last."""
+
+    def __init__(self, account_id: str) -> None:
+        self.account_id = account_id
+        self.viewers: set[Viewer] = set()
+        self.reading: asyncio.Task[None] | None = None
+        self.deploys: list[str] = []  # the newest, as of the last read
+        self.apps: list[str] = []  # the first ids, as of the last read
+        self.marks: dict[str, tuple[str, Any]] = {}  # name → topic and value
+
+
+class Changes:
+    def __init__(self, registry: Registry, read_status: Callable[[], object], count: Callable[[int], None]) -> None:
+        self._registry, self._store, self._read_status, self._count = registry, registry.store, read_status, count
+        self._watches: dict[str, Watch] = {}
+        self.viewers = 0
+
+    def admit(self, account_id: str) -> None:
+        """Raises ViewersLimited."""
+        watch = self._watches.get(account_id)
+        if watch is not None and len(watch.viewers) >= MAX_VIEWERS_OF_ACCOUNT:
+            limit = f"At most {MAX_VIEWERS_OF_ACCOUNT} viewers of an account can follow its changes; close one of them."
+            raise ViewersLimited(limit, retry_after=60)
+        if self.viewers >= MAX_VIEWERS:
+            raise ViewersLimited("Too many viewers follow changes; poll instead, or try again later.", retry_after=60)
+
+    async def stream_events(self, account_id: str, is_draining: Callable[[], bool]) -> AsyncGenerator[bytes]:
+        """Yields server-sent events for one viewer. The first, `ready`, means that later changes are reported."""
+        watch = self._watches.setdefault(account_id, Watch(account_id))
+        viewer = Viewer()
+        watch.viewers.add(viewer)
+        self._set_viewers(1)
+        try:
+            if watch.reading is None:
+                await self._read(watch)  # finds the apps and deploys
+                await self._read(watch)  # the marks with which later ones are compared
+                watch.reading = watch.reading or asyncio.create_task(self._keep_reading(watch))
+            yield _event("ready")
+            until = time.monotonic() + STREAM_SECONDS
+            spoke = time.monotonic()
+            while viewer.changed is not None and not is_draining() and (now := time.monotonic()) < until:
+                if viewer.changed:
+                    topics, viewer.changed = sorted(viewer.changed), set()
+                    yield b"".join(map(_event, topics))
+                    spoke = now
+                elif now - spoke > COMMENT_SECONDS:
+                    yield b": waiting\n\n"
+                    spoke = now
+                viewer.woken.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(viewer.woken.wait(), READ_SECONDS)
+        except BackboneUnavailable:
+            return
+        finally:
+            watch.viewers.discard(viewer)
+            self._set_viewers(-1)
+            if not watch.viewers:
+                if watch.reading is not None:
+                    watch.reading.cancel()
+                if self._watches.get(account_id) is watch:
+                    del self._watches[account_id]
+
+    def _set_viewers(self, more: int) -> None:
+        self.viewers += more
+        self._count(self.viewers)
+
+    async def _keep_reading(self, watch: Watch) -> None:
+        reads = 0
+        try:
+            while True:
+                await asyncio.sleep(READ_SECONDS)
+                reads += 1
+                changed = await self._read(watch, with_apps=reads % APP_READS == 0)
+                if changed:
+                    for viewer in watch.viewers:
+                        viewer.tell(changed)
+        except BackboneUnavailable:
+            pass
+        finally:
+            # A new viewer gets a new watch.
+            if self._watches.get(watch.account_id) is watch:
+                del self._watches[watch.account_id]
+            for viewer in watch.viewers:
+                viewer.tell(None)
+
+    async def _read(self, watch: Watch, *, with_apps: bool = True) -> list[str]:
+        """Reads the marks, and returns the topics of which one changed. Raises BackboneUnavailable."""
+        marks = {**_account_marks(watch), **(_app_marks(watch) if with_apps else {})}
+        answers = await self._store.read_each(list(marks.values()), lambda pipe, mark: mark[1](pipe))
+        found = {name: (topic, answer) for (name, (topic, _)), answer in zip(marks.items(), answers, strict=True)}
+        watch.deploys = found["deploys"][1]
+        apps = [await self._registry.app(name) for name in sorted(found["names"][1])[:MAX_APPS]]  # from memory
+        watch.apps = [app.id for app in apps if app is not None]
+        found["records"] = ("apps", [await self._registry.account(watch.account_id), apps])
+        found["status"] = ("service", self._find_status())
+        changed = {mark[0] for name, mark in found.items() if watch.marks.get(name, mark) != mark}
+        watch.marks = found if with_apps else {**watch.marks, **found}
+        if "requests" in changed:  # the same script counts them
+            changed.add("usage")
+        return sorted(changed)
+
+    def _find_status(self) -> object:
+        try:
+            return self._read_status()
+        except BackboneUnavailable:
+            return None
+
+
+def _account_marks(watch: Watch) -> dict[str, Mark]:
+    account = watch.account_id
+    spend = spend_key(account, day_of(int(time.time() * 1000)))
+    marks: dict[str, Mark] = {
+        "names": ("apps", lambda pipe: pipe.smembers(account_apps_key(account))),
+        "webhook": ("deliveries", lambda pipe: pipe.get(webhook_key(account))),
+        "delivery": ("deliveries", lambda pipe: pipe.xrevrange(deliveries_key(account), count=1)),
+        "deploys": ("deploys", lambda pipe: pipe.zrevrange(deploys_key(account), 0, DEPLOYS - 1)),
+        "hooks": ("hooks", lambda pipe: pipe.hkeys(hooks_key(account))),
+        "hooks used": ("hooks", lambda pipe: pipe.hgetall(hooks_used_key(account))),
+        "keys": ("keys", lambda pipe: pipe.hkeys(api_keys_key(account))),
+        "request": ("requests", lambda pipe: pipe.zrevrange(requests_key(account), 0, 0)),
+        "spend": ("usage", lambda pipe: pipe.hmget(spend, ["settled", "reserved"])),
+    }
+    for deploy in watch.deploys:
+        record, log = deploy_key(account, deploy), deploy_log_key(account, deploy)
+        marks[f"deploy {deploy}"] = ("deploys", _read_later("hget", record, "state"))
+        marks[f"log {deploy}"] = ("deploys", _read_later("strlen", log))
+    return marks
+
+
+def _app_marks(watch: Watch) -> dict[str, Mark]:
+    account, tag = watch.account_id, partition_tag(watch.account_id)
+    marks: dict[str, Mark] = {}
+    for app in watch.apps:
+        for kind in (health_key, findings_key, certificate_key, domain_check_key):
+            key = kind(tag, app)
+            marks[key] = ("apps", _read_later("hget", key, "version"))
+        marks[f"crash {app}"] = ("apps", _read_later("xrevrange", crashes_key(tag, app), count=1))
+        marks[f"live {app}"] = ("deploys", _read_later("hget", site_key(account, app), "live"))
+        marks[f"data {app}"] = ("data", _read_later("get", status_key(account, app)))
+        marks[f"snapshots {app}"] = ("data", _read_later("hgetall", snapshots_key(account, app)))
+    return marks
+
+
+def _read_later(command: str, *args: Any, **options: Any) -> Callable[[Any], object]:
+    return lambda pipe: getattr(pipe, command)(*args, **options)
+
+
+def _event(topic: str) -> bytes:
+    return f"event: {topic}\ndata: {topic}\n\n".encode()

@@ -1,0 +1,92 @@
+"""The dashboard follows the stream of changes: views refresh upon changes only, and recover from outages."""
+
+import asyncio
+import json
+
+import pytest
+from playwright.async_api import Request, Route, expect
+
+from tests.browser.dashboard import Holder
+from tests.fakes import FakeAppBackend
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LATE = "Out of date: the service does not respond."
+
+
+def record(holder: Holder) -> list[str]:
+    """Returns the paths that the page requests from now on."""
+    paths: list[str] = []
+
+    def note(request: Request) -> None:
+        paths.append(request.url.removeprefix(holder.gateway.address))
+
+    holder.page.on("request", note)
+    return paths
+
+
+async def settle(paths: list[str]) -> None:
+    """Waits until the page has made no requests for two seconds."""
+    while True:
+        before = len(paths)
+        await asyncio.sleep(2)
+        if len(paths) == before:
+            return
+
+
+@pytest.mark.parametrize("view", ["", "hooks", "deploys", "requests", "usage", "webhooks"])
+async def test_an_idle_view_makes_no_requests(holder: Holder, view: str) -> None:
+    paths = record(holder)
+    await holder.log_in(view)
+    await wait_until(lambda: "/account/changes" in paths)
+    await settle(paths)
+    paths.clear()
+    await asyncio.sleep(4)
+    assert paths == []
+
+
+async def test_a_view_shows_what_changed_elsewhere(holder: Holder, backend: FakeAppBackend) -> None:
+    paths = record(holder)
+    app = await holder.account.app(backend)
+    await holder.log_in("hooks")
+    await wait_until(lambda: "/account/changes" in paths)
+    await settle(paths)
+    response = await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "elsewhere"})
+    holder.gateway.confidential.add(response.json()["url"].rpartition("/")[2])
+    await expect(holder.row("elsewhere")).to_be_visible(timeout=4_000)
+    assert paths.count("/account/changes") == 1
+
+
+async def test_without_the_stream_views_poll_and_then_follow_again(holder: Holder, backend: FakeAppBackend) -> None:
+    page = holder.page
+    app = await holder.account.app(backend)
+    await holder.hurry()
+
+    async def refuse(route: Route) -> None:
+        error = {"code": "VIEWERS_LIMITED", "message": "Too many viewers.", "requestId": "r-1"}
+        await route.fulfill(status=429, body=json.dumps({"error": error}), content_type="application/json")
+
+    await page.route("**/account/changes", refuse)
+    await holder.log_in("hooks")
+    await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "polled"})
+    await expect(holder.row("polled")).to_be_visible()
+    await page.unroute("**/account/changes")
+    async with page.expect_request("**/account/changes"):
+        pass
+    await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "followed"})
+    await expect(holder.row("followed")).to_be_visible()
+
+
+async def test_a_view_recovers_from_an_outage(holder: Holder, backend: FakeAppBackend) -> None:
+    page = holder.page
+    app = await holder.account.app(backend)
+    await holder.hurry()
+    await holder.log_in("hooks")
+    await expect(holder.heading("Deploy hooks")).to_be_visible()
+    await page.context.set_offline(True)
+    await expect(page.get_by_text(LATE)).to_be_visible()
+    await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "meanwhile"})
+    await page.context.set_offline(False)
+    await expect(holder.row("meanwhile")).to_be_visible()
+    await expect(page.get_by_text(LATE)).to_be_hidden()

@@ -1,0 +1,287 @@
+"""The stream of an account's changes: what it reports, what it costs, its limits, and its end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx_sse
+import pytest
+
+from gateway.accounts.changes import MAX_VIEWERS, MAX_VIEWERS_OF_ACCOUNT, TOPICS, Changes
+from gateway.errors import BackboneUnavailable, ViewersLimited
+from tests.fakes import FakeAppBackend
+from tests.gateway.conftest import COUNTED_SOON, Launch
+from tests.support.accounts import Account, App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+from tests.support.visitor import Visitor
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Seen:
+    """The events of a stream, in the background."""
+
+    def __init__(self, source: httpx_sse.EventSource) -> None:
+        self._source = source
+        self.topics: list[str] = []
+        self.ended = asyncio.Event()
+
+    async def read(self) -> None:
+        async for event in self._source.aiter_sse():
+            assert event.data == event.event
+            self.topics.append(event.event)
+        self.ended.set()
+
+    async def reports(self, topic: str) -> None:
+        await wait_until(lambda: topic in self.topics)
+
+
+@asynccontextmanager
+async def watching(account: Account, gw: Gateway | None = None) -> AsyncIterator[Seen]:
+    at = gw or account.gateway
+    headers = {"Authorization": f"Bearer {account.key}"}
+    async with httpx_sse.aconnect_sse(at.http, "GET", "/account/changes", headers=headers) as source:
+        assert source.response.headers["cache-control"] == "no-store"
+        seen = Seen(source)
+        reading = asyncio.create_task(seen.read())
+        try:
+            await seen.reports("ready")
+            seen.topics.clear()
+            yield seen
+        finally:
+            reading.cancel()
+
+
+async def change(account: Account, method: str, path: str, body: Any = None) -> None:
+    response = await account.call(method, path, body)
+    assert response.status_code < 300, response.text
+
+
+# -- what it reports -----------------------------------------------------------------------------------------
+
+
+async def test_a_request_to_the_model_is_reported(app: App) -> None:
+    async with watching(app.account) as seen:
+        await app.events("x")
+        await seen.reports("requests")
+        await seen.reports("usage")
+        assert set(seen.topics) == {"requests", "usage"}
+
+
+async def test_a_change_through_another_process_is_reported(twin: Gateway, app: App) -> None:
+    async with watching(app.account, twin) as seen:
+        await change(app.account, "PUT", f"/account/apps/{app.name}/limits", {"dailyEuro": "0.50"})
+        await seen.reports("apps")
+
+
+async def test_hooks_keys_and_webhooks_are_reported(app: App) -> None:
+    account = app.account
+    async with watching(account) as seen:
+        await change(account, "POST", "/account/keys", {"name": "second"})
+        await seen.reports("keys")
+        assert "hooks" not in seen.topics
+        await change(account, "POST", f"/account/apps/{app.name}/hooks", {"name": "a hook"})
+        await seen.reports("hooks")
+        assert "deliveries" not in seen.topics
+        await account.set_webhook("https://receiver.example.com/")
+        await seen.reports("deliveries")
+
+
+async def test_findings_and_crashes_of_an_app_are_reported(gw: Gateway, app: App) -> None:
+    async with watching(app.account) as seen:
+        await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
+        await seen.reports("apps")
+
+
+async def test_the_switch_of_inference_is_reported(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch() as gw:
+        account = await gw.account()
+        async with watching(account) as seen:
+            await gw.switch(enabled=False)
+            await seen.reports("service")
+
+
+async def test_other_accounts_changes_are_not_reported(gw: Gateway, app: App, backend: FakeAppBackend) -> None:
+    other = await gw.app(backend)
+    async with watching(other.account) as seen, watching(app.account) as own:
+        await app.events("x")
+        await own.reports("usage")
+        await asyncio.sleep(1.2)  # a read later
+        assert seen.topics == []
+
+
+async def test_a_suspended_account_may_watch(gw: Gateway, app: App) -> None:
+    async with watching(app.account) as seen:
+        suspended = await gw.platform("PUT", f"accounts/{app.account.id}/suspension", {"reason": "abuse"})
+        assert suspended.status_code < 300
+        await seen.reports("apps")
+    async with watching(app.account):
+        pass
+
+
+# -- access, limits and the end ------------------------------------------------------------------------------
+
+
+async def test_it_needs_a_credential(gw: Gateway) -> None:
+    refused(await gw.http.get("/account/changes"), 401, "UNAUTHORIZED")
+
+
+async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
+    account = await gw.account()
+    await visitor.call("POST", "/dashboard/session", {"apiKey": account.key})
+    async with visitor.http.stream("GET", "/account/changes") as response:
+        assert response.status_code == 200
+        assert await anext(response.aiter_lines()) == "event: ready"
+
+
+async def test_the_viewers_of_an_account_are_limited(gw: Gateway) -> None:
+    account = await gw.account()
+    async with AsyncExitStack() as viewers:
+        for _ in range(MAX_VIEWERS_OF_ACCOUNT):
+            await viewers.enter_async_context(watching(account))
+        refused(await account.get("/account/changes"), 429, "VIEWERS_LIMITED")
+        async with watching(await gw.account()):
+            pass
+        metrics = (await gw.http.get("/metrics")).text
+        assert f"gateway_change_viewers {MAX_VIEWERS_OF_ACCOUNT}" in metrics
+
+    async def free() -> bool:
+        return "gateway_change_viewers 0.0" in (await gw.http.get("/metrics")).text
+
+    await wait_until(free)
+
+
+async def test_it_ends_while_redis_is_away_and_can_be_opened_again(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(COUNTED_SOON) as gw:
+        account = await gw.account()
+        async with watching(account) as seen:
+            gw.redis.freeze()
+            try:
+                async with asyncio.timeout(15):
+                    await seen.ended.wait()
+            finally:
+                gw.redis.thaw()
+
+        async def opens() -> bool:
+            return (await account.get()).status_code == 200
+
+        await wait_until(opens)
+        async with watching(account) as seen:
+            await change(account, "POST", "/account/keys", {"name": "second"})
+            await seen.reports("keys")
+
+
+async def test_a_drain_ends_it(launch: Launch) -> None:
+    async with launch() as gw, watching(await gw.account()) as seen:
+        stopping = asyncio.create_task(gw.stop())
+        async with asyncio.timeout(8):
+            await seen.ended.wait()
+        assert await stopping is not None  # it was not killed
+
+
+# -- what it costs -------------------------------------------------------------------------------------------
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.away = False
+        self.names: dict[str, Any] = {}
+
+    async def read_each(self, items: list[Any], read: Any) -> list[Any]:
+        if self.away:
+            raise BackboneUnavailable
+        self.reads.append(len(items))
+        await asyncio.sleep(0)
+        return [self.names.get(topic, []) for topic, _ in items]
+
+
+class FakeRegistry:
+    def __init__(self) -> None:
+        self.store = FakeStore()
+
+    async def app(self, name: str) -> None:
+        return None
+
+    async def account(self, account_id: str) -> str:
+        return account_id
+
+
+def make(monkeypatch: pytest.MonkeyPatch) -> tuple[Changes, FakeStore]:
+    monkeypatch.setattr("gateway.accounts.changes.READ_SECONDS", 0.05)
+    registry = FakeRegistry()
+    return Changes(registry, lambda: "on", lambda viewers: None), registry.store  # type: ignore[arg-type]
+
+
+async def test_all_viewers_share_a_read_and_without_viewers_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, store = make(monkeypatch)
+    viewers = [changes.stream_events("acc_1", lambda: False) for _ in range(10)]
+    for viewer in viewers:
+        assert await anext(viewer) == b"event: ready\ndata: ready\n\n"
+    before = len(store.reads)
+    store.names["keys"] = ["new"]
+    events = {await asyncio.wait_for(anext(viewer), 2) for viewer in viewers}
+    assert events == {b"event: keys\ndata: keys\n\n"}
+    assert len(store.reads) - before <= 3
+    for viewer in viewers:
+        await viewer.aclose()
+    idle = len(store.reads)
+    await asyncio.sleep(0.2)
+    assert (changes.viewers, len(store.reads)) == (0, idle)
+
+
+async def test_a_slow_viewer_gets_each_topic_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, store = make(monkeypatch)
+    viewer = changes.stream_events("acc_1", lambda: False)
+    await anext(viewer)
+    for n in range(4):
+        store.names |= {"keys": [n], "hooks": [n]}
+        await asyncio.sleep(0.1)
+    assert await anext(viewer) == b"event: hooks\ndata: hooks\n\nevent: keys\ndata: keys\n\n"
+    waiting = asyncio.ensure_future(anext(viewer))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_a_quiet_stream_has_comments_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, _ = make(monkeypatch)
+    monkeypatch.setattr("gateway.accounts.changes.COMMENT_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.accounts.changes.STREAM_SECONDS", 0.4)
+    ready, *comments = [event async for event in changes.stream_events("acc_1", lambda: False)]
+    assert ready.startswith(b"event: ready")
+    assert len(comments) in (2, 3, 4)
+    assert set(comments) == {b": waiting\n\n"}
+    assert changes.viewers == 0
+
+
+async def test_a_fault_ends_all_streams_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, store = make(monkeypatch)
+    viewers = [changes.stream_events("acc_1", lambda: False) for _ in range(3)]
+    for viewer in viewers:
+        await anext(viewer)
+    store.away = True
+    for viewer in viewers:
+        assert await asyncio.wait_for(anext(viewer, None), 2) is None
+    assert [event async for event in changes.stream_events("acc_1", lambda: False)] == []
+    store.away = False
+    again = changes.stream_events("acc_1", lambda: False)
+    assert await anext(again) == b"event: ready\ndata: ready\n\n"
+    await again.aclose()
+
+
+async def test_the_viewers_of_a_process_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, _ = make(monkeypatch)
+    changes.viewers = MAX_VIEWERS
+    with pytest.raises(ViewersLimited):
+        changes.admit("acc_1")
+
+
+async def test_the_topics_are_documented() -> None:
+    from gateway.accounts.change_routes import stream_changes
+
+    for topic in TOPICS:
+        assert f"`{topic}`" in (stream_changes.fn.__doc__ or "")
