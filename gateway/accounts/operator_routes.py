@@ -14,6 +14,7 @@ from gateway.accounts.domain_names import normalize_domain
 from gateway.accounts.records import (
     BRANCH,
     PREVIEW,
+    Account,
     AllowedRates,
     App,
     Auth,
@@ -98,6 +99,14 @@ async def require_app(app: str, gateway: Gateway) -> App:
     if record is None:
         raise NotFound
     return record
+
+
+async def require_account(account_id: str, gateway: Gateway) -> Account:
+    """Returns the account with this id. Raises NotFound."""
+    account: Account | None = await gateway.registry.account(account_id)
+    if account is None:
+        raise NotFound("There is no such account.")
+    return account
 
 
 @put("/apps/{app:str}", errors=[RequestMalformed])

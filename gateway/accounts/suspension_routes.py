@@ -14,7 +14,7 @@ from litestar import Request, delete, put
 from litestar.datastructures import State
 from litestar.params import FromPath, JSONBody
 
-from gateway.accounts.operator_routes import require_app
+from gateway.accounts.operator_routes import require_account, require_app
 from gateway.accounts.records import Account, App, Suspension
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.errors import NotFound, RequestMalformed
@@ -70,7 +70,7 @@ async def suspend_account(
     This suspends all its apps, including future ones. Its API keys can still read.
     """
     suspension = make_suspension(data)
-    _note_before(request, await _require_account(account_id, gateway))
+    _note_before(request, await require_account(account_id, gateway))
     await list_suspended(gateway.store, account_id)
     await gateway.registry.change_account(account_id, lambda record: _replace(record, suspension))
     await gateway.deploys.cancel_unfinished(account_id, None, CANCELED)
@@ -83,7 +83,7 @@ async def resume_account(account_id: FromPath[str], request: Request[Any, Any, S
 
     Apps that are suspended themselves stay suspended.
     """
-    _note_before(request, await _require_account(account_id, gateway))
+    _note_before(request, await require_account(account_id, gateway))
     await gateway.registry.change_account(account_id, lambda record: _replace(record, None))
     await unlist_suspended(gateway.store, account_id)
 
@@ -93,13 +93,6 @@ def make_suspension(data: NewSuspension) -> Suspension:
     if not (reason := data.reason.strip()):
         raise RequestMalformed(f"reason: 1 to {REASON_LENGTH} characters, which the owner sees.")
     return Suspension(reason, now_iso())
-
-
-async def _require_account(account_id: str, gateway: Gateway) -> Account:
-    account: Account | None = await gateway.registry.account(account_id)
-    if account is None:
-        raise NotFound("There is no such account.")
-    return account
 
 
 async def _set_suspension(app: App, suspension: Suspension | None, gateway: Gateway) -> None:

@@ -10,6 +10,7 @@ import click
 
 from gateway.cli.completion import app_argument
 from gateway.cli.operators import apps as apps
+from gateway.cli.operators import reason
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from gateway.cli.show import (
     Row,
@@ -202,13 +203,14 @@ def _format_field(settings: Row, name: str) -> str:
 @apps.command("delete")
 @click.argument("app")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@reason
 @as_json
-def apps_delete(app: str, yes: bool) -> None:
+def apps_delete(app: str, yes: bool, reason: str | None) -> None:
     """Delete APP with its hooks, variables and sources. Operators can delete any account's app.
 
     The command asks you to type the app's name, unless you give --yes.
     """
-    service = open_service()
+    service = open_service(reason)
     if not yes:
         _confirm_deletion(app)
     _delete_app(service, app)

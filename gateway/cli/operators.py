@@ -29,12 +29,14 @@ from gateway.cli.show import (
     state_of,
     text_of,
 )
+from gateway.cli.usage import show_usage, usage_options
 from gateway.settings import PLANS
 
 MAX_ROWS = 1_000  # of a list
 
 plans = click.Choice(PLANS)
-reason = click.option("--reason", required=True, help="Why: 1 to 500 characters, which the account sees.")
+seen_reason = click.option("--reason", required=True, help="Why: 1 to 500 characters, which the account sees.")
+reason = click.option("--reason", metavar="TEXT", help="Operators: why, for the audit trail; up to 500 characters.")
 search = click.option("--search", help="Operators: list only entries with this text in a name, id or domain.")
 
 
@@ -109,8 +111,9 @@ def _format_findings(row: Row) -> Cell:
 @apps.command("put")
 @click.argument("app")
 @click.argument("record", metavar="FILE", type=click.File("r"))
+@reason
 @as_json
-def apps_put(app: str, record: TextIO) -> None:
+def apps_put(app: str, record: TextIO, reason: str | None) -> None:
     """Operators: create or replace APP from a JSON file.
 
     FILE may be - for standard input. Fields that FILE omits are unset.
@@ -119,7 +122,7 @@ def apps_put(app: str, record: TextIO) -> None:
         body = json.load(record)
     except ValueError as error:
         raise WrongUsage(f"{record.name} is not JSON: {error}") from None
-    _show_app(open_service().request_object("PUT", path("platform", "apps", app), body))
+    _show_app(open_service(reason).request_object("PUT", path("platform", "apps", app), body))
 
 
 @apps.command("show")
@@ -135,23 +138,31 @@ def apps_show(app: str) -> None:
 
 @apps.command("suspend")
 @click.argument("app", metavar="APP")
-@reason
+@seen_reason
 @as_json
 def apps_suspend(app: str, reason: str) -> None:
     """Operators: suspend APP. It answers no requests, and its deploys and start commands end."""
-    record = open_service().request_object(
-        "PUT", path("platform", "apps", app, "suspension"), {"reason": reason}, having="reason"
-    )
-    show_line(record, f"{app} is suspended. Its account sees the reason.")
+    _suspend("apps", app, reason, "Its account sees the reason.")
 
 
 @apps.command("resume")
 @click.argument("app", metavar="APP")
+@reason
 @as_json
-def apps_resume(app: str) -> None:
+def apps_resume(app: str, reason: str | None) -> None:
     """Operators: lift the suspension of APP."""
-    open_service().send("DELETE", path("platform", "apps", app, "suspension"))
-    show_line({"resumed": app}, f"The suspension of {app} is lifted.")
+    _resume("apps", app, reason)
+
+
+def _suspend(kind: str, target: str, reason: str, note: str) -> None:
+    at = path("platform", kind, target, "suspension")
+    record = open_service().request_object("PUT", at, {"reason": reason}, having="reason")
+    show_line(record, f"{target} is suspended. {note}")
+
+
+def _resume(kind: str, target: str, reason: str | None) -> None:
+    open_service(reason).send("DELETE", path("platform", kind, target, "suspension"))
+    show_line({"resumed": target}, f"The suspension of {target} is lifted.")
 
 
 def _show_app(app: Row) -> None:
@@ -238,10 +249,13 @@ def accounts_show(account_id: str) -> None:
 @accounts.command("create")
 @click.argument("name")
 @click.option("--plan", default="free", show_default=True, type=plans, help="Plan of the account.")
+@reason
 @as_json
-def accounts_create(name: str, plan: str) -> None:
+def accounts_create(name: str, plan: str, reason: str | None) -> None:
     """Create an account. Its API key is shown only once."""
-    record = open_service().request_object("POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey")
+    record = open_service(reason).request_object(
+        "POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey"
+    )
     note = f"Created account {record.get('id')} on the {plan} plan. This is its API key, which is shown only once:"
     show_secret(record, "apiKey", note)
 
@@ -249,10 +263,11 @@ def accounts_create(name: str, plan: str) -> None:
 @accounts.command("key")
 @click.argument("account_id", metavar="ID")
 @click.argument("name")
+@reason
 @as_json
-def accounts_key(account_id: str, name: str) -> None:
+def accounts_key(account_id: str, name: str, reason: str | None) -> None:
     """Create a key called NAME for an account holder who lost their key. It is shown only once."""
-    created = open_service().request_object(
+    created = open_service(reason).request_object(
         "POST", path("platform", "accounts", account_id, "keys"), {"name": name}, having="key"
     )
     show_created_key(created, account_id)
@@ -261,43 +276,52 @@ def accounts_key(account_id: str, name: str) -> None:
 @accounts.command("plan")
 @click.argument("account_id", metavar="ID")
 @click.argument("plan", metavar="PLAN", type=plans)
+@reason
 @as_json
-def accounts_plan(account_id: str, plan: str) -> None:
+def accounts_plan(account_id: str, plan: str, reason: str | None) -> None:
     """Change the plan of an account."""
-    record = open_service().request_object("PATCH", path("platform", "accounts", account_id), {"plan": plan})
+    record = open_service(reason).request_object("PATCH", path("platform", "accounts", account_id), {"plan": plan})
     show_line(record, f"{account_id} is now on the {plan} plan.")
 
 
 @accounts.command("set")
 @click.argument("account_id", metavar="ID")
 @click.option("--daily-euro", required=True, metavar="X", help="Spending per UTC day, such as 0.50; none: the plan's.")
+@reason
 @as_json
-def accounts_set(account_id: str, daily_euro: str) -> None:
+def accounts_set(account_id: str, daily_euro: str, reason: str | None) -> None:
     """Set the daily cap of an account, in place of its plan's. 0 blocks all requests."""
     body = {"dailyEuro": None if daily_euro == "none" else daily_euro}
-    record = open_service().request_object("PATCH", path("platform", "accounts", account_id), body)
+    record = open_service(reason).request_object("PATCH", path("platform", "accounts", account_id), body)
     cap = f"may spend {daily_euro} EUR per day" if body["dailyEuro"] is not None else "has its plan's cap again"
     show_line(record, f"{account_id} {cap}.")
 
 
 @accounts.command("suspend")
 @click.argument("account_id", metavar="ID")
-@reason
+@seen_reason
 @as_json
 def accounts_suspend(account_id: str, reason: str) -> None:
     """Suspend an account with all its apps. Its API keys can still read."""
-    at = path("platform", "accounts", account_id, "suspension")
-    record = open_service().request_object("PUT", at, {"reason": reason}, having="reason")
-    show_line(record, f"{account_id} is suspended. It sees the reason.")
+    _suspend("accounts", account_id, reason, "It sees the reason.")
 
 
 @accounts.command("resume")
 @click.argument("account_id", metavar="ID")
+@reason
 @as_json
-def accounts_resume(account_id: str) -> None:
+def accounts_resume(account_id: str, reason: str | None) -> None:
     """Lift the suspension of an account. Apps that are suspended themselves stay suspended."""
-    open_service().send("DELETE", path("platform", "accounts", account_id, "suspension"))
-    show_line({"resumed": account_id}, f"The suspension of {account_id} is lifted.")
+    _resume("accounts", account_id, reason)
+
+
+@accounts.command("usage")
+@click.argument("account_id", metavar="ID")
+@usage_options
+@as_list
+def accounts_usage(account_id: str, days: int | None, group: str | None) -> None:
+    """Show what an account used by hour or day. Times are in UTC."""
+    show_usage(path("platform", "accounts", account_id, "usage"), days, group)
 
 
 @accounts.command("keys")
@@ -311,10 +335,11 @@ def accounts_keys(account_id: str) -> None:
 @accounts.command("revoke-key")
 @click.argument("account_id", metavar="ID")
 @click.argument("key_id", metavar="KEY")
+@reason
 @as_json
-def accounts_revoke_key(account_id: str, key_id: str) -> None:
+def accounts_revoke_key(account_id: str, key_id: str, reason: str | None) -> None:
     """Revoke an API key of an account, even its only one."""
-    open_service().send("DELETE", path("platform", "accounts", account_id, "keys", key_id))
+    open_service(reason).send("DELETE", path("platform", "accounts", account_id, "keys", key_id))
     show_line({"revoked": key_id}, f"Revoked {key_id}. Requests with it now get 401, and its sessions have ended.")
 
 
@@ -334,10 +359,11 @@ def audit(reports: bool, limit: int) -> None:
             "action": lambda row: text_of("action")(row).replace("_", " "),
             "target": text_of("target"),
             "details": lambda row: _format_fields(row, "details"),
+            "reason": text_of("reason"),
             "result": _format_result,
         },
         prose="details",
-        cut=["operator"],
+        cut=["operator", "reason"],
         less=["target", "operator"],
         empty="No reports yet." if reports else "No changes yet.",
     )
@@ -352,8 +378,9 @@ def _format_result(row: Row) -> Cell:
 
 @click.command()
 @click.argument("action", type=click.Choice(["status", "on", "off", "approve", "unapprove"]))
+@reason
 @as_json
-def inference(action: str) -> None:
+def inference(action: str, reason: str | None) -> None:
     """Operators: manage the inference switch and approval.
 
     \b
@@ -368,7 +395,7 @@ def inference(action: str) -> None:
         "unapprove": {"approved": False},
     }
     method = "GET" if action == "status" else "PUT"
-    record = open_service().request_object(
+    record = open_service(reason).request_object(
         method, "/platform/inference", changes.get(action), having="managedInferenceStatus"
     )
     show_fields(

@@ -29,24 +29,34 @@ from gateway.cli.show import (
 UNKNOWN = "(unknown)"  # the request was refused before its app or model was known
 
 
+def usage_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that choose a period and rows."""
+    by = click.option("--by", "group", type=click.Choice(["app", "model"]), help="Show one row per app or model.")
+    days = click.option(
+        "--days",
+        metavar="N",
+        type=click.IntRange(1, 400),
+        help="Show the last N days by day, including today. The default is the last 24 hours, by hour.",
+    )
+    return days(by(command))
+
+
 @click.command()
-@click.option(
-    "--days",
-    metavar="N",
-    type=click.IntRange(1, 400),
-    help="Show the last N days by day, including today. The default is the last 24 hours, by hour.",
-)
-@click.option("--by", "group", type=click.Choice(["app", "model"]), help="Show one row per app or model.")
+@usage_options
 @as_list
 def usage(days: int | None, group: str | None) -> None:
     """Show requests, tokens and money by hour or day.
 
     An interrupted answer ended early and is charged at its maximum cost. Times are in UTC.
     """
+    show_usage("/account/usage", days, group)
+
+
+def show_usage(address: str, days: int | None, group: str | None) -> None:
     query = {"by": "hour" if days is None else "day", "group": group or "none"}
     if days is not None:
         query["from"] = (datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=days - 1)).isoformat()
-    record = open_service().request_object("GET", "/account/usage", having="rows", query=query)
+    record = open_service().request_object("GET", address, having="rows", query=query)
     if wants_json():
         return show_json(record)
     columns: dict[str, Callable[[Row], Cell]] = {

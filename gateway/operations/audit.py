@@ -11,7 +11,8 @@ Failure policy: when the first record cannot be written, the request is refused 
 cannot be written, the change has happened. The record stays without a result, and the log has it as `audit.unfinished`.
 A gateway that dies in between leaves the same record.
 
-A record never contains a secret. It has the values of the body's `FIELDS`, and only the names of other fields.
+A record never contains a secret. It has the values of the body's `FIELDS`, and only the names of other fields. A reason
+that looks like a secret is refused.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ logger = structlog.get_logger()
 
 Trail = Literal["changes", "reports"]
 MAX_RECORDS = 10_000  # per trail
+READ_RECORDS = 500  # at once, to find those that a filter chooses
 KEPT_SECONDS = 400 * 86_400
 VALUE_LENGTH = 500  # characters
 
@@ -65,9 +67,28 @@ class AuditRecord(msgspec.Struct, kw_only=True):
     action: str  # such as `change_account`
     target: str  # the account, app or deploy; empty for the whole service
     details: dict[str, Value] = {}
+    reason: str = ""  # of the operator, from the header X-Reason
     status: int | None = None  # of the response; null: the result is not known
     code: str = ""  # of a refusal
     requestId: str
+
+
+class AuditFilter(msgspec.Struct, frozen=True):
+    """Chooses records. An empty text chooses all."""
+
+    operator: str = ""
+    action: str = ""
+    target: str = ""
+
+    def matches(self, record: AuditRecord) -> bool:
+        return all(
+            wanted in ("", having)
+            for wanted, having in (
+                (self.operator, record.operator),
+                (self.action, record.action),
+                (self.target, record.target),
+            )
+        )
 
 
 class AuditTrail:
@@ -75,7 +96,7 @@ class AuditTrail:
         self._store = store
 
     async def begin_record(
-        self, trail: Trail, operator: Operator, action: str, target: str, request_id: str
+        self, trail: Trail, operator: Operator, action: str, target: str, request_id: str, reason: str = ""
     ) -> AuditRecord:
         """Records that an operator is about to change something. Raises BackboneUnavailable."""
         record = AuditRecord(
@@ -84,6 +105,7 @@ class AuditTrail:
             token=operator.fingerprint,
             action=action,
             target=target,
+            reason=reason,
             requestId=request_id,
         )
         key = audit_key(trail)
@@ -110,12 +132,21 @@ class AuditTrail:
             record_fields = msgspec.to_builtins(record)
             logger.error("audit.unfinished", trail=trail, record=record_fields, error=code_of(error.__cause__))
 
-    async def list_records(self, trail: Trail, limit: int, before: str | None) -> list[AuditRecord]:
+    async def list_records(
+        self, trail: Trail, limit: int, before: str | None, chosen: AuditFilter | None = None
+    ) -> list[AuditRecord]:
         """Returns records, newest first. `before` is the id of a record. Raises BackboneUnavailable."""
-        newest = "+" if before is None else f"({before}"
         oldest = int((time.time() - KEPT_SECONDS) * 1000)
-        entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=limit)
-        return [_decode(entry, fields) for entry, fields in entries]
+        count = READ_RECORDS if chosen else limit
+        found: list[AuditRecord] = []
+        while True:
+            newest = "+" if before is None else f"({before}"
+            entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=count)
+            records = [_decode(entry, fields) for entry, fields in entries]
+            found += [record for record in records if chosen is None or chosen.matches(record)]
+            if len(found) >= limit or len(records) < count:
+                return found[:limit]
+            before = records[-1].id
 
 
 def _encode(record: AuditRecord) -> dict[str, str]:

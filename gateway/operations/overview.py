@@ -35,6 +35,7 @@ from gateway.operations.needs_attention import (
 from gateway.operations.snapshot import (
     AccountSpend,
     DaySpend,
+    Hour,
     NeedsAttention,
     Process,
     ProviderShare,
@@ -44,12 +45,13 @@ from gateway.operations.snapshot import (
     first_token,
     model_figures,
     render_counts,
+    render_hour,
 )
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
 from gateway.redis.faults import code_of
 from gateway.settings import Settings
 from gateway.telemetry.counters import TOTAL, Counters
-from gateway.telemetry.keys import CLOCK_KEY, PROCESSES_KEY, minute_key, process_key, spenders_key
+from gateway.telemetry.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spenders_key
 from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
@@ -202,6 +204,14 @@ class Overview:
         names = [time.strftime("%Y-%m-%dT%H:%M", moment) for moment in moments]
         counts = await self._store.read_each(names, lambda pipe, name: pipe.hgetall(minute_key(name)))
         return list(zip(names, counts, strict=True))
+
+    async def read_hours(self, count: int) -> list[Hour]:
+        """Returns the last hours, oldest first; the last is the current one. Raises BackboneUnavailable."""
+        now = await self._read_clock()
+        moments = (time.gmtime(now // 1000 - 3600 * ago) for ago in reversed(range(count)))
+        names = [time.strftime("%Y-%m-%dT%H", moment) for moment in moments]
+        counts = await self._store.read_each(names, lambda pipe, name: pipe.hgetall(hour_key(name)))
+        return [render_hour(name, each) for name, each in zip(names, counts, strict=True)]
 
     async def _read_top_spends(self, day: str) -> DaySpend:
         top = await self._store.client.zrevrange(spenders_key(day), 0, TOP_ACCOUNTS, withscores=True)

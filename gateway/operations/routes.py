@@ -14,17 +14,14 @@ from gateway.accounts.operator_routes import require_app
 from gateway.accounts.records import Account
 from gateway.accounts.routes import NewKey
 from gateway.bounds import Euro, ExitCode
-from gateway.deploys.routes import QueuedDeployId
+from gateway.deploys.routes import PUBLISH_ERRORS, QueuedDeployId
 from gateway.deploys.sources import read_format
 from gateway.errors import (
     AppSuspended,
     DeployQuotaReached,
-    MediaTypeUnsupported,
     NoDeployYet,
     NotFound,
-    RateLimited,
     RequestMalformed,
-    RequestTooLarge,
     StorageUnavailable,
     TarballGone,
 )
@@ -37,7 +34,7 @@ from gateway.ids import now_iso
 from gateway.inference.availability import InferenceState
 from gateway.monitors import scans
 from gateway.monitors.findings import ScanCounts
-from gateway.operations import directory_routes
+from gateway.operations import directory_routes, usage_routes
 from gateway.process import Injected
 from gateway.settings import Plan
 
@@ -143,16 +140,7 @@ class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     status_code=202,
     request_max_body_size=None,
     body=SOURCE,
-    errors=[
-        RequestMalformed,
-        AppSuspended,
-        NotFound,
-        RequestTooLarge,
-        MediaTypeUnsupported,
-        RateLimited,
-        DeployQuotaReached,
-        StorageUnavailable,
-    ],
+    errors=PUBLISH_ERRORS,
 )
 async def publish_source(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> QueuedDeployId:
     """Publish an app.
@@ -230,5 +218,6 @@ ROUTES = [
         show_inference,
         list_audit,
         *directory_routes.HANDLERS,
+        *usage_routes.HANDLERS,
     )
 ]

@@ -30,6 +30,15 @@ class Minute(msgspec.Struct):
     codes: dict[str, int]
 
 
+class Hour(msgspec.Struct):
+    """The requests to all accounts' apps."""
+
+    hour: Time
+    requests: int
+    codes: dict[str, int]  # of requests that ended with an error
+    nanoEuro: int
+
+
 class FirstToken(msgspec.Struct):
     """Milliseconds from a request to its first token; null if there were no streams."""
 
@@ -116,8 +125,17 @@ class Snapshot(msgspec.Struct):
 
 
 def render_counts(minute: str, counts: Mapping[str, str]) -> Minute:
-    codes = {name.removeprefix("code:"): int(n) for name, n in counts.items() if name.startswith("code:")}
-    return Minute(f"{minute}:00.000Z", int(counts.get("requests", 0)), int(counts.get("streams", 0)), codes)
+    requests, streams = int(counts.get("requests", 0)), int(counts.get("streams", 0))
+    return Minute(f"{minute}:00.000Z", requests, streams, read_codes(counts))
+
+
+def render_hour(hour: str, counts: Mapping[str, str]) -> Hour:
+    requests, settled = int(counts.get("requests", 0)), int(counts.get("settled", 0))
+    return Hour(f"{hour}:00:00.000Z", requests, read_codes(counts), settled)
+
+
+def read_codes(counts: Mapping[str, str]) -> dict[str, int]:
+    return {name.removeprefix("code:"): int(n) for name, n in counts.items() if name.startswith("code:")}
 
 
 def first_token(minutes: Sequence[Mapping[str, str]], prefix: str = "") -> FirstToken:

@@ -1,4 +1,4 @@
-"""Counters per minute and day, for the operators' page and dashboards on Redis.
+"""Counters per minute, hour and day, for the operators' page and dashboards on Redis.
 
 A process counts in memory and adds the counts to Redis every two seconds, so a request costs no round trip.
 
@@ -6,6 +6,7 @@ A process counts in memory and adds the counts to Redis every two seconds, so a 
   streams by the time to their first token, each in the first bucket that fits (`ttft:more` above all of them);
   `inputTokens`, `outputTokens`; `settled` in nano-euro; `model:<model>:requests`, `…:errors` (of the provider) and
   `…:ttft:<ms>` of each model
+- `{ops}:hour:<hour>`: `requests`, `code:<CODE>` and `settled`, as for a minute
 - `{ops}:spend:<day>`: the spend of each account, and `total`. For display only: charges are based on the spend hashes
 - `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the number of open streams of each
 - the usage of each account: `gateway/telemetry/usage.py`
@@ -36,7 +37,7 @@ from gateway.log import RequestLine
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 from gateway.redis.scripts import increment_counters
-from gateway.telemetry.keys import PROCESSES_KEY, minute_key, process_key, spenders_key
+from gateway.telemetry.keys import PROCESSES_KEY, hour_key, minute_key, process_key, spenders_key
 from gateway.telemetry.usage import NO_DETAILS, RequestDetails, UsageRecorder
 
 logger = structlog.get_logger()
@@ -46,6 +47,7 @@ MAX_WAIT_SECONDS = 3600.0  # that a count waits for Redis
 BATCH_KEYS = 50  # keys that are written together
 PROCESS_SECONDS = 15  # until a heartbeat expires
 MINUTE_KEY_SECONDS, DAY_KEY_SECONDS = 2 * 3600, 48 * 3600
+HOUR_KEY_SECONDS = 15 * 86_400  # two weeks, to compare one with the other
 TTFT_BUCKETS_MS = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT_BUCKETS_MS), "ttft:more")
 MODEL_PREFIX = "model:"  # of the fields of a model, before its name
@@ -77,6 +79,7 @@ class Counters:
         self._tallies: dict[str, Tally] = {}
         self._minute = -1
         self._minute_counts: defaultdict[str, int]
+        self._hour_counts: defaultdict[str, int]
         self._day_spend: defaultdict[str, int]
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
@@ -95,10 +98,12 @@ class Counters:
         minute = int(self._clock()) // 60
         if minute != self._minute:
             self._start_minute(minute)
-        counts = self._minute_counts
+        counts, hour_counts = self._minute_counts, self._hour_counts
         counts["requests"] += 1
+        hour_counts["requests"] += 1
         if line.code:
             counts[f"code:{line.code}"] += 1
+            hour_counts[f"code:{line.code}"] += 1
         bucket = None if line.ttft_ms is None else TTFT_FIELDS[bisect_left(TTFT_BUCKETS_MS, line.ttft_ms)]
         if bucket is not None:
             counts["streams"] += 1
@@ -115,6 +120,7 @@ class Counters:
             counts["outputTokens"] += line.output_tokens
         if line.nano_euro:
             counts["settled"] += line.nano_euro
+            hour_counts["settled"] += line.nano_euro
             self._day_spend[account] += line.nano_euro
             self._day_spend[TOTAL] += line.nano_euro
             self.spenders.add(account)
@@ -125,7 +131,9 @@ class Counters:
         """Starts the tallies of a new minute, or new tallies after a flush has taken the old ones."""
         moment = time.gmtime(minute * 60)
         self._minute = minute
-        self._usage.start_hour(time.strftime("%Y-%m-%dT%H", moment))
+        hour = time.strftime("%Y-%m-%dT%H", moment)
+        self._usage.start_hour(hour)
+        self._hour_counts = self._tally(hour_key(hour), "hash", HOUR_KEY_SECONDS)
         self._minute_counts = self._tally(
             minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_KEY_SECONDS
         )

@@ -6,6 +6,7 @@
 | `{pNN}:usage:<account>:<day>` | hash | the same for a UTC day | 400 days |
 | `{pNN}:request-log:<account>` | zset | its last 1,000 requests, JSON arrays by arrival, ms | 30 days after the last |
 | `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
+| `{ops}:hour:<hour>` | hash | `requests`, `code:<CODE>` and `settled` of all accounts | 15 days |
 | `{ops}:spend:<day>` | zset | accounts by their spend in nano-euro, and `total` | 2 days |
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
 | `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
@@ -37,6 +38,10 @@ def usage_keys(account_id: str, hour: str) -> list[str]:
 
 def minute_key(minute: str) -> str:
     return f"{{ops}}:minute:{minute}"
+
+
+def hour_key(hour: str) -> str:
+    return f"{{ops}}:hour:{hour}"
 
 
 def spenders_key(day: str) -> str:

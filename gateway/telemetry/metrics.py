@@ -98,6 +98,7 @@ class Metrics:
         )
         self.provider_permits_used = total("gateway_provider_permits_used", "Requests at the provider")
         self.provider_waiting = total("gateway_provider_waiting", "Requests that wait for a permit")
+        self.viewers = total("gateway_change_viewers", "Open streams of accounts' changes")
         self.provider_up = state("gateway_provider_up", "Whether the provider answers and accepts the credential")
         self.available = state("gateway_inference_available", "Whether inference is on, approved and configured")
         self.redis_up = lowest("gateway_redis_up", "Whether Redis answers and takes writes")

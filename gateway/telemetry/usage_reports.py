@@ -98,12 +98,12 @@ class RequestFilter(msgspec.Struct, frozen=True):
 
 
 async def read_usage(
-    store: Store, account: str, period: Period, group: Group, *, start: int, end: int, now: int
+    store: Store, account: str, period: Period, group: Group, *, app: str | None = None, start: int, end: int, now: int
 ) -> AsyncIterator[list[UsageRow]]:
     """Yields the rows of each hour or day that begins in [start, end), oldest first, without empty ones.
 
-    Times are seconds since the epoch. Raises BackboneUnavailable. The caller should not keep the rows: with many apps,
-    even freeing them takes a while.
+    `app` is the name of the only app to count. Times are seconds since the epoch. Raises BackboneUnavailable. The
+    caller should not keep the rows: with many apps, even freeing them takes a while.
     """
     size = PERIOD_SECONDS[period]
     first = -(-max(start, now - KEPT_SECONDS[period]) // size) * size
@@ -111,7 +111,7 @@ async def read_usage(
     for n in range(0, len(begins), PAGE_PERIODS):
         page = begins[n : n + PAGE_PERIODS]
         for begin, counted in zip(page, await _read_hashes(store, account, period, page), strict=True):
-            if rows := _sum_up(now_iso(begin), counted, group):
+            if rows := _sum_up(now_iso(begin), counted, group, app):
                 yield rows
             await asyncio.sleep(0)
 
@@ -124,12 +124,14 @@ async def _read_hashes(store: Store, account: str, period: Period, begins: Seque
         return hashes
 
 
-def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageRow]:
+def _sum_up(start: str, counted: Mapping[str, str], group: Group, only: str | None) -> list[UsageRow]:
     """Returns one row per app or model, or one row for all of them."""
     rows: dict[str, UsageRow] = {}
     for field, value in counted.items():
         pair, _, name = field.rpartition("/")
         app, _, model = pair.partition("/")
+        if only not in (None, app):
+            continue
         key = {"app": app, "model": model, "none": ""}[group]
         if key not in rows:
             rows[key] = UsageRow(start=start)

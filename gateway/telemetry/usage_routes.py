@@ -16,7 +16,7 @@ from litestar.response import Stream
 from gateway.errors import NotFound, RequestMalformed
 from gateway.http.authentication import Caller, account_router
 from gateway.ids import Time, now_iso
-from gateway.process import Injected
+from gateway.process import Gateway, Injected
 from gateway.telemetry.usage import LOGGED_REQUESTS, Outcome
 from gateway.telemetry.usage_reports import (
     PERIOD_SECONDS,
@@ -57,26 +57,44 @@ async def show_usage(
     until: Annotated[str | None, QueryParameter(name="to")] = None,
     by: FromQuery[Period | None] = None,
     group: FromQuery[Group | None] = None,
+    app: FromQuery[str | None] = None,
 ) -> Response[list[HourlyUsage] | UsageReport]:
     """Requests, tokens and money by hour or day.
 
     `from` is inclusive and `to` is exclusive. Both are ISO 8601 times or dates, in UTC unless they have an offset. The
     default is the last 24 hours or 30 days. Hours are kept for 14 days, days for 400 days. Rows without requests are
-    left out. `Accept: text/csv` returns CSV. Without parameters, the response is a list of the last 24 hours with only
-    requests and tokens; its last entry is the current hour.
+    left out. `app` (its name) counts only this app. `Accept: text/csv` returns CSV. Without parameters, the response is
+    a list of the last 24 hours with only requests and tokens; its last entry is the current hour.
     """
+    if (since, until, by, group, app) == (None,) * 5 and not wants_csv(request):
+        return Response(await _read_last_day(account.id, gateway))
+    return await report_usage(account.id, request, gateway, since, until, by, group, app)
+
+
+def wants_csv(request: Request[Any, Any, State]) -> bool:
+    return "text/csv" in request.headers.get("accept", "")
+
+
+async def report_usage(
+    account: str,
+    request: Request[Any, Any, State],
+    gateway: Gateway,
+    since: str | None,
+    until: str | None,
+    by: Period | None,
+    group: Group | None,
+    app: str | None,
+) -> Response[Any]:
+    """Returns the usage of an account as JSON or CSV. Raises RequestMalformed."""
     now: int = (await gateway.store.client.time())[0]
-    wants_csv = "text/csv" in request.headers.get("accept", "")
     period, grouping = by or "hour", group or "none"
     # Hours and days begin with a whole second.
     end = now if until is None else math.ceil(_parse_time("to", until))
     start = end - DEFAULT_SPAN_SECONDS[period] if since is None else math.ceil(_parse_time("from", since))
     if start >= end:
         raise RequestMalformed("from: must be before to.")
-    usage = read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
-    if not wants_csv and (since, until, by, group) == (None, None, None, None):
-        return Response(_last_day([row async for rows in usage for row in rows], now))
-    if wants_csv:
+    usage = read_usage(gateway.store, account, period, grouping, app=app, start=start, end=end, now=now)
+    if wants_csv(request):
         headers = {"content-disposition": f'attachment; filename="usage-by-{period}.csv"'}
         return _stream(await as_csv(usage, grouping), "text/csv; charset=utf-8", headers)
     return _stream(await as_json(usage), MediaType.JSON)
@@ -106,9 +124,12 @@ def _parse_time(name: str, text: str) -> float:
         raise RequestMalformed(f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.") from None
 
 
-def _last_day(rows: list[UsageRow], now: int) -> list[HourlyUsage]:
+async def _read_last_day(account: str, gateway: Gateway) -> list[HourlyUsage]:
     """Returns the last 24 hours, oldest first."""
-    found = {row.start: row for row in rows}
+    now: int = (await gateway.store.client.time())[0]
+    start = now - DEFAULT_SPAN_SECONDS["hour"]
+    usage = read_usage(gateway.store, account, "hour", "none", app=None, start=start, end=now, now=now)
+    found = {row.start: row async for rows in usage for row in rows}
     present = now // PERIOD_SECONDS["hour"] * PERIOD_SECONDS["hour"]
     hours = [now_iso(present - PERIOD_SECONDS["hour"] * ago) for ago in reversed(range(24))]
     used = [found.get(hour, UsageRow(start=hour)) for hour in hours]

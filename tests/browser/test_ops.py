@@ -8,9 +8,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.conftest import SOON
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
+from tests.support.polling import wait_until
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -92,7 +94,7 @@ async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: F
     spender = inside.get_by_role("row").filter(has_text=app.account.id)
     await expect(spender).to_contain_text("max")
     await expect(spender.locator(".bar .settled")).to_be_visible()
-    await expect(inside.get_by_role("img", name="22 requests in the last hour, at most")).to_be_visible()
+    await expect(inside.get_by_role("img", name="Requests per minute: 20 answered, 1 invalid")).to_be_visible()
     await expect(inside.locator("#attention")).to_contain_text("No worker running: webhooks, deploys")
     await expect(inside.locator("#models")).to_contain_text("gpt-oss-120b")
     glance = inside.locator("#glance")
@@ -143,6 +145,11 @@ async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(inside: Pag
     await expect(dialog).to_be_hidden()
     assert (await gw.platform("GET", "inference")).json()["enabled"]
     await button.click()
+    await expect(dialog.get_by_label("Reason")).to_be_focused()
+    await dialog.get_by_role("button", name="Turn off").click()
+    await expect(dialog.get_by_role("alert")).to_have_text("Give a reason.")
+    assert (await gw.platform("GET", "inference")).json()["enabled"]
+    await dialog.get_by_label("Reason").fill("Überlastung:\nprovider is down, 100% errors")
     await dialog.get_by_role("button", name="Turn off").click()
     await expect(inside.locator("#inference")).to_have_text("Off")
     await expect(inside.locator("#attention")).to_contain_text("Inference: Off")
@@ -152,7 +159,11 @@ async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(inside: Pag
     await expect(button).to_have_text("Turn on")
     await expect(button).to_be_focused()
     await inside.keyboard.press("Enter")
+    await dialog.get_by_role("button", name="Turn on").click()
     await expect(inside.locator("#inference")).to_have_text("Operational")
+    await view(inside, "Audit")
+    row = inside.get_by_role("row").filter(has_text="enabled false")
+    await expect(row.first).to_contain_text("Überlastung: provider is down, 100% errors")
 
 
 async def test_switches_changed_elsewhere_are_shown(inside: Page, gw: Gateway) -> None:
@@ -176,6 +187,7 @@ async def test_without_redis_the_last_figures_stay(inside: Page, gw: Gateway) ->
 async def test_a_session_that_ended_asks_again(inside: Page) -> None:
     await inside.context.clear_cookies()
     await inside.locator("#switch").click()
+    await inside.get_by_role("dialog").get_by_label("Reason").fill("An exercise")
     await inside.get_by_role("dialog").get_by_role("button", name="Turn off").click()
     await expect(inside.get_by_text("Your session has ended.")).to_be_visible()
 
@@ -254,13 +266,14 @@ async def test_the_approval_is_given_by_typing_the_services_name(inside: Page, g
     button, dialog = inside.locator("#approval"), inside.get_by_role("dialog")
     for action, approved in (("Withdraw", False), ("Approve", True)):
         await button.click()
-        field = dialog.get_by_role("textbox")
+        field = dialog.get_by_label("to confirm")
         await expect(field).to_be_focused()
         await field.fill("yes")
         await inside.keyboard.press("Enter")
         await expect(dialog.get_by_role("alert")).to_contain_text("to continue")
         assert (await gw.platform("GET", "inference")).json()["approved"] is not approved
         await field.fill(gw.address.removeprefix("http://"))
+        await dialog.get_by_label("Reason").fill("An exercise")
         await dialog.get_by_role("button", name=action).click()
         await expect(button).to_have_text("Withdraw approval" if approved else "Approve processing", timeout=10_000)
         assert (await gw.platform("GET", "inference")).json()["approved"] is approved
@@ -316,6 +329,70 @@ async def test_the_cap_and_the_keys_of_an_account(inside: Page, gw: Gateway) -> 
     await dialog.get_by_role("button", name="Change cap").click()
     await expect(inside.get_by_role("alert").filter(has_text="dailyEuro")).to_be_visible()
     await inside.get_by_role("button", name="Revoke first").click()
+    await dialog.get_by_label("Reason").fill("Found in a public repository")
     await dialog.get_by_role("button", name="Revoke key").click()
     await expect(inside.get_by_text("The account has no API keys.")).to_be_visible()
     assert (await account.get()).status_code == 401
+
+
+async def test_the_page_of_an_app_shows_its_usage_and_deletes_it(
+    inside: Page, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    app = await gw.app(backend)
+    await app.ask("x")
+    await app.post({"prompt": "x"}, headers={})
+    dialog = inside.get_by_role("dialog")
+
+    async def recorded() -> bool:
+        return len((await gw.platform("GET", f"accounts/{app.account.id}/requests")).json()) == 2
+
+    await wait_until(recorded)
+    await inside.goto(f"/ops#/accounts/{app.account.id}")
+    usage = inside.get_by_role("region", name="Usage, 24 hours")
+    await expect(usage.get_by_role("img", name="Requests by hour: 1 answered")).to_be_visible()
+    await expect(usage.get_by_role("row").filter(has_text="gpt-oss-120b")).to_contain_text("1")
+    await expect(usage.get_by_role("row").filter(has_text="TOKEN_MISSING")).to_contain_text("1")
+    await usage.get_by_role("link", name="7 days").click()
+    week = inside.get_by_role("region", name="Usage, 7 days")
+    await expect(week).to_contain_text("gpt-oss-120b")
+    await week.get_by_role("link", name=app.name).click()
+    await expect(inside.get_by_role("heading", level=1)).to_have_text(app.name)
+    await expect(inside.get_by_role("link", name=re.compile("^Account "))).to_be_visible()
+    await expect(inside.get_by_text("No deploys yet.")).to_be_visible()
+    for width in (320, 390, 980, 1440):
+        await inside.set_viewport_size({"width": width, "height": 900})
+        assert await inside.evaluate("document.documentElement.scrollWidth") <= width, width
+    await inside.get_by_role("button", name="Delete app").click()
+    await dialog.get_by_label("to confirm").fill(app.name)
+    await dialog.get_by_role("button", name="Delete app").click()
+    await expect(dialog.get_by_role("alert")).to_have_text("Give a reason.")
+    await dialog.get_by_label("Reason").fill("Its owner asked for it")
+    await dialog.get_by_role("button", name="Delete app").click()
+    await expect(inside.get_by_text("The account has no apps.")).to_be_visible()
+    await inside.goto(f"/ops#/audit?action=delete_app&target={app.name}")
+    await expect(inside.get_by_role("status")).to_have_text("1 record.")
+    await expect(inside.get_by_role("row").filter(has_text=app.name)).to_contain_text("Its owner asked for it")
+    await inside.get_by_label("Operator").fill("nobody")
+    await inside.keyboard.press("Enter")
+    await expect(inside.get_by_text("No record matches.")).to_be_visible()
+    assert "operator=nobody" in inside.url
+
+
+async def test_the_overview_compares_periods(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend)
+    await app.ask("x")
+    for name in ("24 hours", "7 days"):
+        await inside.get_by_role("navigation", name="Period").get_by_role("link", name=name).click()
+        await expect(inside.get_by_role("img", name="Spending by hour")).to_be_visible()
+        await expect(inside.locator("#glance")).to_contain_text("Open streams")
+    await inside.get_by_role("link", name="Last hour").click()
+    await expect(inside.get_by_role("img", name="Requests per minute")).to_be_visible()
+
+
+async def test_the_new_views_are_accessible(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend)
+    await app.ask("x")
+    for address in ("?period=24h", f"accounts/{app.account.id}", f"apps/{app.name}", "audit"):
+        await inside.goto(f"/ops#/{address}")
+        await expect(inside.get_by_role("heading", level=1)).to_be_focused()
+        await assert_accessible(inside, EVERY_LOOK)

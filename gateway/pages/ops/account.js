@@ -3,23 +3,31 @@
 import { h } from "/pages/dom.js";
 import { count, money, moment } from "/pages/format.js";
 import { call, get } from "/dashboard/api.js";
-import { share } from "/dashboard/chart.js";
+import { share } from "/pages/chart.js";
 import { action, announce, card, facts, field, form, heading, refusal, showOnce, table } from "/dashboard/parts.js";
 import { columns as appColumns } from "./apps.js";
 import { confirmAction } from "./confirm.js";
+import { listDeploys } from "./deploys.js";
 import { brake, suspended } from "./suspension.js";
+import { chosenPeriod, fetchUsage, showUsage } from "./usage.js";
 
 export const title = "Account";
 const PLANS = ["free", "starter", "maker", "max"];
 
-export async function draw(signal, id) {
+export async function draw(signal, id, query) {
   const at = `/platform/accounts/${encodeURIComponent(id)}`;
-  const account = await get(at, signal);
+  const period = chosenPeriod(query);
+  const [account, usage, deploys] = await Promise.all([
+    get(at, signal),
+    fetchUsage(at, period, signal),
+    get(`${at}/deploys?limit=5`, signal),
+  ]);
   return [
     heading(account.name, [h("code", { class: "small" }, account.id), " · created ", moment(account.createdAt)]),
     h("div", { class: "pair" }, spend(account), plan(account, at)),
-    access(account, at),
+    showUsage(`#/accounts/${id}`, period, usage, account.appList),
     card("Apps", apps(account.appList)),
+    h("div", { class: "pair" }, card("Last deploys", listDeploys(deploys)), access(account, at)),
     card("API keys", keys(account, at), newKey(account, at)),
   ];
 }
@@ -40,8 +48,9 @@ function plan(account, at) {
   const change = async () => {
     if (select.value === account.plan) return announce("The account is already on this plan.");
     const text = `${account.name} moves from ${account.plan} to ${select.value}. Its limits change within a second.`;
-    if (!(await confirmAction("Change the plan?", text, "Change plan"))) return;
-    await call("PATCH", at, { body: { plan: select.value } });
+    const reason = await confirmAction("Change the plan?", text, "Change plan");
+    if (reason === null) return;
+    await call("PATCH", at, { body: { plan: select.value }, reason });
     dispatchEvent(new CustomEvent("show-again", { detail: `The account is on the ${select.value} plan.` }));
   };
   const planForm = form("with-button", field("Plan", select), h("button", {}, "Change plan"), change);
@@ -56,8 +65,9 @@ function cap({ name, dailyEuro }, at) {
     const wanted = euro.value.trim() || null;
     if (wanted === dailyEuro) return announce("The account has this cap already.");
     const text = `${name} may spend ${wanted === null ? "what its plan allows" : `€${wanted}`} per day.`;
-    if (!(await confirmAction("Change the daily cap?", text, "Change cap"))) return;
-    await call("PATCH", at, { body: { dailyEuro: wanted } });
+    const reason = await confirmAction("Change the daily cap?", text, "Change cap");
+    if (reason === null) return;
+    await call("PATCH", at, { body: { dailyEuro: wanted }, reason });
     dispatchEvent(new CustomEvent("show-again", { detail: "The daily cap is changed." }));
   };
   return form("with-button", field("Daily cap in euro, in place of the plan’s", euro), h("button", {}, "Change cap"), change);
@@ -66,7 +76,12 @@ function cap({ name, dailyEuro }, at) {
 function access(account, at) {
   const line = refusal();
   const lead = suspended(account) ?? "The account and its apps are not suspended, unless the list below says so.";
-  return card("Access", h("p", {}, lead), h("div", { class: "row" }, brake(at, account.name, account.suspension, line)), line);
+  return card("Access", h("p", {}, lead), h(
+    "div",
+    { class: "row" },
+    brake(at, account.name, account.suspension, line),
+    h("a", { href: `#/audit?target=${account.id}` }, "Changes by operators"),
+  ), line);
 }
 
 function apps(rows) {
@@ -79,8 +94,9 @@ function keys({ name: account, keys: rows }, at) {
   const line = refusal();
   const revoke = async ({ id, name }) => {
     const text = `Requests of ${account} with the key ${name} get 401 at once, and its dashboard sessions end.`;
-    if (!(await confirmAction("Revoke this API key?", text, "Revoke key"))) return;
-    await call("DELETE", `${at}/keys/${encodeURIComponent(id)}`);
+    const reason = await confirmAction("Revoke this API key?", text, "Revoke key", { required: true });
+    if (reason === null) return;
+    await call("DELETE", `${at}/keys/${encodeURIComponent(id)}`, { reason });
     dispatchEvent(new CustomEvent("show-again", { detail: "The key is revoked." }));
   };
   const columns = {
@@ -99,8 +115,9 @@ function newKey(account, at) {
   const place = h("div");
   const create = async () => {
     const text = `Create a key only if the holder of ${account.name} lost theirs. It gives full access to the account.`;
-    if (!(await confirmAction("Create an API key?", text, "Create key"))) return;
-    const { key } = await call("POST", `${at}/keys`, { body: { name: name.value.trim() } });
+    const reason = await confirmAction("Create an API key?", text, "Create key");
+    if (reason === null) return;
+    const { key } = await call("POST", `${at}/keys`, { body: { name: name.value.trim() }, reason });
     place.replaceChildren(showOnce("The new API key", "It is shown only once. Send it to the holder over a secure channel.", key));
   };
   const label = field("New key, if the holder lost theirs", name);

@@ -1,17 +1,19 @@
 // The apps of all accounts, with a search, and the unhealthy apps.
 
 import { h, link } from "/pages/dom.js";
-import { capital, plural, since } from "/pages/format.js";
+import { bare, capital, plural, since } from "/pages/format.js";
 import { badge, card, heading, refusal } from "/dashboard/parts.js";
 import { list, search } from "./lists.js";
 import { brake, suspended } from "./suspension.js";
 
 export const title = "Apps";
 
-const HEALTH = { healthy: "good", unhealthy: "bad" };
+export const HEALTH = { healthy: "good", unhealthy: "bad" };
+
+export const addressOf = ({ id }) => `/platform/apps/${encodeURIComponent(id)}`;
 
 export const columns = {
-  App: ({ name, url }) => [name, h("span", { class: "small quiet" }, link(url, url.replace("https://", "")))],
+  App: ({ id, name, url }) => [h("a", { href: `#/apps/${id}` }, name), h("span", { class: "small quiet" }, link(url, bare(url)))],
   Account: ({ account, accountName }) => h("a", { href: `#/accounts/${account}` }, accountName),
   Status: (app) => suspended(app) ?? capital(app.status),
   Health: ({ health, healthSince }) =>
@@ -19,9 +21,9 @@ export const columns = {
       ? "–"
       : [badge(capital(health), HEALTH[health]), healthSince && h("span", { class: "small quiet" }, since(healthSince))],
   "Red findings": ({ openFindings }) => (openFindings.red ? badge(plural(openFindings.red, "finding"), "bad") : "–"),
-  "": ({ id, name, suspension }) => {
+  "": (app) => {
     const line = refusal();
-    return [brake(`/platform/apps/${encodeURIComponent(id)}`, name, suspension, line), line];
+    return [brake(addressOf(app), app.name, app.suspension, line), line];
   },
 };
 

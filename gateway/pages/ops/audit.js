@@ -2,7 +2,8 @@
 
 import { h } from "/pages/dom.js";
 import { capital, moment } from "/pages/format.js";
-import { badge, card, heading } from "/dashboard/parts.js";
+import { badge, facts, field, heading } from "/dashboard/parts.js";
+import { openSheet } from "/dashboard/sheet.js";
 import { list } from "./lists.js";
 
 export const title = "Audit trail";
@@ -15,35 +16,89 @@ const LEADS = {
 function result({ status, code }) {
   if (status === null) return badge("Unknown", "warn");
   if (status < 400) return badge("Done", "good");
-  return [badge("Refused", "bad"), h("span", { class: "small quiet" }, code || String(status))];
+  return badge(`Refused: ${code || status}`, "bad");
 }
 
-const details = (values) =>
-  Object.entries(values).map(([name, value]) => h("span", { class: "detail" }, `${name} `, h("b", {}, String(value))));
+const describe = (values) => Object.entries(values).map(([name, value]) => `${name} ${value}`).join(", ");
+
+// Shows all of a record beside the list, whose rows have one line each.
+function open(record) {
+  const { at, operator, token, details, reason, requestId } = record;
+  openSheet(
+    capital(record.action.replaceAll("_", " ")),
+    facts({
+      Time: `${at.slice(0, 19).replace("T", " ")} UTC`,
+      Operator: `${operator}, token ${token}`,
+      Target: target(record.target),
+      Result: result(record),
+      Reason: reason || "None",
+      ...Object.fromEntries(Object.entries(details).map(([name, value]) => [name, String(value)])),
+      Request: h("code", { class: "small" }, requestId),
+    }),
+  );
+}
+
+const FILTERS = { operator: "Operator", action: "Action", target: "Target" };
+
+const addressOf = (filters) => `#/audit?${new URLSearchParams(Object.entries(filters).filter(([, value]) => value))}`;
+
+// The filters are part of the address.
+function filterForm(chosen) {
+  const fields = Object.entries(FILTERS).map(([name, label]) =>
+    field(label, h("input", { id: name, value: chosen[name], autocomplete: "off", spellcheck: "false" })),
+  );
+  const submit = (event) => {
+    event.preventDefault();
+    const value = (name) => event.target.querySelector(`#${name}`).value.trim();
+    const action = value("action").toLowerCase().replaceAll(" ", "_");
+    location.hash = addressOf({ ...chosen, operator: value("operator"), action, target: value("target") });
+  };
+  const isFiltered = Object.keys(FILTERS).some((name) => chosen[name]);
+  return h(
+    "form",
+    { role: "search", onsubmit: submit },
+    h(
+      "div",
+      { class: "fields filters" },
+      fields,
+      h("button", {}, "Filter"),
+      isFiltered && h("a", { href: addressOf({ trail: chosen.trail }) }, "Clear"),
+    ),
+  );
+}
+
+function target(name) {
+  if (!name) return "the service";
+  if (name.startsWith("acc_")) return h("a", { href: `#/accounts/${name}` }, name);
+  return name.startsWith("dep_") ? name : h("a", { href: `#/apps/${encodeURIComponent(name)}` }, name);
+}
 
 export async function draw(signal, _, query) {
   const trail = query.get("trail") === "reports" ? "reports" : "changes";
   const other = trail === "changes" ? "reports" : "changes";
+  const chosen = { trail, ...Object.fromEntries(Object.keys(FILTERS).map((name) => [name, query.get(name) ?? ""])) };
   const records = {
     path: "/platform/audit",
-    query: { trail },
+    query: chosen,
     read: (rows) => rows,
     cursor: "before",
     one: "record",
-    none: "There are no records yet.",
+    none: "No record matches.",
     columns: {
-      "When, UTC": ({ at }) => [moment(at), h("span", { class: "small quiet" }, at.slice(0, 19).replace("T", " "))],
-      Operator: ({ operator, token }) => [operator, h("span", { class: "small quiet" }, `token ${token}`)],
-      Action: ({ action }) => capital(action.replaceAll("_", " ")),
-      Target: ({ target }) =>
-        target.startsWith("acc_") ? h("a", { href: `#/accounts/${target}` }, target) : target || "the service",
-      Details: ({ details: values }) => details(values),
+      When: ({ at }) => moment(at),
+      Operator: ({ operator, token }) => h("span", { title: `token ${token}` }, operator),
+      Action: (record) =>
+        h("button", { type: "button", class: "plain opens", onclick: () => open(record) }, capital(record.action.replaceAll("_", " "))),
+      Target: (record) => target(record.target),
+      Details: ({ details: values }) => describe(values),
+      Reason: ({ reason, details: values }) => reason || (trail === "changes" && values.reason) || "–",
       Result: result,
     },
   };
   return [
     heading(title, LEADS[trail]),
-    h("p", {}, h("a", { href: `#/audit?trail=${other}` }, `Show the ${other}`)),
-    card("", await list(records, signal)),
+    filterForm(chosen),
+    h("p", {}, h("a", { href: addressOf({ trail: other }) }, `Show the ${other}`)),
+    h("section", { class: "card audit" }, await list(records, signal)),
   ];
 }

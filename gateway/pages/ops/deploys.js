@@ -2,10 +2,29 @@
 
 import { h } from "/pages/dom.js";
 import { capital, moment } from "/pages/format.js";
-import { card, heading } from "/dashboard/parts.js";
+import { badge, card, heading, table } from "/dashboard/parts.js";
 import { list } from "./lists.js";
 
 export const title = "Failed deploys";
+
+const TONES = { failed: "bad", live: "good", canceled: "idle" };
+
+function stateOf({ state, current, error }) {
+  const replaced = state === "live" && current === false;
+  const mark = replaced ? badge("Replaced", "idle") : badge(capital(state), TONES[state] ?? "busy");
+  return error ? [mark, h("span", { class: "small quiet" }, error)] : mark;
+}
+
+// The last deploys of an account or an app.
+export function listDeploys(rows) {
+  if (!rows.length) return h("p", { class: "empty" }, "No deploys yet.");
+  const columns = {
+    App: ({ app, kind }) => [h("a", { href: `#/apps/${encodeURIComponent(app)}` }, app), kind === "preview" && ", preview"],
+    State: stateOf,
+    Queued: ({ createdAt }) => moment(createdAt),
+  };
+  return table("Last deploys", columns, rows);
+}
 
 export async function draw(signal) {
   const deploys = {
@@ -15,7 +34,7 @@ export async function draw(signal) {
     one: "deploy",
     none: "No deploy has failed in the last 24 hours.",
     columns: {
-      App: ({ app, id }) => [app, h("span", { class: "small quiet" }, id)],
+      App: ({ app, id }) => [h("a", { href: `#/apps/${encodeURIComponent(app)}` }, app), h("span", { class: "small quiet" }, id)],
       Account: ({ account }) => h("a", { href: `#/accounts/${account}` }, account),
       Kind: ({ kind }) => capital(kind),
       Reason: ({ error }) => error ?? "–",

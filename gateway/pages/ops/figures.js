@@ -2,8 +2,9 @@
 
 import { h } from "/pages/dom.js";
 import { count, duration, money, plural, roughly } from "/pages/format.js";
-import { key, share } from "/dashboard/chart.js";
-import { KINDS, chart, kindOf, total } from "./minutes.js";
+import { key, share } from "/pages/chart.js";
+import { kindOf } from "/pages/outcomes.js";
+import { minuteChart, total } from "./minutes.js";
 
 const STATUS = {
   operational: ["Operational", "good"],
@@ -37,7 +38,7 @@ function overview(snapshot) {
   inference(snapshot.inference);
   provider(snapshot.provider);
   attention(snapshot);
-  requests(snapshot.minutes);
+  if (there("requests")) requests(snapshot.minutes); // other periods have figures of their own
   models(snapshot.models);
   spend(snapshot.spend);
 }
@@ -180,7 +181,6 @@ const facts = (entries) =>
   );
 
 function requests(minutes) {
-  const kinds = total(minutes);
   const codes = {};
   for (const minute of minutes) {
     for (const [code, often] of Object.entries(minute.codes)) codes[code] = (codes[code] ?? 0) + often;
@@ -188,8 +188,7 @@ function requests(minutes) {
   const sorted = Object.entries(codes).sort(([, a], [, b]) => b - a);
   put(
     "requests",
-    key(KINDS.map(([kind, name]) => [kind, name, roughly(kinds[kind])])),
-    chart(minutes),
+    minuteChart(minutes),
     sorted.length > 0 && h("ul", { class: "codes" }, sorted.map(([code, often]) =>
       h("li", {}, h("i", { class: kindOf(code) }), h("code", {}, code), h("b", {}, count(often))))),
   );

@@ -5,6 +5,7 @@ import { Refused, call, get } from "/dashboard/api.js";
 import { announce, failure, skeleton, markCurrent } from "/dashboard/parts.js";
 import * as account from "./account.js";
 import * as accounts from "./accounts.js";
+import * as app from "./app.js";
 import * as apps from "./apps.js";
 import * as audit from "./audit.js";
 import * as deploys from "./deploys.js";
@@ -22,6 +23,7 @@ const ROUTES = [
   [/^\/accounts$/, accounts],
   [/^\/accounts\/([\w-]+)$/, account],
   [/^\/apps$/, apps],
+  [/^\/apps\/([\w-]+)$/, app],
   [/^\/deploys$/, deploys],
   [/^\/system$/, system],
   [/^\/audit$/, audit],

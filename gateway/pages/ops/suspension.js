@@ -4,7 +4,7 @@ import { h } from "/pages/dom.js";
 import { since } from "/pages/format.js";
 import { call } from "/dashboard/api.js";
 import { action, badge } from "/dashboard/parts.js";
-import { askReason, confirmAction } from "./confirm.js";
+import { confirmAction } from "./confirm.js";
 
 const EFFECT = "Requests and pages are refused within a second, builds are canceled, and start commands stop.";
 
@@ -21,15 +21,17 @@ export function brake(at, name, suspension, line) {
 }
 
 async function suspend(at, name) {
-  const reason = await askReason(`Suspend ${name}?`, EFFECT, "Suspend");
-  if (!reason) return;
+  const asked = { required: true, label: "Reason, which the owner sees" };
+  const reason = await confirmAction(`Suspend ${name}?`, EFFECT, "Suspend", asked);
+  if (reason === null) return;
   await call("PUT", `${at}/suspension`, { body: { reason } });
   dispatchEvent(new CustomEvent("show-again", { detail: `${name} is suspended.` }));
 }
 
 async function resume(at, name) {
   const text = "Requests, pages and deploys work again within a second. Canceled deploys stay canceled.";
-  if (!(await confirmAction(`Resume ${name}?`, text, "Resume"))) return;
-  await call("DELETE", `${at}/suspension`);
+  const reason = await confirmAction(`Resume ${name}?`, text, "Resume");
+  if (reason === null) return;
+  await call("DELETE", `${at}/suspension`, { reason });
   dispatchEvent(new CustomEvent("show-again", { detail: `The suspension of ${name} is lifted.` }));
 }

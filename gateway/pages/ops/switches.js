@@ -6,15 +6,20 @@ import { openStream } from "./live.js";
 import { explain } from "./words.js";
 
 const CLOSING = "All apps’ requests will get 503. Running streams continue until they end.";
+const OPENING = "All apps’ requests will be sent to the provider, if processing is approved.";
 const APPROVING = "While the switch is on, the prompts of all apps will be sent to the provider.";
 
-// Turning off and approving need a confirmation. Changing the approval also needs the service's name to be typed.
+// Each change needs a confirmation, and closing a reason. Changing the approval needs the service's name to be typed.
 const GATES = {
-  switch: { field: "enabled", close: ["Turn inference off?", CLOSING, "Turn off"] },
+  switch: {
+    field: "enabled",
+    close: ["Turn inference off?", CLOSING, "Turn off", { required: true }],
+    open: ["Turn inference on?", OPENING, "Turn on"],
+  },
   approval: {
     field: "approved",
-    close: ["Withdraw the approval?", CLOSING, "Withdraw", location.host],
-    open: ["Approve processing?", APPROVING, "Approve", location.host],
+    close: ["Withdraw the approval?", CLOSING, "Withdraw", { type: location.host, required: true }],
+    open: ["Approve processing?", APPROVING, "Approve", { type: location.host }],
   },
 };
 
@@ -27,12 +32,12 @@ export function attach(view) {
 async function flip(button, { field, close, open: reopen }) {
   const refusal = document.querySelector("#switch-refusal");
   const opening = button.dataset.open !== "true";
-  const question = opening ? reopen : close;
-  if (question && !(await confirmAction(...question))) return;
+  const reason = await confirmAction(...(opening ? reopen : close));
+  if (reason === null) return;
   button.disabled = true;
   refusal.textContent = "";
   try {
-    await call("PUT", "/platform/inference", { body: { [field]: opening } });
+    await call("PUT", "/platform/inference", { body: { [field]: opening }, reason });
     openStream(); // the next snapshot is two seconds away
   } catch (error) {
     if (error.status === 401) return dispatchEvent(new Event("session-ended"));

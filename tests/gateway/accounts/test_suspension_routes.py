@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import time
 from typing import Any
 
 import httpx
@@ -10,11 +11,14 @@ import pytest
 
 from gateway.accounts.keys import suspended_key
 from gateway.redis.partitions import partition_tag
-from tests.fakes import FakeAppBackend
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk
+from tests.fakes.server import HANG
 from tests.support.accounts import Account, App
 from tests.support.deploys import a_hook, an_app, publish, trigger
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
+from tests.support.prices import max_cost
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -31,6 +35,37 @@ async def suspend(gw: Gateway, what: str, reason: Any = REASON) -> httpx.Respons
 async def resume(gw: Gateway, what: str) -> None:
     answer = await gw.platform("DELETE", f"{what}/suspension")
     assert (answer.status_code, answer.text) == (204, "")
+
+
+@pytest.mark.parametrize("what", ["app", "account"])
+async def test_running_streams_end_within_a_second(
+    gw: Gateway, twin: Gateway, backend: FakeAppBackend, provider: FakeProvider, what: str
+) -> None:
+    app, other = await gw.app(backend), await gw.app(backend)
+    prompt, untouched = provider.plays(ROLE, chunk("a"), HANG), provider.plays(ROLE, chunk("a"), 3.0, chunk("b"), DONE)
+    async with app.at(twin).stream(prompt) as stream, other.at(twin).stream(untouched) as other_stream:
+        events, others = stream.aiter_sse(), other_stream.aiter_sse()
+        assert (await anext(events)).json() == (await anext(others)).json() == {"token": "a"}
+        began = time.monotonic()
+        await suspend(gw, f"apps/{app.name}" if what == "app" else f"accounts/{app.account.id}")
+        error = await asyncio.wait_for(anext(events), 2)
+        assert time.monotonic() - began < 1.5
+        assert (error.event, error.json()["error"]["code"]) == ("error", "APP_SUSPENDED")
+        assert REASON not in error.data
+        assert [event.json().get("token") for event in [await anext(others)]] == ["b"]
+    assert await app.account.settled() == max_cost(prompt)
+
+
+async def test_an_answer_in_one_piece_is_refused_when_its_app_is_suspended(
+    gw: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await gw.app(backend)
+    prompt = provider.plays(HANG)
+    ask = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: provider.asked(prompt))
+    await suspend(gw, f"apps/{app.name}")
+    refused(await asyncio.wait_for(ask, 2), *SUSPENDED)
+    assert await app.account.settled() == max_cost(prompt)  # the provider may charge for it
 
 
 async def listed(account: Account, name: str) -> dict[str, Any]:

@@ -90,3 +90,17 @@ async def test_a_cap_of_its_own_and_the_keys_of_an_account(operator: Tool, app: 
     assert key in (await operator("accounts", "revoke-key", account, key)).line
     assert (await operator("accounts", "keys", account, "--json")).json == []
     assert (await app.account.get()).status_code == 401
+
+
+async def test_reasons_and_usage(operator: Tool, app: App) -> None:
+    account, reason = app.account.id, "Überlastung, 100% Fehler"
+    await operator("accounts", "plan", account, "maker", "--reason", reason)
+    (record, *_) = (await operator("audit", "--limit", "1", "--json")).json
+    assert (record["target"], record["reason"]) == (account, reason)
+    assert reason in (await operator("audit", "--limit", "1")).out
+    assert "REQUEST_MALFORMED" in await operator.refused("accounts", "plan", account, "free", "--reason", "x" * 501)
+    assert (await operator("apps", "delete", app.name, "--yes", "--reason", "Asked for it")).line
+    (record, *_) = (await operator("audit", "--limit", "1", "--json")).json
+    assert (record["action"], record["reason"]) == ("delete_app", "Asked for it")
+    assert "No requests" in (await operator("accounts", "usage", account, "--days", "7", "--by", "app")).out
+    assert "NOT_FOUND" in await operator.refused("accounts", "usage", "acc_nobody")

@@ -119,3 +119,90 @@ async def test_requests_without_an_operator_are_not_recorded(gw: Gateway) -> Non
 async def test_invalid_queries_of_the_trail_are_refused(gw: Gateway) -> None:
     for query in ("limit=0", "limit=201", "before=x", "before=0-0", "trail=other"):
         refused(await gw.platform("GET", f"audit?{query}"), 400, "REQUEST_MALFORMED")
+
+
+async def with_reason(gw: Gateway, *reasons: str, path: str = "inference", method: str = "PUT") -> httpx.Response:
+    headers = [("Authorization", f"Bearer {OPERATOR}"), *(("X-Reason", reason) for reason in reasons)]
+    return await gw.http.request(method, f"/platform/{path}", headers=headers, json={"enabled": True})
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ("Load test is over", "Load test is over"),
+        ("%20padded%20", "padded"),
+        ("%C3%9Cberlastung%3A%20100%25", "Überlastung: 100%"),
+        ("100% sure", "100% sure"),
+        ("x" * 500, "x" * 500),
+        ("%C3%A9" * 500, "é" * 500),
+    ],
+    ids=["ascii", "padded", "encoded", "plain-percent", "longest", "longest-encoded"],
+)
+async def test_a_reason_is_recorded(gw: Gateway, header: str, reason: str) -> None:
+    answer = await with_reason(gw, header)
+    assert answer.status_code == 200, answer.text
+    (record, *_) = await trail(gw)
+    assert (record["requestId"], record["reason"]) == (answer.headers["X-Request-Id"], reason)
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        [""],
+        ["%20"],
+        ["x" * 501],
+        ["%C3%A9" * 501],
+        ["two%0Alines"],
+        ["%1B%5B31mred"],
+        ["%E2%80%AEbackwards"],
+        ["%FF"],
+        ["one", "two"],
+        ["leaked csk_abcdefghijklmnop"],
+        ["leaked%20whsec_abcdefgh"],
+        ["https://api.example.com/hooks/deploy/abc"],
+        [f"leaked {OPERATOR}"],
+    ],
+    ids=[
+        "empty",
+        "blank",
+        "long",
+        "long-encoded",
+        "newline",
+        "escape",
+        "bidi",
+        "not-utf8",
+        "twice",
+        "key",
+        "signing-secret",
+        "hook",
+        "token",
+    ],
+)
+async def test_an_invalid_reason_refuses_the_change(gw: Gateway, reasons: list[str]) -> None:
+    answer = await with_reason(gw, *reasons, path="apps/nobody-has-this", method="DELETE")
+    refused(answer, 400, "REQUEST_MALFORMED")
+    (record, *_) = await trail(gw)
+    assert record["requestId"] == answer.headers["X-Request-Id"]
+    assert (record["reason"], record["code"]) == ("", "REQUEST_MALFORMED")
+
+
+async def test_a_reason_of_an_unknown_caller_is_not_recorded(gw: Gateway) -> None:
+    (before, *_) = await trail(gw)
+    answer = await gw.http.put("/platform/inference", headers={"X-Reason": "x"}, json={"enabled": False})
+    refused(answer, 401, "UNAUTHORIZED")
+    assert (await trail(gw))[0] == before
+
+
+async def test_records_are_chosen(gw: Gateway) -> None:
+    account = await gw.account()
+    for plan in ("maker", "free", "max"):
+        await gw.platform("PATCH", f"accounts/{account.id}", {"plan": plan})
+    await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "x"})
+    await gw.platform("DELETE", f"accounts/{account.id}/suspension")
+    changes = await trail(gw, action="change_account", target=account.id)
+    assert [record["details"]["plan"] for record in changes] == ["max", "free", "maker"]
+    (second,) = await trail(gw, action="change_account", target=account.id, limit=1, before=changes[0]["id"])
+    assert second == changes[1]
+    assert await trail(gw, operator="nobody") == []
+    assert len(await trail(gw, operator="operator", limit=3)) == 3
+    refused(await gw.platform("GET", f"audit?target={'x' * 201}"), 400, "REQUEST_MALFORMED")

@@ -1,0 +1,87 @@
+// One app: its state, usage, deploys and settings, and the operator's means against it.
+
+import { h, link } from "/pages/dom.js";
+import { bare, capital, moment, plural, since } from "/pages/format.js";
+import { call, get } from "/dashboard/api.js";
+import { action, badge, card, facts, heading, refusal } from "/dashboard/parts.js";
+import { HEALTH, addressOf } from "./apps.js";
+import { confirmAction } from "./confirm.js";
+import { listDeploys } from "./deploys.js";
+import { brake, suspended } from "./suspension.js";
+import { chosenPeriod, fetchUsage, showUsage } from "./usage.js";
+
+export const title = "App";
+
+export async function draw(signal, id, query) {
+  const record = await get(addressOf({ id }), signal);
+  const at = `/platform/accounts/${encodeURIComponent(record.account)}`;
+  const period = chosenPeriod(query);
+  const [account, usage, deploys] = await Promise.all([
+    get(at, signal),
+    fetchUsage(at, period, signal, record.name),
+    get(`${at}/deploys?${new URLSearchParams({ limit: 5, app: record.id })}`, signal),
+  ]);
+  const app = account.appList.find((each) => each.id === record.id) ?? { ...record, health: "unknown", openFindings: {} };
+  const lead = [
+    h("code", { class: "small" }, record.id),
+    " · account ",
+    h("a", { href: `#/accounts/${account.id}` }, account.name),
+    ` on the ${account.plan} plan · created `,
+    moment(record.createdAt),
+  ];
+  return [
+    heading(record.name, lead, link(record.url, bare(record.url))),
+    h("div", { class: "pair" }, card("State", state(app)), access(record, app)),
+    showUsage(`#/apps/${id}`, period, usage),
+    h("div", { class: "pair" }, card("Last deploys", listDeploys(deploys)), card("Settings", settings(record))),
+  ];
+}
+
+function state(app) {
+  const { health, healthSince, certificateExpiresAt, openFindings, status } = app;
+  return facts({
+    Status: status && badge(capital(status), status === "live" ? "good" : "idle"),
+    Health: health === "unknown" ? "Not probed" : [badge(capital(health), HEALTH[health]), " ", healthSince && since(healthSince)],
+    Certificate: certificateExpiresAt && ["expires ", moment(certificateExpiresAt)],
+    Findings: openFindings.red ? badge(plural(openFindings.red, "red finding"), "bad") : "None open in red",
+  });
+}
+
+function settings({ auth, customDomain, customDomainVerified, repository, build, limits }) {
+  const shown = (values) =>
+    Object.entries(values ?? {})
+      .filter(([, value]) => value !== null && value !== "")
+      .map(([name, value]) => `${name} ${value}`)
+      .join(", ");
+  return facts({
+    "User tokens": shown(auth),
+    "Custom domain": customDomain ? `${customDomain}${customDomainVerified ? "" : ", not verified"}` : "None",
+    Repository: repository ? `${repository.url}, branch ${repository.branch}` : "None",
+    Build: shown(build) || "None",
+    Limits: shown(limits) || "The service’s",
+  });
+}
+
+function access(record, app) {
+  const line = refusal();
+  const at = addressOf(record);
+  const remove = async () => {
+    const text = "Its releases, data, hooks and variables are deleted too. This cannot be undone.";
+    const reason = await confirmAction(`Delete ${record.name}?`, text, "Delete app", { type: record.name, required: true });
+    if (reason === null) return;
+    await call("DELETE", at, { reason });
+    location.hash = `#/accounts/${record.account}`;
+  };
+  return card(
+    "Access",
+    h("p", {}, suspended(app) ?? "The app and its account are not suspended."),
+    h(
+      "div",
+      { class: "row" },
+      brake(at, record.name, record.suspension, line),
+      action("Delete app", { class: "danger" }, line, remove),
+      h("a", { href: `#/audit?target=${record.id}` }, "Changes by operators"),
+    ),
+    line,
+  );
+}

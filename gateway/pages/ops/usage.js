@@ -1,0 +1,110 @@
+// What an account or one of its apps used: by hour, by app, by model and by error code.
+
+import { chart } from "/pages/chart.js";
+import { h } from "/pages/dom.js";
+import { count, money } from "/pages/format.js";
+import { get } from "/dashboard/api.js";
+import { table } from "/dashboard/parts.js";
+import { kindOf } from "/pages/outcomes.js";
+
+const HOUR = 3_600_000;
+const PERIODS = { "24h": ["24 hours", 24], "7d": ["7 days", 168] };
+const SHOWN = 8; // rows of a table
+const LOGGED = 1000; // requests that the service keeps
+
+export const chosenPeriod = (query) => (query.get("period") in PERIODS ? query.get("period") : "24h");
+
+// Links to each period of the view at `href`. `periods` maps the names in the address to lists that begin with a text.
+export const periodLinks = (href, periods, chosen) =>
+  Object.entries(periods).map(([name, [text]]) =>
+    h("a", { href: `${href}?period=${name}`, "aria-current": name === chosen ? "true" : null }, text),
+  );
+
+// `at` is the address of the account. With `app`, only this app counts.
+export async function fetchUsage(at, period, signal, app) {
+  const hours = PERIODS[period][1];
+  const first = Math.floor(Date.now() / HOUR) * HOUR - (hours - 1) * HOUR;
+  const only = app ? { app } : {};
+  const read = (group) => {
+    const query = new URLSearchParams({ from: new Date(first).toISOString(), by: "hour", group, ...only });
+    return get(`${at}/usage?${query}`, signal).then(({ rows }) => rows);
+  };
+  const logged = get(`${at}/requests?${new URLSearchParams({ limit: LOGGED, ...only })}`, signal);
+  const [apps, models, requests] = await Promise.all([read("app"), read("model"), logged]);
+  const times = Array.from({ length: hours }, (_, n) => first + n * HOUR);
+  return { times, apps, models, requests: requests.filter(({ at: arrived }) => Date.parse(arrived) >= first) };
+}
+
+// `view` is the address of this page, and `known` are the apps that have a page.
+export function showUsage(view, period, { times, apps, models, requests }, known = []) {
+  const [span] = PERIODS[period];
+  const by = (value) => {
+    const sums = new Map(times.map((time) => [time, 0]));
+    for (const row of apps) sums.set(Date.parse(row.start), (sums.get(Date.parse(row.start)) ?? 0) + value(row));
+    return times.map((time) => sums.get(time));
+  };
+  const served = [
+    { name: "answered", tone: "good", values: by((row) => row.requests - row.refused - row.interrupted) },
+    { name: "interrupted", tone: "warn", values: by(({ interrupted }) => interrupted) },
+    { name: "refused", tone: "idle", values: by(({ refused }) => refused) },
+  ];
+  const cost = [{ name: "spent", tone: "plain", values: by(({ nanoEuro }) => nanoEuro) }];
+  const link = (name) => {
+    const app = known.find((each) => each.name === name);
+    return app ? h("a", { href: `#/apps/${app.id}` }, name) : name || "unknown";
+  };
+  return h(
+    "section",
+    { class: "card usage", "aria-labelledby": "usage-title" },
+    h(
+      "div",
+      { class: "row apart" },
+      h("h2", { id: "usage-title" }, `Usage, ${span}`),
+      h("nav", { class: "periods", "aria-label": "Period" }, periodLinks(view, PERIODS, period)),
+    ),
+    h(
+      "div",
+      { class: "pair" },
+      h("div", {}, chart("Cost by hour", cost, times, { unit: "spending", show: money, span })),
+      h("div", {}, chart("Requests by hour", served, times, { span })),
+    ),
+    h(
+      "div",
+      { class: "pair" },
+      known.length > 0 && breakdown("App", "app", apps, link),
+      breakdown("Model", "model", models, (name) => name || "none"),
+      codes(requests),
+    ),
+  );
+}
+
+function breakdown(title, field, rows, show) {
+  const sums = new Map();
+  for (const row of rows) {
+    const sum = sums.get(row[field]) ?? { name: row[field], requests: 0, nanoEuro: 0 };
+    sum.requests += row.requests;
+    sum.nanoEuro += row.nanoEuro;
+    sums.set(row[field], sum);
+  }
+  const sorted = [...sums.values()].sort((a, b) => b.nanoEuro - a.nanoEuro || b.requests - a.requests);
+  if (!sorted.length) return h("p", { class: "empty" }, "No requests in this period.");
+  const columns = {
+    [title]: ({ name }) => show(name),
+    Requests: ({ requests }) => count(requests),
+    Cost: ({ nanoEuro }) => money(nanoEuro),
+  };
+  return h("div", {}, table(`Usage by ${field}`, columns, sorted.slice(0, SHOWN)));
+}
+
+function codes(requests) {
+  const sums = new Map();
+  for (const { code } of requests) sums.set(code, (sums.get(code) ?? 0) + 1);
+  const sorted = [...sums].sort(([, a], [, b]) => b - a).slice(0, SHOWN);
+  if (!sorted.length) return false;
+  const columns = {
+    Outcome: ([code]) => (code ? h("code", { class: kindOf(code) === "failed" ? "bad" : null }, code) : "Answered"),
+    Requests: ([, often]) => count(often),
+  };
+  const note = requests.length === LOGGED && h("p", { class: "small quiet" }, "Of the last 1,000 requests.");
+  return h("div", {}, table("Requests by code", columns, sorted), note);
+}
