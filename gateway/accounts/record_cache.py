@@ -52,7 +52,7 @@ class RecordCache:
         self._store = store
         self.is_current = False  # the subscription is alive and all subscribers have read their records
         self._copies: dict[str, _Copy] = {}
-        self._changes = 0
+        self.changes = 0  # how often a copy may have become outdated
         self._subscribed = False
         self._subscribers: dict[str, _Subscriber] = {}
         self._outdated: dict[str, bool] = {}  # subscribers' records to read; True: because a change was announced
@@ -65,7 +65,7 @@ class RecordCache:
             return cast(R, copy.record)
         if copy is not None and copy.away and copy.usable_until > now:
             copy.current_until = now + RETRY_SECONDS  # one request reads, and the others do not wait for it
-        before = self._changes
+        before = self.changes
         try:
             text = await self._store.get(key)
         except BackboneUnavailable:
@@ -78,7 +78,7 @@ class RecordCache:
             return None  # not cached: names that do not exist must not push out those that do
         record = msgspec.json.decode(text, type=kind)
         # A change announced during the read may concern the record that was read.
-        if before == self._changes:
+        if before == self.changes:
             self._copies.pop(key, None)
             while len(self._copies) >= MAX_COPIES:
                 del self._copies[next(iter(self._copies))]
@@ -93,7 +93,7 @@ class RecordCache:
 
     def forget(self, key: str) -> None:
         """Drops a copy. A process that changes a record calls this, and does not wait for its own message."""
-        self._changes += 1
+        self.changes += 1
         self._copies.pop(key, None)
 
     def subscribe(
@@ -123,7 +123,7 @@ class RecordCache:
 
     def _catch_up(self) -> None:
         # A record that was read before may have changed without an announcement to this process.
-        self._changes += 1
+        self.changes += 1
         self._subscribed = True
         self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
         self._update_current()
@@ -137,7 +137,7 @@ class RecordCache:
 
     def _expire_copies(self) -> None:
         self.is_current = self._subscribed = False
-        self._changes += 1
+        self.changes += 1
         now = time.monotonic()
         for copy in self._copies.values():
             if copy.current_until > now and not copy.away:

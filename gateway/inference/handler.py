@@ -69,6 +69,7 @@ from gateway.telemetry.usage import RequestDetails
 logger = structlog.get_logger()
 
 WAITER_CHECK_SECONDS = 0.1  # between two checks of the waiting requests
+STREAM_CHECK_SECONDS = 0.25  # between two checks of the running streams
 FULL_ANSWER_CHARACTERS = 1_048_576  # of an answer that is not streamed
 MODELS = {f"ai/{path}": answer for path, answer in openai.MODELS.items()}
 METHODS = {"ai": b"POST", "ai/chat/completions": b"POST", **dict.fromkeys(MODELS, b"GET")}
@@ -93,6 +94,7 @@ class Inference:
         self._admission, self._permits, self._provider, self._availability = admission, permits, provider, availability
         self._metrics, self._counters = metrics, counters
         self._backlogs = Backlogs()
+        self._running: dict[Stream, tuple[App, Account]] = {}
         tracer = tracing.tracer()
         self._traces = None if tracer is None else RequestTraces(tracer, METHODS)
 
@@ -171,7 +173,7 @@ class Inference:
         request.admitted, request.reserved = True, max_cost
         backlog = Backlog(self._backlogs, account.id)
         try:
-            await self._relay(request, completion, admitted.reservation, account, backlog)
+            await self._relay(request, completion, admitted.reservation, app, account, backlog)
         finally:
             backlog.clear()
 
@@ -233,6 +235,7 @@ class Inference:
         request: InferenceRequest,
         completion: CompletionRequest,
         reservation: Reservation,
+        app: App,
         account: Account,
         backlog: Backlog,
     ) -> None:
@@ -254,6 +257,7 @@ class Inference:
                 permit = await self._wait_for_permit(request, account, completion, tokens, format)
             request.trace.enter(EXCHANGE, Kind.CLIENT, self._provider.span_attributes)
             stream = request.stream = await self._post(completion)
+            self._running[stream] = app, account
             self._permits.mark_sent(permit)
             request.watch(stream.fail, stream.nudge)
             if completion.stream:
@@ -265,6 +269,7 @@ class Inference:
         finally:
             if stream is not None:
                 request.unwatch()
+                self._running.pop(stream, None)
                 self._provider.close_stream(stream)
             charge = _charge_for(completion, reservation, stream, failure)
             if permit is not None:
@@ -331,6 +336,25 @@ class Inference:
                         self._permits.fail_waiting(AppNotFound(), app=name)
                     elif await self._registry.is_suspended(app):
                         self._permits.fail_waiting(AppSuspended(), app=name)
+
+    async def end_suspended(self) -> None:
+        """Ends the running streams of suspended apps. Runs for the life of the process."""
+        checked = -1
+        while True:
+            await asyncio.sleep(STREAM_CHECK_SECONDS)
+            if checked == (changes := self._registry.cache.changes):
+                continue  # so that streams cost nothing while no record changes
+            with contextlib.suppress(BackboneUnavailable):
+                changed = {
+                    app.name: app
+                    for app, account in list(self._running.values())
+                    if self._registry.may_have_changed(app, account)
+                }
+                suspended = {name for name, app in changed.items() if await self._registry.is_suspended(app)}
+                for stream, (app, _) in list(self._running.items()):
+                    if app.name in suspended:
+                        stream.fail(AppSuspended())
+                checked = changes
 
     async def _post(self, completion: CompletionRequest) -> Stream:
         connection = await self._provider.connect()
@@ -421,16 +445,16 @@ def _charge_for(
     - the price of the usage, if the provider reported any, at most the reservation's maximum cost;
     - nothing, if the provider failed before it produced anything;
     - the maximum cost otherwise: a complete answer without usage, a client that left, a provider that failed halfway,
-      a gateway that stopped.
+      a gateway that stopped, an app that was suspended.
     """
     if stream is None:
         return NOTHING
     usage = stream.answer.usage
     if usage is not None:
         return charge_for_usage(_answering_model(completion, stream), usage, reservation.max_cost)
-    if failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted):
+    if failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted | AppSuspended):
         return NOTHING
-    if isinstance(stream.answer.failure, ClientGone | Interrupted):
+    if isinstance(stream.answer.failure, ClientGone | Interrupted | AppSuspended):
         return Charge(reservation.max_cost)  # the stream ended before the usage could arrive
     return Charge(reservation.max_cost, "no usage")
 

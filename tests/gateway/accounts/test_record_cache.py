@@ -188,9 +188,9 @@ async def test_a_change_during_a_read_is_not_missed(here: Registry, proxy: Proxy
         proxy.hold_answers = b"app:shop"
         reading = asyncio.create_task(there.app("shop"))
         await wait_until(lambda: proxy.held)
-        seen = there.cache._changes
+        seen = there.cache.changes
         await here.put_app(changed, before)
-        await wait_until(lambda: there.cache._changes > seen)
+        await wait_until(lambda: there.cache.changes > seen)
         proxy.let_go()
         assert await reading == before
         assert await there.app("shop") == changed
