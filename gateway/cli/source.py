@@ -21,8 +21,10 @@ from pathspec import GitIgnoreSpec
 from gateway.cli.service import Refused
 
 SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
-# The names of .env files are Vite's.
-ALWAYS_IGNORED = re.compile(r"\.git|node_modules|\.capsule|\.env(\.local|\..+\.local)?")
+# `.env`, `.envrc`, `.dev.vars` and all names derived from them: of environments, of copies, and of editors' backups.
+# Examples are published. The dashboard has the same rule, in `packing.js`.
+SECRETS = r"[.#~]*\.(env|dev\.vars)(?!\.(example|sample|template)$)(rc|s)?([^a-z].*)?"
+ALWAYS_IGNORED = re.compile(rf"\.git|node_modules|\.capsule|{SECRETS}", re.IGNORECASE)
 IGNORE_FILES = (".gitignore", ".capsuleignore")
 
 Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder is last, and its rules take precedence

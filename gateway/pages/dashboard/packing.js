@@ -6,7 +6,8 @@ const MAX_FILES = 50_000;
 const MAX_BYTES = 1_073_741_824; // before compression
 const MAX_PACKED = 104_857_600;
 // Never published: repositories, installed packages, secrets, and the files of the system.
-const IGNORED = /^(\.git|node_modules|\.capsule|\.env(\.local|\..+\.local)?|\.DS_Store|Thumbs\.db|__MACOSX)$/;
+const SECRETS = /[.#~]*\.(env|dev\.vars)(?!\.(example|sample|template)$)(rc|s)?([^a-z].*)?/; // as in the command line
+const IGNORED = new RegExp(`^(\\.git|node_modules|\\.capsule|\\.DS_Store|Thumbs\\.db|__MACOSX|${SECRETS.source})$`, "i");
 const TYPES = [
   [/\.html?$/i, "text/html"],
   [/\.zip$/i, "application/zip"],

@@ -33,12 +33,84 @@ def packed_names(folder: Path) -> list[str]:
 
 
 def test_all_files_except_those_always_omitted(tmp_path: Path) -> None:
-    kept = ["index.html", "src/a b.ts", "src/deep/ü.ts", ".npmrc", ".env.example", ".env.production", "git", "x.env"]
+    kept = ["index.html", "src/a b.ts", "src/deep/ü.ts", ".npmrc", ".env.example", "git", "x.env"]
     write_files(tmp_path, *kept)
     write_files(tmp_path, ".git/HEAD", "node_modules/x/i.js", "packages/a/node_modules/y/i.js")
     write_files(tmp_path, ".env", ".env.local", ".env.production.local", "packages/a/.env")
     write_files(tmp_path, capsuleignore="!.env\n!node_modules\n!.git\n")
     assert packed_names(tmp_path) == sorted(kept)
+
+
+SECRETS = [
+    ".env",
+    ".ENV",
+    ".Env",
+    ".env.local",
+    ".env.production",
+    ".env.production.local",
+    ".ENV.Production",
+    ".env.bak",
+    ".env.old",
+    ".env~",
+    ".env.swp",
+    "..env.swp",
+    ".#.env",
+    "#.env#",
+    ".env.example~",
+    ".env.example.local",
+    ".env2",
+    ".env-prod",
+    ".env_prod",
+    ".envs",
+    ".envrc",
+    ".envrc~",
+    ".ENVRC",
+    ".envrc.local",
+    ".dev.vars",
+    ".DEV.VARS",
+    ".dev.vars.production",
+    ".dev.vars~",
+    ".env.examples",
+    ".env.my.example",
+]
+NO_SECRETS = [
+    ".env.example",
+    ".env.sample",
+    ".env.template",
+    ".ENV.EXAMPLE",
+    ".dev.vars.example",
+    ".environment",
+    ".envoy.yaml",
+    "env",
+    "env.d.ts",
+    "vars",
+    ".dev",
+    "dev.vars.ts",
+    "x.env",
+    ".npmrc",
+]
+
+
+@pytest.mark.parametrize("folder", ["", "packages/a/"], ids=["top", "deep"])
+def test_no_file_of_secrets_is_published(tmp_path: Path, folder: str) -> None:
+    write_files(tmp_path, *(folder + name for name in SECRETS + NO_SECRETS))
+    assert packed_names(tmp_path) == sorted(folder + name for name in NO_SECRETS)
+
+
+@pytest.mark.parametrize("name", [".env", ".ENV.production", ".envrc"])
+def test_files_in_a_folder_named_like_a_file_of_secrets_are_not_published(tmp_path: Path, name: str) -> None:
+    write_files(tmp_path, "a", f"{name}/key", f"src/{name}/deep/key")
+    assert packed_names(tmp_path) == ["a"]
+
+
+def test_ignore_files_cannot_include_secrets(tmp_path: Path) -> None:
+    write_files(tmp_path, "a", ".env.production", ".dev.vars", capsuleignore="!.env*\n!.dev.vars\n!*\n")
+    assert packed_names(tmp_path) == ["a"]
+
+
+def test_the_dashboard_has_the_same_rule() -> None:
+    script = Path(source.__file__).parents[1] / "pages/dashboard/packing.js"
+    assert f"const SECRETS = /{source.SECRETS}/;" in script.read_text()
 
 
 def test_a_worktrees_git_is_a_file(tmp_path: Path) -> None:
