@@ -37,6 +37,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from gateway.http.error_pages import render_error_page
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
 from workers.hosting.processes import is_running, start_time
@@ -324,6 +325,9 @@ def render_configuration(settings: Settings, ask: tuple[int, int] | None = None)
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase
         ),
         gateway=_render_gateway(settings) + _render_ask(settings, ask),
+        no_app_page=render_error_page(
+            "There is no app at this address", "The address may be mistyped, or the app may have been deleted."
+        ),
         **_render_neighbors(settings),
     )
 

@@ -294,7 +294,9 @@ class DataAgent:
     # -- what is due -----------------------------------------------------------------------------------------
 
     async def _tidy(self) -> None:
-        for data in await run_in_thread(list_data, self._folder):
+        present = await run_in_thread(list_data, self._folder)
+        self._seen = {data.app_id: seen for data in present if (seen := self._seen.get(data.app_id)) is not None}
+        for data in present:
             try:
                 if self._owns(data.app_id) and data.exists:
                     await self._make_daily(data)

@@ -179,6 +179,7 @@ class Ownership:
                 for app_id in self._list_apps() - self._ending.keys():
                     await self._follow_safely(app_id)
                 await self._remove_orphans()
+                self._forget_unknown()
             await asyncio.sleep(POLL_SECONDS)
 
     async def _follow_safely(self, app_id: str) -> None:
@@ -280,6 +281,16 @@ class Ownership:
                 with suppress(StorageUnavailable):
                     await self._copies.remove_all(claim)
                     await self._claims.remove(stored)
+
+    def _forget_unknown(self) -> None:
+        """Forgets what was found about apps that no host runs and this host does not need."""
+        known = {(stored.claim.account, stored.claim.app) for stored in self._claims.list_all()}
+        known |= {(account, app_id) for app_id, account in self._needed.items()}
+        for key in self._looked_at.keys() - known:
+            del self._looked_at[key]
+            self._missing_since.pop(key, None)
+        for app_id in self._free_since.keys() - {app_id for _, app_id in known}:
+            del self._free_since[app_id]
 
     # -- an app of this host ---------------------------------------------------------------------------------
 

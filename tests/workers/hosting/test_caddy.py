@@ -109,6 +109,19 @@ async def test_a_host_without_a_release_has_nothing(hosting: Hosting) -> None:
     assert (await hosting.ask("/", host="empty.apps.test")).status == 404
 
 
+async def test_a_browser_gets_a_page_where_there_is_no_app(hosting: Hosting) -> None:
+    for host in ("nobody.apps.test", "x" * 64 + ".apps.test"):
+        for target in ("/", "/deep/page.html?x=<script>"):
+            said = await hosting.ask(target, "Accept: text/html,*/*;q=0.8", host=host)
+            assert (said.status, said.headers["content-type"]) == (404, "text/html; charset=utf-8")
+            assert b"<h1>There is no app at this address</h1>" in said.body
+            assert b"color-scheme: light dark;" in said.body
+            assert b"$" not in said.body
+            assert b"script" not in said.body
+            said = await hosting.ask(target, "Accept: */*", host=host)
+            assert (said.status, said.body) == (404, b"There is no app at this address.\n")
+
+
 # target, headers, status, body or None, kept headers that matter
 ANSWERS: list[tuple[str, tuple[str, ...], int, bytes, dict[str, str]]] = [
     ("/", (), 200, b"<h1>Shop</h1>", PAGE),
