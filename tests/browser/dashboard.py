@@ -20,6 +20,7 @@ from tests.support.gateway_process import Gateway
 
 VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "webhooks": "Webhooks"}
 VIEWS |= {"usage": "Usage", "requests": "Requests"}
+SECTIONS = ("source", "tokens", "environment", "domain", "limits", "hooks", "delete")  # of an app's settings
 # The browser itself reports every refused request to the console.
 EXPECTED = "Failed to load resource"
 HURRY = "const later = window.setTimeout; window.setTimeout = (work, wait) => later(work, wait / 10);"

@@ -4,7 +4,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.browser.axe import EVERY_LOOK, assert_accessible
-from tests.browser.dashboard import VIEWS, Holder, visiting
+from tests.browser.dashboard import SECTIONS, VIEWS, Holder, visiting
 from tests.fakes import FakeAppBackend
 from tests.fakes.receiver import FakeReceiver
 from tests.support.gateway_process import OPERATOR, Gateway
@@ -50,6 +50,13 @@ async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) 
         f"deploys/{failed}": f"Deploy of {app.name}",
         f"deploys/{queued}": f"Deploy of {app.name}",
         f"apps/{app.name}": app.name,
+        f"apps/{app.name}/deploys": "Deploys",
+        f"apps/{app.name}/requests": "Requests",
+        f"apps/{app.name}/usage": "Usage",
+        f"apps/{app.name}/data": "Data",
+        f"apps/{app.name}/try": f"Try {app.name}",
+        **{f"apps/{app.name}/settings/{section}": "Settings" for section in SECTIONS},
+        "account": "Account",
         f"webhooks/{sent}": "app.crashed",
     }
 

@@ -89,10 +89,12 @@ async def test_a_session_that_ends_comes_back_to_the_same_view(holder: Holder) -
 
 async def test_the_overview_of_a_new_account(holder: Holder) -> None:
     await holder.log_in()
-    for words in ("Ana’s workshop, on the Maker plan.", "No requests yet", "No apps yet", "0 of 200", "Operational"):
+    for words in ("Ana’s workshop, on the Maker plan.", "No requests yet", "No apps yet", "Operational"):
         await expect(holder.page.get_by_text(words)).to_be_visible()
     bar = holder.page.get_by_role("img", name="€0.00 settled, €0.00 reserved, €2.00 left of €2.00")
     await expect(bar).to_be_visible()
+    await holder.page.get_by_role("link", name="Account", exact=True).click()
+    await expect(holder.page.get_by_text("0 of 200")).to_be_visible()
 
 
 async def test_the_overview_counts_what_was_asked_and_spent(
@@ -114,12 +116,13 @@ async def test_the_overview_counts_what_was_asked_and_spent(
     await expect(
         holder.page.get_by_role("img", name="Requests: 1 answered, 1 refused, 0 interrupted in 24 hours")
     ).to_be_visible()
-    await expect(holder.page.get_by_role("img", name="Tokens: 100 in, 2K out in 24 hours")).to_be_visible()
     assert settled == 100 * 150 + 2000 * 600
     await expect(holder.page.locator(".figure")).to_have_text("€0.0012 of €2.00")
     await expect(holder.page.get_by_role("link", name=f"{name}.apps.localhost")).to_have_attribute(
         "href", f"https://{name}.apps.localhost"
     )
+    await holder.page.get_by_role("link", name="Usage", exact=True).click()
+    await expect(holder.page.get_by_role("img", name="Tokens: 100 in, 2K out in 24 hours")).to_be_visible()
 
 
 # -- webhooks ------------------------------------------------------------------------------------------------
@@ -359,6 +362,8 @@ async def test_variables_are_set_and_removed(holder: Holder) -> None:
     await holder.log_in()
     await page.get_by_role("link", name=app, exact=True).click()
     await expect(page.get_by_text("No output yet.")).to_be_visible()
+    await page.get_by_role("link", name="Settings", exact=True).click()
+    await page.get_by_role("link", name="Environment", exact=True).click()
     await page.get_by_label("Name").fill("lower")
     await page.get_by_label("Value").fill("a value")
     await holder.button("Set").click()
@@ -409,7 +414,7 @@ async def test_the_overview_shows_what_the_monitors_found(holder: Holder) -> Non
         client.hset(certificate_key(tag, live), mapping=certificate)
         client.hset(findings_key(tag, live), mapping={"version": 1, "open": "[]", "red": 2, "yellow": 1})
     await holder.log_in()
-    rows = holder.page.locator("ul.list").get_by_role("listitem")
+    rows = holder.page.locator("ul.apps").get_by_role("listitem")
     row = rows.filter(has_text=live)
     for words in ("Unhealthy for 2 hours", "Certificate expires in 6 days", "2 red findings", "1 yellow finding"):
         await expect(row).to_contain_text(words)

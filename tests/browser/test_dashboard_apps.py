@@ -61,8 +61,7 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
         await expect(holder.row("CVE-2026")).to_contain_text(words)
     await page.get_by_text("Last output").click()
     await expect(page.get_by_label("Last output")).to_have_text("GET / 200\nabout to end")
-    await expect(holder.row("Nightly")).to_contain_text("Never")
-    await expect(holder.row("Live · operator")).to_contain_text("Current")
+    await expect(holder.row("Live · operator")).to_contain_text("Live")
 
     log = page.get_by_role("log", name="Output")
     await expect(log).to_contain_text("GET /one 200")
@@ -75,6 +74,9 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     await page.get_by_role("link", name=f"All deploys of {app}").click()
     await expect(holder.heading("Deploys")).to_be_focused()
     await expect(holder.row(app)).to_have_count(1)
+    await page.get_by_role("link", name="Settings", exact=True).click()
+    await page.get_by_role("link", name="Deploy hooks", exact=True).click()
+    await expect(holder.row("Nightly")).to_contain_text("Never")
 
 
 async def test_the_data_of_an_app(holder: Holder) -> None:
@@ -99,8 +101,8 @@ async def test_the_data_of_an_app(holder: Holder) -> None:
             await commands.answer(command, DataAnswer(made))
 
         await holder.log_in()
-        await holder.go(f"apps/{app}")
-        card = page.locator("section").filter(has=holder.heading("Data", 2))
+        await holder.go(f"apps/{app}/data")
+        card = page.locator("main")
         await expect(card).to_contain_text(f"250 MB of {(await account.get(at)).json()['limitBytes'] >> 30} GB")
         await expect(card).to_contain_text("Clear the data.")
         await expect(card.get_by_text("Full")).to_be_visible()
@@ -126,7 +128,7 @@ async def test_the_data_of_an_app(holder: Holder) -> None:
 async def test_a_custom_domain_from_the_first_record_to_its_removal(holder: Holder, resolver: DnsServer) -> None:
     page, app = holder.page, await holder.app()
     await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.go(f"apps/{app}/settings/domain")
     card = page.get_by_role("region").or_(page.locator("section")).filter(has=holder.heading("Custom domain", 2))
     await card.get_by_label("Domain").fill("not a domain")
     await card.get_by_role("button", name="Add domain").click()
@@ -186,7 +188,7 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
             client.expire(key, 600)
         client.zadd(deploys_key(holder.account.id), older)
     await holder.log_in("deploys")
-    await expect(holder.row("Current")).to_have_count(1)
+    await expect(holder.row("Replaced")).to_have_count(1)
     await expect(holder.row("Build: exit status 1 of npm-run")).to_have_count(1)
     await expect(page.locator("tbody tr")).to_have_count(50)
     await holder.button("Older", exact=True).click()
@@ -201,7 +203,7 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
     await expect(page.locator("tbody tr")).to_have_count(2)
 
     await page.get_by_role("link", name=f"{app}, deploy {second}").click()
-    await expect(page.get_by_text("Current")).to_be_visible()
+    await expect(page.locator("main").get_by_text("Live", exact=True).first).to_be_visible()
     await expect(holder.button("Roll back to this release")).to_have_count(0)
     await holder.button("Redeploy").click()
     await holder.button("Not now").click()

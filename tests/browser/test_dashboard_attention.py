@@ -23,7 +23,7 @@ def card(holder: Holder, title: str) -> Locator:
 async def test_the_build_of_an_app_without_a_repository(holder: Holder) -> None:
     account, app = holder.account, await holder.app(repository=None)
     await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.go(f"apps/{app}/settings")
     source = card(holder, "Source and build")
     for field, value, build in (
         ("Build command", "npm run build", {"command": "npm run build"}),
@@ -51,7 +51,7 @@ async def test_every_other_form_of_an_app_with_its_optional_parts_empty(holder: 
     page, account = holder.page, holder.account
     app = await holder.app(repository=None)
     await holder.log_in()
-    await holder.go(f"apps/{app}")
+    await holder.go(f"apps/{app}/settings/tokens")
     tokens = card(holder, "Users’ tokens")
     for kind, required in (("jwks", {}), ("secret", {"Secret": "s" * 32}), ("backend", {"URL": "/api/me"})):
         await tokens.get_by_label("Verification").select_option(kind)
@@ -61,9 +61,11 @@ async def test_every_other_form_of_an_app_with_its_optional_parts_empty(holder: 
         await tokens.get_by_role("button", name="Save users’ tokens").click()
         await expect(tokens.get_by_text("Saved.")).to_be_visible()
         assert (await account.get(f"/account/apps/{app}/settings")).json()["auth"]["kind"] == kind
+    await page.get_by_role("link", name="Limits", exact=True).click()
     limits = card(holder, "Limits")
     await limits.get_by_role("button", name="Save limits").click()
     await expect(limits.get_by_text("Saved. The limits apply")).to_be_visible()
+    await page.get_by_role("link", name="Environment", exact=True).click()
     await page.get_by_label("Name", exact=True).fill("EMPTY")
     await page.get_by_role("button", name="Set", exact=True).click()
     await expect(holder.row("EMPTY")).to_be_visible()
@@ -104,7 +106,7 @@ async def test_keys_of_the_account(holder: Holder) -> None:
     await page.get_by_role("link", name="Ana’s workshop").click()
     await expect(holder.heading("Account")).to_be_focused()
     await expect(page.get_by_text("Maker")).to_be_visible()
-    await page.get_by_label("Name").fill("laptop")
+    await page.get_by_label("Name", exact=True).fill("laptop")
     await holder.button("Create").click()
     panel = card(holder, "The key “laptop”")
     key = await panel.locator("pre").inner_text()
@@ -160,3 +162,15 @@ async def test_a_name_that_no_app_can_have(holder: Holder) -> None:
     await expect(page.get_by_label("Name")).to_have_value(fit)
     await page.keyboard.press("Enter")
     await expect(holder.heading(fit)).to_be_focused()
+
+
+async def test_the_account_is_renamed(holder: Holder) -> None:
+    page = holder.page
+    await holder.log_in()
+    await page.get_by_role("link", name="Ana’s workshop").click()
+    await page.get_by_label("Account name").fill("<b>Ben</b> & Co")
+    await holder.button("Save").click()
+    await expect(page.locator("#account")).to_have_text("<b>Ben</b> & Co")
+    await expect(page.get_by_role("main").get_by_text("<b>Ben</b> & Co", exact=True)).to_be_visible()
+    assert (await holder.account.get("/account")).json()["name"] == "<b>Ben</b> & Co"
+    await assert_accessible(page)

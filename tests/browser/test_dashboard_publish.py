@@ -25,6 +25,12 @@ DROP = """(zone, files) => {
     zone.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 }"""
 
+DRAGGED = """() => {
+    const transfer = new DataTransfer();
+    transfer.items.add(new File(["x"], "index.html"));
+    return transfer;
+}"""
+
 
 async def published(holder: Holder, app: str) -> dict[str, bytes]:
     """Waits for the page of the deploy. Returns the files of its source."""
@@ -48,6 +54,7 @@ async def test_a_folder_becomes_a_deploy(holder: Holder, tmp_path: Path) -> None
     files = write_folder(tmp_path / "site")
     await holder.log_in()
     await holder.go(f"apps/{app}")
+    await holder.button("Publish", exact=True).click()
     await assert_accessible(holder.page, EVERY_LOOK)
     await (
         holder.page.get_by_label("Choose a folder")
@@ -66,8 +73,9 @@ async def test_dropped_files_pages_and_archives(holder: Holder) -> None:
         ([["index.html", PAGE], ["a.css", "p {}"]], {"index.html": PAGE.encode(), "a.css": b"p {}"}),
     ):
         await holder.go(f"apps/{app}")
-        await expect(holder.heading(app)).to_be_focused()  # the first steps have such a zone too
-        await page.locator(".drop").evaluate(DROP, files)
+        await expect(holder.button("Publish", exact=True)).to_be_visible()
+        await page.locator("main").dispatch_event("dragenter", {"dataTransfer": await page.evaluate_handle(DRAGGED)})
+        await page.get_by_role("dialog", name=f"Publish {app}").locator(".drop").evaluate(DROP, files)
         assert await published(holder, app) == expected
 
 

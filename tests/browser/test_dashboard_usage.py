@@ -89,20 +89,139 @@ async def test_from_the_first_stop_to_the_cap(
         await page.get_by_role("link", name="Requests", exact=True).click()
         await expect(holder.heading("Requests")).to_be_focused()
         await expect(banner).to_be_visible()
-        await expect(holder.row("status 200, CLIENT_GONE")).to_have_count(16)
-        await expect(holder.row("SPEND_CAP_REACHED").filter(has_text="could have exceeded")).to_have_count(1)
-        await expect(holder.row("First token").filter(has_text="16")).to_have_count(1)
+        requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
+        await expect(requests.filter(has_text="200 CLIENT_GONE")).to_have_count(16)
+        await expect(page.get_by_text("First token").first.locator("..")).to_contain_text("p50")
+        await requests.filter(has_text="402 SPEND_CAP_REACHED").click()
+        sheet = page.get_by_role("dialog", name="Request")
+        await expect(sheet).to_contain_text("could have exceeded the account’s daily spending cap")
+        await expect(sheet.get_by_role("row").filter(has_text="Account’s cap")).to_contain_text("€0.05")
+        await assert_accessible(page)
+        await page.keyboard.press("Escape")
+        await expect(sheet).to_be_hidden()
         await page.get_by_label("Outcome").select_option("Refused")
-        await expect(holder.row("CLIENT_GONE")).to_have_count(0)
-        await expect(page.get_by_text("Nothing to measure")).to_be_visible()
+        await expect(requests.filter(has_text="CLIENT_GONE")).to_have_count(0)
         stranger = await app.ask("x", token="no.token.at.all")
-        await expect(holder.row(stranger.headers["X-Request-Id"])).to_be_visible()  # by itself
-        await expect(holder.row(stranger.headers["X-Request-Id"])).to_contain_text("Token: not a usable JWT")
+        await requests.filter(has_text="401 TOKEN_INVALID").get_by_role("button").press("Enter")  # it appears by itself
+        await expect(sheet).to_contain_text(stranger.headers["X-Request-Id"])
+        await expect(sheet).to_contain_text("Token: not a usable JWT")
+        await sheet.get_by_role("button", name="Close").click()
         await page.get_by_label("Model").select_option(QWEN)
-        await expect(holder.row("status 402, SPEND_CAP_REACHED")).to_have_count(1)
+        await expect(requests.filter(has_text="402 SPEND_CAP_REACHED")).to_have_count(1)
+        await expect(requests).to_have_count(1)
         await page.get_by_label("Outcome").select_option("Answered")
         await expect(page.get_by_text("No such requests")).to_be_visible()
-        await page.get_by_label("Outcome").select_option("All outcomes")
+        await holder.button("Clear filters").click()
+        await expect(requests).to_have_count(18)
         await assert_accessible(page)
         await holder.button("Log out").click()
         await expect(banner).to_be_hidden()
+
+
+async def test_filters_are_in_the_address_and_details_open_by_id(
+    browser: Browser, gw: Gateway, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    async with visiting(browser, gw, accept_downloads=True) as holder:
+        page = holder.page
+        first, second = await holder.account.app(backend), await holder.account.app(backend)
+        await first.ask("x")
+        answer = await second.ask("x", token="no.token.at.all")
+        await wait_for_requests(holder, 2)
+        await holder.log_in("requests")
+        requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
+        await expect(requests).to_have_count(2)
+        await page.get_by_role("group", name="Errors by code").get_by_role("button", name="TOKEN_INVALID").click()
+        await expect(requests).to_have_count(1)
+        await expect(page).to_have_url(re.compile(r"#/requests\?code=TOKEN_INVALID$"))
+        await page.get_by_label("App", exact=True).select_option(second.name)
+        await expect(page).to_have_url(re.compile(rf"#/requests\?app={second.name}&code=TOKEN_INVALID$"))
+        await page.reload()
+        await expect(page.get_by_label("Code", exact=True)).to_have_value("TOKEN_INVALID")
+        await expect(requests).to_have_count(1)
+        async with page.expect_download() as downloading:
+            await holder.button("Download CSV").click()
+        await (await downloading.value).save_as(tmp_path / "requests.csv")
+        rows = list(csv.DictReader(io.StringIO((tmp_path / "requests.csv").read_text())))
+        assert [(row["app"], row["code"]) for row in rows] == [(second.name, "TOKEN_INVALID")]
+
+        request = answer.headers["X-Request-Id"]
+        sheet = page.get_by_role("dialog", name="Request")
+        await page.get_by_label("Request id").fill("nonsense")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("None of the last 1,000 requests has this id.")).to_be_visible()
+        await page.get_by_label("Request id").fill(request)
+        await page.keyboard.press("Enter")
+        await expect(sheet).to_contain_text(request)
+        await page.mouse.click(10, 10)  # the backdrop
+        await expect(sheet).to_be_hidden()
+        await expect(page.get_by_label("Request id")).to_be_focused()
+        await holder.go(f"requests?id={request}")
+        await expect(sheet).to_contain_text("TOKEN_INVALID")
+        await page.keyboard.press("Escape")
+
+        await holder.go(f"apps/{first.name}/requests")
+        await expect(requests).to_have_count(1)
+        await expect(page.get_by_label("App", exact=True)).to_be_hidden()
+        await page.get_by_label("Live").uncheck()
+        await first.ask("x", token="no.token.at.all")
+        await wait_for_requests(holder, 3)
+        await page.get_by_label("Live").check()
+        await expect(requests).to_have_count(2)
+
+
+async def test_charts_are_read_by_keyboard_pointer_and_touch(
+    browser: Browser, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    async with visiting(browser, gw, has_touch=True) as holder:
+        page = holder.page
+        app = await holder.account.app(backend)
+        await app.ask("x")
+        await wait_for_requests(holder, 1)
+        await wait_until(
+            lambda: holder.account.get("/account/usage"), 15, holds=lambda answer: answer.json()[-1]["requests"] == 1
+        )
+        await holder.log_in("usage")
+        chart = page.get_by_role("figure").filter(has=page.get_by_role("heading", name="Requests"))
+        slider = page.get_by_role("slider", name="Requests, bar by bar")
+        await expect(chart.locator(".tip")).to_be_hidden()
+        await holder.reach("Requests, bar by bar", "slider")
+        await expect(slider).to_have_attribute("aria-valuetext", re.compile("1 answered$"))
+        await expect(chart.locator(".tip")).to_contain_text("Press Enter to see the requests")
+        await page.keyboard.press("ArrowLeft")
+        await expect(slider).to_have_attribute("aria-valuetext", re.compile("no requests$"))
+        await page.keyboard.press("Home")
+        await expect(slider).to_have_attribute("aria-valuenow", "0")
+        await page.keyboard.press("Escape")
+        await expect(chart.locator(".tip")).to_be_hidden()
+        await expect(chart.get_by_role("table")).to_contain_text("Time")
+        box = await slider.bounding_box()
+        assert box
+        await page.mouse.move(box["x"] + 3, box["y"] + 20)
+        await expect(chart.locator(".tip")).to_contain_text("No requests")
+        await page.mouse.move(0, 0)
+        await expect(chart.locator(".tip")).to_be_hidden()
+        last = box["x"] + box["width"] - 3, box["y"] + 20
+        await page.touchscreen.tap(*last)
+        await expect(chart.locator(".tip")).to_contain_text("Tap again to see the requests")
+        await expect(holder.heading("Usage")).to_be_visible()
+        await page.touchscreen.tap(*last)
+        await expect(holder.heading("Requests")).to_be_focused()
+        await expect(page).to_have_url(re.compile(r"#/requests\?from=\d+.*&to="))
+        requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
+        await expect(requests).to_have_count(1)
+        await assert_accessible(page)
+
+
+async def test_the_latest_requests_come_in_pages(browser: Browser, gw: Gateway, backend: FakeAppBackend) -> None:
+    async with visiting(browser, gw) as holder:
+        page = holder.page
+        app = await holder.account.app(backend)
+        for _ in range(25):
+            await app.post({"prompt": "x"}, headers={})
+        await wait_for_requests(holder, 25)
+        await holder.log_in("requests")
+        requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
+        await expect(requests).to_have_count(20)
+        await holder.button("Load older").click()
+        await expect(requests).to_have_count(25)
+        await expect(holder.button("Load older")).to_be_hidden()

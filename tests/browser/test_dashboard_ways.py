@@ -67,6 +67,12 @@ async def test_usage_deploys_and_the_webhook_with_only_the_keyboard(holder: Hold
     await reach(app)
     await page.keyboard.press("Enter")
     await expect(holder.heading(app)).to_be_focused()
+    await reach("Settings", backwards=True)
+    await page.keyboard.press("Enter")
+    await expect(holder.heading("Settings")).to_be_focused()
+    await reach("Limits")
+    await page.keyboard.press("Enter")
+    await expect(holder.heading("Settings")).to_be_focused()
     await reach("Euros per day", "textbox")
     await page.keyboard.type("0.01")
     await page.keyboard.press("Enter")
@@ -120,17 +126,16 @@ async def test_hostile_names_stay_text_and_do_not_widen_the_page(
         failed = await holder.deploy(app)
         await holder.report(failed, "build", ok=False, reason=HOSTILE)
         await holder.log_in()
-        for view in (*VIEWS, f"deploys/{deploy}", f"deploys/{failed}", f"apps/{app}"):
+        own = {f"apps/{app}": app, f"apps/{app}/requests": "Requests", f"apps/{app}/settings/hooks": "Settings"}
+        for view in (*VIEWS, f"deploys/{deploy}", f"deploys/{failed}", *own):
             await page.evaluate(f"location.hash = '#/{view}'")
-            await expect(
-                holder.heading(VIEWS.get(view, app if view == f"apps/{app}" else f"Deploy of {app}"))
-            ).to_be_focused()
+            await expect(holder.heading({**VIEWS, **own}.get(view, f"Deploy of {app}"))).to_be_focused()
             if view == "webhooks":
                 await expect(holder.row("app.crashed")).to_be_visible()
             await expect(page.get_by_role("main")).not_to_contain_text("Loading")
             assert await holder.width() == width, view
             shown = await page.get_by_role("main").inner_text()
-            assert (HOSTILE in shown) == (view not in ("webhooks", "usage", "requests")), view
+            assert (HOSTILE in shown) == (view.rpartition("/")[2] not in ("webhooks", "usage", "requests")), view
             assert await page.locator("img[src=x]").count() == 0
             assert await page.evaluate("document.getAnimations().length") == 0
         assert await page.evaluate("window.hit") is None
@@ -149,6 +154,7 @@ async def test_a_failing_service_shows_an_error_and_is_retried(holder: Holder, s
         await route.fulfill(status=status, json={"error": error}, headers={"Retry-After": "7"})
 
     await page.clock.install()
+    await page.route("**/account/changes", refuse)  # so that views poll
     await holder.log_in()
     await page.route("**/account/deploys*", refuse)
     await page.get_by_role("link", name="Deploys").click()
@@ -164,7 +170,7 @@ async def test_a_failing_service_shows_an_error_and_is_retried(holder: Holder, s
     # Later failures keep the view and add a line above it.
     await page.route("**/account/deploys*", refuse)
     late = page.get_by_text("Out of date: the service does not respond.")
-    await page.clock.run_for(3_100)
+    await page.clock.run_for(31_100)
     await expect(late).to_be_visible()
     await expect(page.get_by_text("No deploys yet")).to_be_visible()
     await page.unroute("**/account/deploys*")

@@ -135,7 +135,7 @@ async def register(page: Page, gw: Gateway) -> str:
     gw.confidential.add(key)
     await assert_accessible(page)
     await page.set_viewport_size({"width": 390, "height": 780})
-    await page.get_by_role("button", name="Copy").focus()
+    await page.get_by_role("button", name="Copy", exact=True).focus()
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("button", name="Copied")).to_be_focused()
     assert await page.evaluate("navigator.clipboard.readText()") == key
@@ -156,6 +156,8 @@ async def copied(page: Page, steps: Locator, label: str) -> str:
 async def delete(page: Page) -> None:
     """Deletes the app, and checks that nothing happens until its name is typed."""
     await page.get_by_role("link", name="newcomer", exact=True).click()
+    await page.get_by_role("link", name="Settings", exact=True).click()
+    await page.get_by_role("link", name="Delete", exact=True).click()
     await page.get_by_role("button", name="Delete the app").click()
     dialog = page.get_by_role("dialog")
     await expect(dialog.get_by_label("To confirm, type newcomer")).to_be_focused()

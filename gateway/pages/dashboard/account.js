@@ -1,7 +1,7 @@
 // Shows the account: its plan and its API keys, which are created and revoked here.
 
 import { h } from "/pages/dom.js";
-import { capital, moment } from "/pages/format.js";
+import { capital, count, moment, money, size } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { action, announce, card, confirmAction, facts, field, form, heading, redraw, refusal, showOnce, table } from "./parts.js";
 
@@ -12,13 +12,40 @@ export async function draw(signal) {
   const created = h("div", { class: "view" });
   const refresh = async () => redraw(list, await get("/account/keys", signal), (keys) => keyTable(keys, refresh));
   const [account] = await Promise.all([get("/account", signal), refresh()]);
+  const shown = h("span", {}, account.name);
   return [
-    heading(title, "Its plan, and the API keys of its programs and dashboard sessions."),
-    card(null, facts({ Name: account.name, Id: h("code", {}, account.id), Plan: capital(account.plan) })),
+    heading(title, "Its plan and limits, and the API keys of its programs and dashboard sessions."),
+    card(null, facts({ Name: shown, Id: h("code", {}, account.id), Plan: capital(account.plan) })),
+    card("Rename", nameForm(account, shown)),
+    card("Limits", limits(account)),
     card("New API key", keyForm(created, refresh)),
     created,
     card("API keys", list),
   ];
+}
+
+function nameForm(account, shown) {
+  const name = h("input", { id: "account-name", required: true, maxlength: "200", autocomplete: "organization", value: account.name });
+  const save = async () => {
+    const renamed = await call("PATCH", "/account", { body: { name: name.value.trim() } });
+    document.querySelector("#account").textContent = shown.textContent = renamed.name;
+    saved.textContent = "Saved.";
+    announce("Saved the name.");
+  };
+  const saved = h("p", { class: "small quiet" });
+  return [form("with-button", [field("Account name", name)], h("button", {}, "Save"), save), saved];
+}
+
+function limits({ spend, limits, deploysToday, storage }) {
+  return facts({
+    "Spending per day": money(spend.cap),
+    "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
+    "Requests per app": `${count(limits.requestsPerMinutePerApp)} per minute`,
+    "Requests per user": `${count(limits.requestsPerMinutePerUser)} per minute`,
+    "Stored deliveries": `${size(storage.bytes)} of ${size(storage.limit)}`,
+    "Request size": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
+    "Answer length": `up to ${count(limits.maxOutputTokens)} tokens`,
+  });
 }
 
 function keyForm(created, refresh) {

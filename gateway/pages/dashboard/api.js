@@ -16,10 +16,12 @@ export async function call(method, path, options) {
   return parseJson(await send(method, path, options));
 }
 
-async function send(method, path, { body, accept, signal: left, deadline: limit = DEADLINE } = {}) {
+// `reason` is an operator's, for the audit trail.
+async function send(method, path, { body, accept, reason, signal: left, deadline: limit = DEADLINE } = {}) {
   const json = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   const headers = json === body ? {} : { "Content-Type": "application/json" };
   if (accept) headers.Accept = accept;
+  if (reason) headers["X-Reason"] = encodeURIComponent(reason);
   const deadline = AbortSignal.timeout(body instanceof Blob ? UPLOAD_DEADLINE : limit);
   const signal = left ? AbortSignal.any([left, deadline]) : deadline;
   let response, text;

@@ -1,32 +1,19 @@
-// Shows one app: address, health, findings, crashes, deploys, environment, output and hooks.
+// Shows one app: its state, a day of requests, spending, deploys, health, and what is wrong.
 
+import { chart } from "/pages/chart.js";
 import { h, link } from "/pages/dom.js";
 import { bare, capital, moment, plural } from "/pages/format.js";
 import { call, get, stream } from "./api.js";
-import { showSettings } from "./app-settings.js";
-import { dataCard } from "./data.js";
-import { deployTable } from "./deploys.js";
-import { domainCard } from "./domain.js";
-import { limitsCard } from "./limits.js";
+import { attentionStrip } from "./attention.js";
+import { deployTable, isReplaced } from "./deploys.js";
+import { follow, poll } from "./follow.js";
+import { spentToday } from "./limits.js";
 import { LogView } from "./log.js";
 import { condition } from "./overview.js";
-import {
-  action,
-  announce,
-  badge,
-  card,
-  confirmAction,
-  empty,
-  facts,
-  field,
-  follow,
-  form,
-  heading,
-  redraw,
-  refusal,
-  table,
-} from "./parts.js";
+import { action, badge, card, confirmAction, empty, facts, heading, redraw, refusal, table } from "./parts.js";
+import { RANGES, fetchUsage, fill, openRequests, requestSeries, startsOf } from "./periods.js";
 import { publishZone } from "./publish.js";
+import { openSheet } from "./sheet.js";
 import { healthDays } from "./uptime.js";
 
 export const title = "App";
@@ -37,45 +24,71 @@ const TAIL = 1000; // lines of output
 
 export async function draw(signal, name) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
-  const [state, about, health] = [h("div"), h("section", { class: "card" }), h("section", { class: "card" })];
-  const [findings, crashes, deploys, hooks, variables] = Array.from({ length: 5 }, () => h("div", { class: "stack" }));
-  const domain = domainCard(at);
-  const data = dataCard(at);
+  const [state, buttons, line] = [h("span"), h("div", { class: "row" }), refusal()];
+  const [attention, check] = attentionStrip(signal);
+  const [about, traffic, health, spent, deploys, troubles] = Array.from({ length: 6 }, () => h("div", { class: "stack" }));
   let app;
   const refresh = async () => {
-    const parts = [`${at}/findings`, `${at}/crashes`, `/account/deploys?app=${name}&limit=${DEPLOYS}`, "/account/hooks"];
-    const [found, ...lists] = await Promise.all([at, ...parts].map((path) => get(path, signal)));
+    const parts = [`${at}/findings`, `${at}/crashes`, `/account/deploys?app=${name}&limit=${DEPLOYS}`, `${at}/spend`];
+    const [hours, account, capabilities, found, ...lists] = await Promise.all([
+      fetchUsage(RANGES["24h"], "app", signal),
+      ...["/account", "/capabilities", at, ...parts].map((path) => get(path, signal)),
+    ]);
     app = found;
     redraw(state, app, condition);
     redraw(about, app, overview);
-    redraw(health, [app.health, app.healthDays], () => [h("h2", {}, "Health"), healthDays(app.healthDays)]);
-    redraw(findings, [lists[0], app.openFindings], () => findingList(lists[0], app.openFindings));
-    redraw(crashes, lists[1], crashList);
+    redraw(traffic, fill(RANGES["24h"], hours.filter((row) => row.app === name)), (rows) => lastDay(rows, name));
+    redraw(spent, lists[3], spentToday);
+    redraw(health, [app.health, app.healthDays], () => healthDays(app.healthDays));
     redraw(deploys, lists[2], (rows) => deployList(rows, app.name));
-    await domain.refresh(app, signal);
-    await data.refresh(app, signal);
-    redraw(hooks, lists[3].filter((hook) => hook.app === app.name), hookList);
+    redraw(troubles, [lists[0], lists[1], app.openFindings], () => troubleCards(lists[0], lists[1], app.openFindings));
+    redraw(buttons, lists[2].some(isReplaced), (can) => actions(app, at, can, line, signal));
+    await check(account, capabilities, [app]);
   };
-  const show = (rows) => redraw(variables, rows, (list) => variableList(list, at, show));
-  await Promise.all([refresh(), get(`${at}/env`, signal).then(show)]);
-  const settings = h("div", { class: "view" });
-  await showSettings(settings, name, signal);
-  follow(5000, signal, refresh);
+  await refresh();
+  follow(["apps", "deploys", "usage"], signal, refresh);
+  const drag = ({ dataTransfer }) =>
+    dataTransfer?.types.includes("Files") && !document.querySelector("dialog[open]") && openPublish(app.name, signal);
+  addEventListener("dragenter", drag, { signal });
   return [
-    heading(app.name, "", state),
+    heading(app.name, state, buttons),
+    line,
+    attention,
     about,
-    card("Publish", publishZone(() => app.name, signal)),
-    health,
+    h("div", { class: "pair" }, card("Requests, last 24 hours", traffic), card("Spending today", spent)),
     card("Deploys", deploys),
-    card("Security findings", findings),
-    card("Crashes", crashes),
+    card("Health", health),
+    troubles,
     app.build?.start && card("Output of the start command", output(at, app.name, signal)),
-    card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy."), variableForm(at, show), variables),
-    data.card,
-    domain.card,
-    await limitsCard(name, signal),
-    card("Deploy hooks", hooks),
-    settings,
+  ];
+}
+
+function actions(app, at, canRollBack, line, signal) {
+  const back = action("Roll back", { "data-focus": "back" }, line, async (button) => {
+    const effect = "After a health check, the release before the current one is live again. This counts toward today’s deploys.";
+    if (!(await confirmAction(`Roll back ${app.name}?`, effect, "Roll back", { keep: "Not now", tone: "main" }))) return button.focus();
+    const { deployId } = await call("POST", `${at}/rollback`);
+    location.hash = `#/deploys/${deployId}`;
+  });
+  const publish = h("button", { type: "button", class: "main", "data-focus": "publish", onclick: () => openPublish(app.name, signal) }, "Publish");
+  return [link(app.url, "Visit", "button"), canRollBack && back, publish];
+}
+
+function openPublish(name, signal) {
+  openSheet(`Publish ${name}`, h("p", { class: "quiet" }, "It replaces the live release after a health check."), publishZone(() => name, signal));
+}
+
+function lastDay(rows, name) {
+  if (!rows.some(({ requests }) => requests)) return empty("No requests yet", "The app’s requests appear here, by hour.");
+  return chart("Requests", requestSeries(rows), startsOf(rows), { onpick: openRequests(name) });
+}
+
+// Cards of what is wrong. One line says that nothing is.
+function troubleCards(findings, crashes, open) {
+  if (!findings.length && !crashes.length) return h("p", { class: "quiet" }, "No open security findings and no crashes.");
+  return [
+    findings.length > 0 && card("Security findings", findingList(findings, open)),
+    crashes.length > 0 && card("Crashes", crashList(crashes)),
   ];
 }
 
@@ -93,14 +106,11 @@ function overview(app) {
       moment(certificate.expiresAt),
     ],
     Repository: repository && `${bare(repository.url)} at ${repository.branch}`,
-    Usage: h("a", { href: "#/usage" }, "Requests and spending"),
-    Model: h("a", { href: `#/apps/${app.name}/try` }, "Try it"),
     Created: moment(app.createdAt),
   });
 }
 
 function findingList(findings, { red, yellow }) {
-  if (!findings.length) return empty("No open findings", "Findings of security scans appear here.");
   const columns = {
     Finding: ({ cve }) => h("code", {}, cve),
     Package: ({ component }) => component,
@@ -114,8 +124,6 @@ function findingList(findings, { red, yellow }) {
 }
 
 function crashList(crashes) {
-  const kept = "The last 20 crashes of the past 30 days appear here, each with its last output.";
-  if (!crashes.length) return empty("No crashes", kept);
   const one = ({ at, reason, exitCode, lines }) =>
     h(
       "li",
@@ -135,52 +143,7 @@ function crashList(crashes) {
 
 function deployList(deploys, name) {
   if (!deploys.length) return empty("No deploys yet", "Publish the app, or trigger one of its hooks.");
-  return [deployTable(deploys), h("p", {}, h("a", { href: `#/deploys/app/${name}` }, `All deploys of ${name}`))];
-}
-
-function hookList(hooks) {
-  const all = h("p", {}, h("a", { href: "#/hooks" }, "Manage hooks"));
-  if (!hooks.length) return [empty("No hooks yet", "A hook is a secret URL that rebuilds this app."), all];
-  const columns = {
-    Name: ({ name }) => name,
-    Created: ({ createdAt }) => moment(createdAt),
-    "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
-  };
-  return [table("Deploy hooks", columns, hooks), all];
-}
-
-// -- environment ------------------------------------------------------------------------------------------------
-
-function variableForm(at, show) {
-  const name = h("input", { id: "variable", required: true, autocomplete: "off", placeholder: "e.g. DATABASE_URL" });
-  const value = h("input", { id: "value", type: "password", autocomplete: "new-password" });
-  const set = async () => {
-    const after = await call("PUT", `${at}/env`, { body: { [name.value]: value.value } });
-    announce(`Set ${name.value}.`);
-    name.value = value.value = "";
-    show(after);
-  };
-  const button = h("button", { class: "main" }, "Set");
-  return form("with-button two", [field("Name", name), field("Value", value)], button, set);
-}
-
-function variableList(variables, at, show) {
-  if (!variables.length) return empty("No variables yet", "Builds and the start command can read the variables that you set.");
-  const line = refusal();
-  const remove = ({ name }) => {
-    const named = { class: "plain danger", "data-focus": name, "aria-label": `Remove ${name}` };
-    return action("Remove", named, line, async (button) => {
-      const loss = "You cannot recover its value.";
-      if (!(await confirmAction(`Remove ${name}?`, loss, "Remove"))) return button.focus();
-      show(await call("PUT", `${at}/env`, { body: { [name]: null } }));
-    });
-  };
-  const columns = {
-    Name: ({ name }) => h("code", {}, name),
-    Set: ({ updatedAt }) => moment(updatedAt),
-    "": remove,
-  };
-  return [table("Environment variables", columns, variables), line];
+  return [deployTable(deploys), h("p", {}, h("a", { href: `#/apps/${name}/deploys` }, `All deploys of ${name}`))];
 }
 
 // -- output -----------------------------------------------------------------------------------------------------
@@ -189,7 +152,7 @@ function variableList(variables, at, show) {
 function output(at, name, signal) {
   const none = "No output yet.";
   const log = new LogView("Output", `${name}.log`, none);
-  follow(500, signal, async () => {
+  poll(500, signal, async () => {
     log.clear();
     log.say(none);
     await stream(`${at}/logs?tail=${TAIL}`, signal, (lines) => log.add(lines.map((text) => ({ text, at: null }))));

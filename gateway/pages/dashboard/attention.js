@@ -69,7 +69,7 @@ async function findCapped(rows, day, names, signal) {
       tone: "warn",
       what: `${name} has reached its limit`,
       text: `${plural(its.length, "request")} got 402 today: ${money(settled)} of ${money(cap)} is spent.${held}`,
-      href: `#/apps/${name}`,
+      href: `#/apps/${name}/settings/limits`,
       act: "Change the limit",
     });
   }
@@ -104,7 +104,7 @@ function findTokens(rows, names) {
     tone: "warn",
     what: `${name} gets invalid tokens`,
     text: `${plural(its.length, "request")} of the last hour got 401 TOKEN_INVALID. Compare the app’s tokens with its settings.`,
-    href: `#/apps/${name}`,
+    href: `#/apps/${name}/settings/tokens`,
     act: "Check how tokens are verified",
   }));
 }

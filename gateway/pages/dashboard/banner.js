@@ -1,12 +1,12 @@
 // A banner above every view while the account is suspended, or while the day's spending cap is nearly or fully used: the
 // reason, and what to do.
 
-import { h, pause, untilVisible } from "/pages/dom.js";
-import { money, moment, plural } from "/pages/format.js";
+import { h } from "/pages/dom.js";
+import { money, moneyLeft, moment, plural } from "/pages/format.js";
 import { get } from "./api.js";
+import { follow } from "./follow.js";
 import { announce, redraw } from "./parts.js";
 
-const INTERVAL = 15_000; // ms
 const NEAR = 0.8; // of the cap
 const DAY = 86_400_000; // ms
 
@@ -14,17 +14,13 @@ const banner = document.querySelector("#banner");
 
 // Runs until the signal aborts. If a refresh fails, the banner does not change: the view reports the failure.
 export async function watchSpend(signal) {
-  try {
-    for (;;) {
-      await refresh(signal).catch((error) => {
-        if (!signal.aborted && error.status === undefined) reportError(error); // a bug
-      });
-      await pause(INTERVAL, signal);
-      await untilVisible(signal);
-    }
-  } catch {
-    banner.hidden = true; // logged out
-  }
+  const attempt = () =>
+    refresh(signal).catch((error) => {
+      if (!signal.aborted && error.status === undefined) reportError(error); // a bug
+    });
+  await attempt();
+  await follow(["apps", "usage"], signal, attempt);
+  banner.hidden = true; // logged out
 }
 
 async function refresh(signal) {
@@ -70,7 +66,7 @@ function explain(state, { day, settled, reserved, cap, interrupted, interruptedN
     `${money(settled)} of ${money(cap)} is spent`,
     interrupted > 0 && `including ${money(interruptedNanoEuro)} for ${plural(interrupted, "interrupted answer")}`,
     reserved > 0 && `${money(reserved)} is reserved for running requests`,
-    `${money(Math.max(0, cap - used))} is left`,
+    `${moneyLeft(cap, used)} is left`,
   ];
   const rule = "A request that could cost more than the rest gets 402 SPEND_CAP_REACHED";
   const rejected = refused ? ` (${plural(refused, "request")} today). ` : ". ";

@@ -1,28 +1,30 @@
-// The card with the data of an app's start command: how full, and snapshots.
+// Shows the data of an app's start command: how full, and snapshots.
 
 import { h } from "/pages/dom.js";
 import { capital, moment, size } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { action, announce, badge, card, confirmAction, empty, redraw, refusal, table } from "./parts.js";
+import { follow } from "./follow.js";
+import { action, announce, badge, confirmAction, empty, heading, redraw, refusal, table } from "./parts.js";
+
+export const title = "Data";
 
 const PATIENCE = 600_000; // ms for the app's host, which copies all data
 const STATES = {
   running: ["In use", "good"],
   asleep: ["The app sleeps", ""],
+  suspended: ["The app is suspended", "bad"],
   restoring: ["Being replaced", "warn"],
   full: ["Full", "bad"],
 };
 
-// Returns the card, and a function that brings it up to date.
-export function dataCard(at) {
-  const body = h("div", { class: "stack" });
+export async function draw(signal, name) {
+  const at = `/account/apps/${encodeURIComponent(name)}`;
+  const body = h("section", { class: "card" });
   const line = refusal();
-  const element = card("Data", body);
 
-  const refresh = async (app, signal) => {
+  const refresh = async () => {
     const data = await get(`${at}/data`, signal);
     const known = data.state !== "none" || data.snapshots.length > 0;
-    if (app) element.hidden = !known && !app.build?.start; // an app without a server has no data
     redraw(body, data, () => (known ? shown(data) : none()));
   };
 
@@ -75,7 +77,9 @@ export function dataCard(at) {
     "": (snapshot) => h("div", { class: "row" }, download(snapshot), restore(snapshot)),
   });
 
-  return { card: element, refresh };
+  await refresh();
+  follow(["data"], signal, refresh);
+  return [heading(title, `The files that ${name} keeps, and their snapshots.`), body];
 }
 
 const none = () => empty("No data yet", "The files that the start command writes to DATA_DIR outlive its deploys.");

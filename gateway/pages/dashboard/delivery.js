@@ -3,8 +3,9 @@
 import { h } from "/pages/dom.js";
 import { duration, moment } from "/pages/format.js";
 import { call, get } from "./api.js";
+import { poll } from "./follow.js";
 import { notesOn, outcomeOf } from "./webhooks.js";
-import { action, announce, badge, card, copier, facts, follow, heading, refusal } from "./parts.js";
+import { action, announce, badge, card, copier, facts, heading, refusal } from "./parts.js";
 
 export const title = "Delivery";
 
@@ -21,7 +22,7 @@ export async function draw(signal, id) {
     await call("POST", `${latest}/redeliver`);
     announce(`Queued ${type} again.`);
     attempts.replaceChildren(h("p", {}, badge(`Attempt ${before.redelivery + 2}`, "busy"), " sending …"));
-    follow(POLL, signal, async () => showNewest(attempts, await get(latest, signal), before));
+    poll(POLL, signal, async () => showNewest(attempts, await get(latest, signal), before));
   });
   const about = {
     App: app,

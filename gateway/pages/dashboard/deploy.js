@@ -4,8 +4,9 @@ import { h, link } from "/pages/dom.js";
 import { bare, capital, duration, keepCurrent, moment, sentence, timer } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { stateOf } from "./deploys.js";
+import { poll } from "./follow.js";
 import { LogView } from "./log.js";
-import { action, announce, badge, card, confirmAction, facts, follow, heading, redraw, refusal } from "./parts.js";
+import { action, announce, badge, card, confirmAction, facts, heading, redraw, refusal } from "./parts.js";
 
 export const title = "Deploy";
 export const titled = true; // the view sets the page's title, with the state
@@ -42,7 +43,7 @@ export async function draw(signal, id) {
     return over() ? "done" : "";
   };
   if ((await refresh()) !== "done") {
-    follow(1000, signal, refresh);
+    poll(1000, signal, refresh);
     const refreshing = setInterval(keepCurrent, 1000);
     signal.addEventListener("abort", () => clearInterval(refreshing), { once: true });
   }

@@ -3,6 +3,7 @@
 import { h, link } from "/pages/dom.js";
 import { bare, capital, duration, moment, sentence } from "/pages/format.js";
 import { get } from "./api.js";
+import { follow } from "./follow.js";
 import {
   action,
   badge,
@@ -10,7 +11,6 @@ import {
   choice,
   empty,
   field,
-  follow,
   heading,
   redraw,
   refusal,
@@ -23,24 +23,23 @@ export const title = "Deploys";
 const TONES = { live: "good", failed: "bad", canceled: "", building: "busy", checking: "busy", canary: "busy" };
 const PAGE = 50;
 
-export const stateOf = ({ state, current }) => [
-  badge(capital(state), TONES[state]),
-  current && h("strong", { class: "current" }, "Current"),
-];
+export const isReplaced = ({ state, kind, current }) => state === "live" && kind === "live" && !current;
 
-// `chosen` is the name of an app, or undefined for all apps.
+export const stateOf = (deploy) =>
+  isReplaced(deploy) ? badge("Replaced") : badge(capital(deploy.state), TONES[deploy.state]);
+
+// `chosen` is the name of an app, or empty for all.
 export async function draw(signal, chosen = "") {
   const log = new Log(signal, chosen);
   const only = h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps"));
   const [apps] = await Promise.all([get("/account/apps", signal), log.refresh()]);
   only.append(...apps.map(({ name }) => h("option", {}, name)));
-  only.value = chosen;
   only.addEventListener("change", () => log.choose(only.value));
-  follow(3000, signal, log.refresh);
-  const title = h("div", { class: "row apart" }, h("h2", {}, "History"), apps.length > 1 && h("div", {}, only));
+  follow(["deploys"], signal, log.refresh);
+  const title = h("div", { class: "row apart" }, h("h2", {}, "History"), !chosen && apps.length > 1 && h("div", {}, only));
   return [
-    heading("Deploys", "The last 1,000 deploys of the past 90 days, newest first."),
-    apps.length > 0 && card("Publish", publishForm(apps, signal)),
+    heading("Deploys", `The last 1,000 deploys${chosen && ` of ${chosen}`}${chosen ? " in" : " of"} the past 90 days, newest first.`),
+    apps.length > 0 && card("Publish", chosen ? publishZone(() => chosen, signal) : publishForm(apps, signal)),
     card(title, log.panel),
   ];
 }

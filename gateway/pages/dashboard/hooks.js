@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call, get } from "./api.js";
+import { follow } from "./follow.js";
 import {
   action,
   announce,
@@ -11,7 +12,6 @@ import {
   confirmAction,
   empty,
   field,
-  follow,
   form,
   heading,
   showOnce,
@@ -22,19 +22,23 @@ import {
 
 export const title = "Deploy hooks";
 
-export async function draw(signal) {
+const LEAD = "A POST to a hook’s URL rebuilds its app, up to six times per minute. The URL has no other effect.";
+
+export const draw = async (signal) => [heading(title, LEAD), await hookCards(signal)];
+
+// The cards with the hooks of all apps, or of one.
+export async function hookCards(signal, app = "") {
   const list = h("div");
-  const refresh = async () => redraw(list, await get("/account/hooks", signal), (hooks) => hookTable(hooks, refresh));
-  const [apps] = await Promise.all([get("/account/apps", signal), refresh()]);
-  follow(5_000, signal, refresh);
+  const refresh = async () => {
+    const hooks = await get("/account/hooks", signal);
+    redraw(list, app ? hooks.filter((hook) => hook.app === app) : hooks, (rows) => hookTable(rows, refresh));
+  };
+  const [apps] = await Promise.all([app ? [{ name: app }] : get("/account/apps", signal), refresh()]);
+  follow(["apps", "hooks"], signal, refresh);
   const created = h("div", { class: "view" });
   const none = empty("No apps yet", "A hook rebuilds an app. Create an app first.");
   return [
-    heading(
-      "Deploy hooks",
-      "A POST to a hook’s URL rebuilds its app, up to six times per minute. The URL has no other effect.",
-    ),
-    card("New hook", apps.length ? hookForm(apps, created, refresh) : none),
+    card("New hook", app && h("p", { class: "quiet" }, LEAD), apps.length ? hookForm(apps, created, refresh) : none),
     created,
     card("Hooks", list),
   ];

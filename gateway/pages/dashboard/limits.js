@@ -1,10 +1,11 @@
 // The card with one app's limits: today's spending and a form to change the limits.
 
 import { h } from "/pages/dom.js";
-import { count, money } from "/pages/format.js";
+import { count, money, moneyLeft } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { key, share } from "./chart.js";
-import { announce, card, field, follow, form, redraw } from "./parts.js";
+import { key, share } from "/pages/chart.js";
+import { follow } from "./follow.js";
+import { announce, card, field, form, redraw } from "./parts.js";
 
 const AMOUNT = [/^\d+(\.\d{1,9})?$/, "Enter an amount in euros, such as 0.02, or leave the field empty for the plan’s limit."];
 const NUMBER = [/^\d{1,9}$/, "Enter a whole number, or leave the field empty for the plan’s limit."];
@@ -78,7 +79,7 @@ export async function limitsCard(name, signal) {
 
   show(await get(`${at}/limits`, signal));
   await refresh();
-  follow(10_000, signal, refresh);
+  follow(["apps", "usage"], signal, refresh);
   return card(
     "Limits",
     today,
@@ -90,9 +91,9 @@ export async function limitsCard(name, signal) {
 const invalid = (input) => input.getAttribute("aria-invalid") === "true";
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-function spentToday({ settled, reserved, cap, widest }) {
+export function spentToday({ settled, reserved, cap, widest }) {
   const own = cap < Math.round(widest.dailyEuro * 1e9); // otherwise it is the account's cap, which other apps use too
-  const left = money(Math.max(0, cap - settled - reserved));
+  const left = moneyLeft(cap, settled + reserved);
   const spoken = `${money(settled)} settled, ${money(reserved)} reserved, of ${money(cap)}`;
   const bounds = ` of ${money(cap)} today${own ? "" : ", shared by all apps"}`;
   return [

@@ -159,7 +159,7 @@ function useStep(app) {
       "p",
       { class: "quiet" },
       "Only users of your app can call the model. In an app from the template, sign in and ask. In any other app, ",
-      h("a", { href: `#/apps/${app}` }, "set how their tokens are verified"),
+      h("a", { href: `#/apps/${app}/settings/tokens` }, "set how their tokens are verified"),
       ". Then call the model from your pages, or from a terminal with a user’s token.",
     ),
     snippet("In a page of the app", script.join("\n")),

@@ -1,13 +1,14 @@
 // Shows the account at a glance: today's spending, the last day's requests, and the health of its apps.
 
 import { h, link } from "/pages/dom.js";
-import { bare, capital, count, moment, money, plural, since, size } from "/pages/format.js";
+import { bare, capital, moment, money, moneyLeft, plural, since } from "/pages/format.js";
 import { get } from "./api.js";
 import { attentionStrip } from "./attention.js";
-import { OUTCOMES, bars, key, share } from "./chart.js";
+import { chart, key, share, sparkline } from "/pages/chart.js";
+import { follow } from "./follow.js";
 import { onboarding } from "./onboarding.js";
-import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
-import { RANGES, addUp, answered, fetchUsage, fill, scale } from "./periods.js";
+import { badge, empty, heading, redraw } from "./parts.js";
+import { RANGES, addUp, fetchUsage, fill, openRequests, requestSeries, startsOf } from "./periods.js";
 
 export const title = "Overview";
 
@@ -21,8 +22,7 @@ const STATUS = {
 const HEALTH = { healthy: "good", unhealthy: "bad" };
 
 export async function draw(signal) {
-  const today = h("div", { class: "pair" });
-  const [traffic, apps] = [h("section", { class: "card" }), h("section", { class: "card" })];
+  const [spending, traffic, apps] = Array.from({ length: 3 }, () => h("section", { class: "card" }));
   const [steps, guide] = onboarding(signal, () => refresh());
   const [attention, check] = attentionStrip(signal);
   let account;
@@ -30,84 +30,75 @@ export async function draw(signal) {
     const [found, capabilities, usage, owned] = await Promise.all([
       get("/account", signal),
       get("/capabilities", signal),
-      fetchUsage(RANGES["24h"], "none", signal),
+      fetchUsage(RANGES["24h"], "app", signal),
       get("/account/apps", signal),
     ]);
     account = found;
-    redraw(today, [account, capabilities], () => [spend(account), limits(account, capabilities)]);
+    redraw(spending, [account, capabilities], () => spend(account, capabilities));
     redraw(traffic, fill(RANGES["24h"], usage), lastDay);
-    redraw(apps, owned, appList);
+    redraw(apps, [owned, usage], () => appList(owned, usage));
     await Promise.all([guide(account, owned), check(account, capabilities, owned)]);
   };
   await refresh();
-  follow(5_000, signal, refresh);
-  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), attention, steps, today, traffic, apps];
+  follow(["apps", "deliveries", "deploys", "keys", "service", "usage"], signal, refresh);
+  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), attention, steps, h("div", { class: "pair" }, spending, traffic), apps];
 }
 
-function spend({ spend: { day, settled, reserved, cap } }) {
+function spend({ spend: { day, settled, reserved, cap } }, { managedInferenceStatus: status }) {
   const parts = { settled, reserved };
-  const left = money(Math.max(0, cap - settled - reserved));
+  const left = moneyLeft(cap, settled + reserved);
   const shares = Object.entries(parts).map(([name, value]) => [name, name, money(value)]);
   const spoken = `${money(settled)} settled, ${money(reserved)} reserved, ${left} left of ${money(cap)}`;
   const reset = new Date(Date.parse(day) + 86_400_000).toISOString();
-  return card(
-    "Inference today",
+  const elapsed = (Date.now() - Date.parse(day)) / 86_400_000;
+  const forecast = Math.round(settled / Math.min(1, Math.max(elapsed, 1 / 24)));
+  return [
+    h("div", { class: "row apart" }, h("h2", {}, "Spending today"), badge(...(STATUS[status] ?? [capital(status)]))),
     h("p", { class: "figure" }, money(settled + reserved), h("small", {}, ` of ${money(cap)}`)),
     share(cap, parts, spoken),
     key([...shares, ["", "left", left]]),
-    h("p", { class: "small quiet" }, "Resets ", moment(reset), ", at 00:00 UTC."),
-  );
-}
-
-function limits({ limits, deploysToday, storage }, { managedInferenceStatus }) {
-  const entries = facts({
-    "Managed inference": badge(...(STATUS[managedInferenceStatus] ?? [capital(managedInferenceStatus)])),
-    "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
-    "Requests per app": `${count(limits.requestsPerMinutePerApp)} per minute`,
-    "Requests per user": `${count(limits.requestsPerMinutePerUser)} per minute`,
-    "Stored deliveries": `${size(storage.bytes)} of ${size(storage.limit)}`,
-    "Request size": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
-    "Answer length": `up to ${count(limits.maxOutputTokens)} tokens`,
-  });
-  return card("Limits", entries);
+    h("p", { class: "small quiet" }, settled > 0 && `At this rate, ${money(forecast)} by midnight. `, "Resets ", moment(reset), ", at 00:00 UTC."),
+  ];
 }
 
 function lastDay(hours) {
-  const requests = { answered, refused: (hour) => hour.refused, interrupted: (hour) => hour.interrupted };
-  const tokens = { in: (hour) => hour.inputTokens, out: (hour) => hour.outputTokens };
-  const words = scale(RANGES["24h"], hours);
   const total = addUp(hours);
   const lost = `Interrupted answers cost ${money(total.interruptedNanoEuro)}, because each is charged at its maximum cost. `;
   return [
     h("h2", {}, "Last 24 hours"),
     total.requests
-      ? h("div", { class: "pair" }, bars("Requests", hours, requests, { ...words, classes: OUTCOMES }), bars("Tokens", hours, tokens, words))
+      ? chart("Requests", requestSeries(hours), startsOf(hours), { onpick: openRequests() })
       : empty("No requests yet", "Your apps’ requests and tokens appear here, by hour."),
     total.interrupted > 0 && h("p", { class: "small quiet" }, lost, h("a", { href: "#/usage" }, "See usage")),
   ];
 }
 
-function appList(apps) {
+function appList(apps, usage) {
   const none = empty("No apps yet", "Your first app gets its own address.");
-  const more = h("a", { class: "button", href: "#/new-app" }, "New app");
-  return [h("div", { class: "row apart" }, h("h2", {}, "Apps"), more), apps.length ? h("ul", { class: "list" }, apps.map(appRow)) : none];
+  const more = h("a", { class: "button main", href: "#/new-app" }, "New app");
+  return [h("div", { class: "row apart" }, h("h2", {}, "Apps"), more), apps.length ? h("ul", { class: "apps" }, apps.map((app) => appCard(app, usage.filter((row) => row.app === app.name)))) : none];
 }
 
-function appRow(app) {
-  const addresses = [app.url, ...(app.customDomain && app.customDomainVerified ? [`https://${app.customDomain}`] : [])];
+function appCard(app, usage) {
+  const address = app.customDomain && app.customDomainVerified ? `https://${app.customDomain}` : app.url;
   const { red = 0, yellow = 0 } = app.openFindings ?? {};
-  const remarks = [
-    app.certificateExpiresAt && h("span", {}, "Certificate expires ", moment(app.certificateExpiresAt)),
-    red > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(red, "red finding"), "bad")),
-    yellow > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(yellow, "yellow finding"), "warn")),
-  ];
   return h(
     "li",
     {},
     h("h3", {}, h("a", { href: `#/apps/${app.name}` }, app.name)),
-    h("p", { class: "end" }, condition(app)),
-    h("p", { class: "small" }, joinWithDots(addresses.map((address) => link(address, bare(address))))),
-    h("p", { class: "small quiet row remarks" }, remarks),
+    h("p", {}, condition(app)),
+    h("p", { class: "small" }, link(address, bare(address))),
+    usage.length > 0 && [
+      sparkline(fill(RANGES["24h"], usage).map(({ requests }) => requests), "soft"),
+      h("p", { class: "small quiet" }, `${plural(addUp(usage).requests, "request")} in 24 hours`),
+    ],
+    h(
+      "p",
+      { class: "small quiet row remarks" },
+      app.certificateExpiresAt && h("span", {}, "Certificate expires ", moment(app.certificateExpiresAt)),
+      red > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(red, "red finding"), "bad")),
+      yellow > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(yellow, "yellow finding"), "warn")),
+    ),
   );
 }
 
@@ -120,5 +111,3 @@ export function condition({ status, health, healthSince, suspension }) {
     healthSince && h("span", { class: "small quiet" }, " ", since(healthSince)),
   ];
 }
-
-const joinWithDots = (parts) => parts.flatMap((part, n) => (n ? [" · ", part] : [part]));

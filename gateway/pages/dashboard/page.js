@@ -5,6 +5,7 @@ import { h, pause, untilVisible } from "/pages/dom.js";
 import { Refused, call, get } from "./api.js";
 import * as account from "./account.js";
 import * as app from "./app.js";
+import * as data from "./data.js";
 import { watchSpend } from "./banner.js";
 import * as delivery from "./delivery.js";
 import * as deploy from "./deploy.js";
@@ -13,8 +14,10 @@ import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
 import * as newApp from "./new-app.js";
 import * as overview from "./overview.js";
-import { explain, failure, skeleton, markCurrent, mayLeave, warning } from "./parts.js";
+import { showNavigation } from "./navigation.js";
+import { explain, failure, skeleton, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
+import * as settings from "./settings.js";
 import * as tryIt from "./try.js";
 import * as usage from "./usage.js";
 import * as webhooks from "./webhooks.js";
@@ -22,18 +25,23 @@ import * as webhooks from "./webhooks.js";
 const main = document.querySelector("main");
 const bar = document.querySelector(".top");
 
+// A view gets the groups of its route, then the address's query.
 const ROUTES = [
   [/^\/?$/, overview],
   [/^\/webhooks$/, webhooks],
   [/^\/webhooks\/([\w-]+)$/, delivery],
   [/^\/hooks$/, hooks],
-  [/^\/deploys$/, deploys],
-  [/^\/deploys\/app\/([\w-]+)$/, deploys],
+  [/^\/deploys()$/, deploys],
   [/^\/deploys\/([\w-]+)$/, deploy],
   [/^\/apps\/([\w-]+)$/, app],
+  [/^\/apps\/([\w-]+)\/deploys$/, deploys],
+  [/^\/apps\/([\w-]+)\/requests$/, requests],
+  [/^\/apps\/([\w-]+)\/usage$/, usage],
+  [/^\/apps\/([\w-]+)\/data$/, data],
   [/^\/apps\/([\w-]+)\/try$/, tryIt],
-  [/^\/usage$/, usage],
-  [/^\/requests$/, requests],
+  [/^\/apps\/([\w-]+)\/settings(?:\/([\w-]+))?$/, settings],
+  [/^\/usage()$/, usage],
+  [/^\/requests()$/, requests],
   [/^\/new-app$/, newApp],
   [/^\/account$/, account],
 ];
@@ -60,15 +68,16 @@ function leave() {
 
 // A view draws itself once its data has arrived. `signal` aborts when another view replaces it.
 async function show({ focus = true } = {}) {
-  const path = location.hash.slice(1);
+  const [path, query] = location.hash.slice(1).split("?");
   const signal = leave();
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
-  markCurrent(bar, path);
+  showNavigation(bar, path, signal);
   document.title = `${view.title} · Capsule`;
   const slow = setTimeout(() => main.replaceChildren(skeleton(view.title)), 150);
   main.setAttribute("aria-busy", "true");
   try {
-    const drawn = await view.draw(signal, path.match(route)?.[1]);
+    const groups = path.match(route)?.slice(1) ?? [];
+    const drawn = await view.draw(signal, ...groups, new URLSearchParams(query));
     if (signal.aborted) return;
     main.replaceChildren(h("div", { class: "view" }, drawn));
     if (!view.titled) document.title = `${main.querySelector("h1").textContent} · Capsule`;
@@ -149,6 +158,14 @@ document.querySelector("#log-out").addEventListener("click", async () => {
   }
   history.replaceState(null, "", location.pathname);
   logIn("You are logged out.");
+});
+
+addEventListener("keydown", (event) => {
+  if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || bar.hidden) return;
+  event.preventDefault();
+  const list = document.querySelector("#switch");
+  list.focus();
+  list.showPicker?.();
 });
 
 document.querySelector(".skip").addEventListener("click", (event) => {

@@ -1,6 +1,6 @@
 // The elements that views are made of.
 
-import { h, pause, untilVisible } from "/pages/dom.js";
+import { h } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 
 export const heading = (title, lead, beside) =>
@@ -112,7 +112,7 @@ export function failure(error, again) {
   );
 }
 
-const sessionEnded = () => dispatchEvent(new Event("session-ended"));
+export const sessionEnded = () => dispatchEvent(new Event("session-ended"));
 
 // -- forms ------------------------------------------------------------------------------------------------------
 
@@ -258,29 +258,4 @@ export function redraw(element, data, draw) {
   const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
   element.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
   if (focus) element.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
-}
-
-// Repeats `work` while the page is visible, until it returns "done". A line above the view reports failures.
-export async function follow(milliseconds, signal, work) {
-  const late = h("p", { class: "late", role: "status" }, "Out of date: the service does not respond. Trying again …");
-  let failures = 0;
-  try {
-    for (;;) {
-      await pause(Math.min(milliseconds * 2 ** failures, 30_000), signal);
-      await untilVisible(signal);
-      try {
-        if ((await work()) === "done") return;
-        failures = 0;
-      } catch (error) {
-        if (signal.aborted || error.status === undefined) throw error;
-        if (error.status === 401) return sessionEnded();
-        failures = Math.min(failures + 1, 5);
-      }
-      failures ? document.querySelector("main > .view")?.prepend(late) : late.remove();
-    }
-  } catch (error) {
-    if (!signal.aborted) reportError(error);
-  } finally {
-    late.remove();
-  }
 }

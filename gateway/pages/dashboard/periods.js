@@ -16,9 +16,7 @@ const COUNTS = [
 ];
 
 const formatter = (options) => new Intl.DateTimeFormat("en-GB", options);
-const clock = formatter({ hour: "2-digit", minute: "2-digit" });
 const hour = formatter({ day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
-const date = formatter({ day: "numeric", month: "short" });
 const day = formatter({ day: "numeric", month: "short", timeZone: "UTC" });
 
 const ago = (days) => () => Date.now() - days * DAY;
@@ -65,14 +63,23 @@ export function fill({ by, from, to = Date.now }, rows) {
   return filled;
 }
 
-export const nameOf = ({ by }, start) => (by === "day" ? day : hour).format(Date.parse(start));
+// What a chart shows of the rows that `fill` returned. `parts` maps names to [tone, function from a row to its value].
+export const seriesOf = (rows, parts) =>
+  Object.entries(parts).map(([name, [tone, of]]) => ({ name, tone, values: rows.map(of) }));
 
-// Returns the labels of a chart of the rows that `fill` returned.
-export function scale({ by, span, to }, rows) {
-  const short = by === "hour" && rows.length <= 24 ? clock : by === "hour" ? date : day;
-  const tick = (n) => short.format(Date.parse(rows[Math.floor(n)].start));
-  const ticks = new Set([0, 1, 2, 3].map((n) => tick((n * rows.length) / 4)));
-  const last = to ? tick(rows.length - 1) : by === "hour" ? "now" : "today";
-  const of = ({ start }) => (short === clock ? clock : by === "hour" ? hour : day).format(Date.parse(start));
-  return { of, span, ticks: [...ticks, last] };
-}
+export const startsOf = (rows) => rows.map(({ start }) => Date.parse(start));
+
+export const requestSeries = (rows) =>
+  seriesOf(rows, {
+    answered: ["good", answered],
+    refused: ["warn", (row) => row.refused],
+    interrupted: ["busy", (row) => row.interrupted],
+  });
+
+// Returns what a chart calls to open the requests of an hour or a day, of all apps or of one.
+export const openRequests = (app) => (from, to) => {
+  const query = new URLSearchParams({ from: new Date(from).toISOString(), to: new Date(to).toISOString() });
+  location.hash = app ? `#/apps/${app}/requests?${query}` : `#/requests?${query}`;
+};
+
+export const nameOf = ({ by }, start) => (by === "day" ? day : hour).format(Date.parse(start));

@@ -1,99 +1,198 @@
-// Lists the latest requests to the account's apps, with their times and their errors by code.
+// Lists the latest requests to the account's apps. A row opens the request's details.
 
+import { chart } from "/pages/chart.js";
 import { h } from "/pages/dom.js";
-import { count, duration, moment, money } from "/pages/format.js";
+import { count, duration, money } from "/pages/format.js";
+import { KINDS, kindOf } from "/pages/outcomes.js";
 import { get } from "./api.js";
-import { badge, card, empty, field, follow, heading, redraw, table } from "./parts.js";
-import { REASONS } from "./reasons.js";
+import { follow } from "./follow.js";
+import { action, badge, card, empty, facts, field, heading, redraw, refusal, table } from "./parts.js";
+import { keepQuery, saveCsv } from "./query.js";
+import { openRequest } from "./request.js";
 
 export const title = "Requests";
 
-const PAGE = 50; // rows
+const PAGE = 20; // rows
+const BATCH = 200; // rows fetched together
 const PERCENTILES = [50, 95, 99];
 const OUTCOMES = { answered: "Answered", interrupted: "Interrupted", refused: "Refused" };
-const TONES = { answered: "good", interrupted: "warn", refused: "bad" };
-const MEANINGS = {
-  APP_BACKEND_UNREACHABLE: "The app’s backend could not be reached to verify the token.",
-  APP_CAP_REACHED: "The request could have exceeded the app’s daily spending cap.",
-  APP_RATE_LIMITED: "The app made too many requests within a minute.",
-  APP_SUSPENDED: "An operator had suspended the app or its account.",
-  BACKBONE_UNAVAILABLE: "The service could not reach its database, or restarted.",
-  CLIENT_GONE: "The client disconnected before the answer was complete.",
-  INFERENCE_DISABLED: "Managed inference was off.",
-  METHOD_NOT_ALLOWED: "The route does not accept this method.",
-  MODEL_NOT_ALLOWED: "The model is not available.",
-  MULTIMODAL_UNSUPPORTED: "The request contained more than text.",
-  ORIGIN_NOT_ALLOWED: "The request came from a page that is not at one of the app’s addresses.",
-  PROVIDER_ERROR: "The provider failed or ended the answer early.",
-  PROVIDER_QUOTA_EXHAUSTED: "The provider’s quota or rate limit was exhausted.",
-  PROVIDER_REFUSED: "The model rejected the request because it was too long or used an unsupported feature.",
-  PROVIDER_TIMEOUT: "The provider took too long.",
-  PROVIDER_UNREACHABLE: "The provider could not be reached.",
-  REQUEST_MALFORMED: "The body was malformed.",
-  REQUEST_TOO_LARGE: "The body was too large.",
-  SPEND_CAP_REACHED: "The request could have exceeded the account’s daily spending cap.",
-  TOKEN_INVALID: "The token is not valid for this app, or has expired.",
-  TOKEN_MISSING: "The request carried no token.",
-  TOKENS_LIMITED: "The app recently sent too many invalid tokens.",
-  USER_CAP_REACHED: "The request could have exceeded the user’s daily spending cap.",
-  USER_RATE_LIMITED: "A user of the app made too many requests within a minute.",
-};
+const FILTERS = ["app", "model", "outcome", "code", "from", "to"];
+const BARS = 60; // at most
+const SIZES = [1, 5, 15, 60, 360, 1440].map((minutes) => minutes * 60_000);
+const COLUMNS = "id at app model status code reason inputTokens outputTokens nanoEuro ttftMs durationMs".split(" ");
 
-// The same outcomes as the API's filter `outcome`.
-const outcomeOf = ({ code, nanoEuro }) =>
-  !code ? "answered" : nanoEuro || code === "CLIENT_GONE" ? "interrupted" : "refused";
+const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-export async function draw(signal) {
-  const [app, model, outcome] = ["app", "model", "outcome"].map((id) => h("select", { id }));
-  const [times, errors, list] = [h("div"), h("div"), h("div", { class: "stack" })];
-  let rows = [];
-  let shown = PAGE;
+// With `app`, the view is about this app alone. The query holds the filters, and with `id` opens this request.
+export async function draw(signal, app, query = new URLSearchParams()) {
+  const inputs = makeFilters(app, query);
+  const live = h("input", { type: "checkbox", id: "live", checked: true });
+  const [graph, summary, list] = [1, 2, 3].map(() => h("div", { class: "stack" }));
+  const line = refusal();
+  let [rows, shown, complete] = [[], PAGE, false];
+
+  const chosen = () => ({
+    ...Object.fromEntries(Object.entries(inputs).map(([name, { value }]) => [name, value])),
+    from: toIso(inputs.from.value),
+    to: toIso(inputs.to.value),
+  });
+  const fetchRows = (more = {}) => {
+    const filters = Object.entries({ ...chosen(), ...(app && { app }), limit: BATCH, ...more });
+    return get(`/account/requests?${new URLSearchParams(filters.filter(([, value]) => value))}`, signal);
+  };
   const show = () => {
-    offer(app, "All apps", rows.map((row) => row.app));
-    offer(model, "All models", rows.map((row) => row.model).filter(Boolean));
-    const chosen = rows.filter(
-      (row) =>
-        (!app.value || row.app === app.value) &&
-        (!model.value || row.model === model.value) &&
-        (!outcome.value || outcomeOf(row) === outcome.value),
-    );
-    redraw(times, chosen, percentiles);
-    redraw(errors, chosen, byCode);
-    redraw(list, [chosen, shown, rows.length], () => [
-      requestTable(chosen.slice(0, shown), rows.length > 0),
-      chosen.length > shown && h("button", { type: "button", "data-focus": "more", onclick: showMore }, "Show more"),
+    offer(inputs.app, rows.map((row) => row.app));
+    offer(inputs.model, rows.map((row) => row.model));
+    offer(inputs.code, rows.map((row) => row.code));
+    redraw(graph, rows, () => histogram(rows, chosen(), (from, to) => choose({ from, to })));
+    redraw(summary, rows, () => [percentiles(rows), codes(rows, (code) => choose({ code }))]);
+    redraw(list, [rows.slice(0, shown), rows.length, complete], () => [
+      requestTable(rows.slice(0, shown), app, Object.values(chosen()).some(Boolean)),
+      (rows.length > shown || !complete) && action("Load older", { "data-focus": "older" }, line, loadOlder),
     ]);
   };
-  const showMore = () => {
+  const loadOlder = async () => {
+    if (rows.length < shown + PAGE && !complete) {
+      const older = await fetchRows({ before: rows.at(-1).id });
+      rows = [...rows, ...older];
+      complete = older.length < BATCH;
+    }
     shown += PAGE;
     show();
   };
+  // Keeps older rows that were loaded, unless so much is new that there would be a gap.
   const refresh = async () => {
-    rows = await get("/account/requests?limit=1000", signal);
+    if (!live.checked) return;
+    const asked = JSON.stringify(chosen());
+    const newest = await fetchRows();
+    if (asked !== JSON.stringify(chosen())) return; // the choice has changed
+    const known = rows.findIndex(({ id }) => id === newest.at(-1)?.id);
+    if (known < 0) complete = newest.length < BATCH;
+    rows = known < 0 ? newest : [...newest, ...rows.slice(known + 1)];
     show();
   };
-  offer(outcome, "All outcomes", Object.keys(OUTCOMES), OUTCOMES);
-  for (const filter of [app, model, outcome]) {
-    filter.addEventListener("change", () => {
-      shown = PAGE;
-      show();
+  const restart = async () => {
+    const asked = chosen();
+    keepQuery({ ...asked, app: app ? "" : asked.app });
+    const found = await fetchRows();
+    if (JSON.stringify(asked) !== JSON.stringify(chosen())) return;
+    [rows, shown, complete] = [found, PAGE, found.length < BATCH];
+    show();
+  };
+  const choose = ({ from, to, code }) => {
+    if (from) [inputs.from.value, inputs.to.value] = [toLocal(from), toLocal(to)];
+    if (code) offer(inputs.code, [code]), (inputs.code.value = code);
+    return restart().catch(fail);
+  };
+  const fail = (error) => signal.aborted || (line.textContent = error.message || "The service does not respond.");
+  for (const input of Object.values(inputs)) {
+    input.addEventListener("change", () => {
+      line.textContent = "";
+      restart().catch(fail);
     });
   }
-  await refresh();
-  follow(5_000, signal, refresh);
+  live.addEventListener("change", () => refresh().catch(fail));
+  list.addEventListener("click", ({ target }) => {
+    const row = target.closest("tbody tr");
+    if (row) openRequest(rows[row.sectionRowIndex].id, signal).catch(fail);
+  });
+
+  rows = await fetchRows();
+  complete = rows.length < BATCH;
+  show();
+  follow(["requests"], signal, refresh);
+  if (query.get("id")) queueMicrotask(() => openRequest(query.get("id"), signal).catch(fail));
+  const csv = action("Download CSV", {}, line, () => saveCsv("requests.csv", toCsv(rows.slice(0, shown))));
+  const clear = action("Clear filters", {}, line, () => {
+    for (const input of Object.values(inputs)) input.value = "";
+    return restart();
+  });
+  const buttons = h("div", { class: "row" }, h("label", { class: "check" }, live, "Live"), clear, csv);
   return [
     heading("Requests", "The last 1,000 requests to your apps. Contents and users are not recorded."),
-    h("div", { class: "fields" }, field("App", app), field("Model", model), field("Outcome", outcome)),
-    h("div", { class: "pair" }, card("Times", times), card("Errors by code", errors)),
+    h("div", { class: "fields asked" }, filterFields(inputs, app)),
+    h("div", { class: "row apart" }, searchForm(line, signal), buttons),
+    line,
+    card("Over time", graph, summary),
     card("Newest first", list),
   ];
 }
 
+// -- filters ----------------------------------------------------------------------------------------------------
+
+function makeFilters(app, query) {
+  const select = (id, all) => h("select", { id }, h("option", { value: "" }, all));
+  const inputs = {
+    app: select("app", "All apps"),
+    model: select("model", "All models"),
+    outcome: select("outcome", "All outcomes"),
+    code: select("code", "All codes"),
+    from: h("input", { id: "from", type: "datetime-local" }),
+    to: h("input", { id: "to", type: "datetime-local" }),
+  };
+  inputs.outcome.append(...Object.entries(OUTCOMES).map(([value, name]) => h("option", { value }, name)));
+  for (const name of FILTERS.slice(0, 4)) {
+    if (name !== "outcome") offer(inputs[name], [query.get(name)]);
+    inputs[name].value = query.get(name) ?? "";
+  }
+  if (app) inputs.app.value = "";
+  for (const name of FILTERS.slice(4)) inputs[name].value = toLocal(Date.parse(query.get(name)));
+  return inputs;
+}
+
+const filterFields = (inputs, app) =>
+  Object.entries(inputs).map(
+    ([name, input]) => !(app && name === "app") && field(name === "code" ? "Code" : name[0].toUpperCase() + name.slice(1), input),
+  );
+
 // Adds the missing options to the select, and keeps its choice.
-function offer(select, all, values, names = {}) {
+function offer(select, values) {
   const there = new Set([...select.options].map(({ value }) => value));
-  if (!there.size) select.append(h("option", { value: "" }, all));
-  for (const value of new Set(values).difference(there)) select.append(h("option", { value }, names[value] ?? value));
+  const missing = new Set(values.filter(Boolean)).difference(there);
+  for (const value of [...missing].sort()) select.append(h("option", { value }, value));
+}
+
+function searchForm(line, signal) {
+  const id = h("input", { id: "request-id", autocomplete: "off", spellcheck: "false", placeholder: "X-Request-Id", required: true });
+  const button = h("button", { class: "plain" }, "Find");
+  const find = async (event) => {
+    event.preventDefault();
+    line.textContent = "";
+    try {
+      await openRequest(id.value.trim(), signal);
+    } catch (error) {
+      line.textContent = error.status === 404 ? "None of the last 1,000 requests has this id." : error.message;
+    }
+  };
+  return h("form", { class: "row find", onsubmit: find }, h("label", { for: "request-id" }, "Request id"), id, button);
+}
+
+// Inputs of type datetime-local are in the viewer's time zone, without seconds.
+function toLocal(time) {
+  if (Number.isNaN(time)) return "";
+  return new Date(time - new Date(time).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+}
+
+const toIso = (local) => local && new Date(local).toISOString();
+
+// -- figures ----------------------------------------------------------------------------------------------------
+
+function histogram(rows, { from, to }, onpick) {
+  if (!rows.length) return null;
+  const end = to ? Date.parse(to) : Date.now();
+  const begin = from ? Date.parse(from) : Date.parse(rows.at(-1).at);
+  const size = SIZES.find((each) => (end - begin) / each < BARS) ?? SIZES.at(-1);
+  const first = Math.floor(begin / size) * size;
+  const length = Math.max(Math.ceil((end - first) / size), 12);
+  const times = Array.from({ length }, (_, n) => first + (n - length + Math.ceil((end - first) / size)) * size);
+  const series = Object.entries(KINDS).map(([kind, [name, tone]]) => ({ kind, name, tone, values: times.map(() => 0) }));
+  for (const { at, code } of rows) {
+    const n = Math.floor((Date.parse(at) - times[0]) / size);
+    if (n >= 0 && n < length) series.find(({ kind }) => kind === kindOf(code)).values[n] += 1;
+  }
+  const used = series.filter(({ kind, values }) => kind === "answered" || values.some(Boolean));
+  return chart("Requests", used, times, { span: "the rows below", onpick });
 }
 
 function percentiles(rows) {
@@ -101,55 +200,50 @@ function percentiles(rows) {
     "First token": rows.filter(({ ttftMs }) => ttftMs !== null).map(({ ttftMs }) => ttftMs),
     "Full answer": rows.filter(({ code }) => !code).map(({ durationMs }) => durationMs),
   };
-  const lines = Object.entries(times).filter(([, its]) => its.length);
-  if (!lines.length) return empty("Nothing to measure", "None of these requests was answered.");
-  const columns = { Time: ([name]) => name };
-  for (const p of PERCENTILES) columns[`p${p}`] = ([, its]) => duration(rank(its, p));
-  columns.Answers = ([, its]) => count(its.length);
-  return [
-    table("Percentiles", columns, lines),
-    h("p", { class: "small quiet below" }, "95% of answers took no longer than p95. Only streams have a first token."),
-  ];
+  const words = (its) => its.length > 0 && PERCENTILES.map((p) => `p${p} ${duration(rank(its, p))}`).join(" · ");
+  return facts(Object.fromEntries(Object.entries(times).map(([name, its]) => [name, words(its)])));
 }
 
 // Returns the nearest rank: the smallest time that p percent of the times do not exceed.
 const rank = (times, p) => times.toSorted((a, b) => a - b)[Math.ceil((p / 100) * times.length) - 1];
 
-function byCode(rows) {
-  const codes = [...Map.groupBy(rows.filter(({ code }) => code), ({ code }) => code)];
-  if (!codes.length) return empty("No errors", rows.length ? "All of these requests were answered." : "");
-  const columns = {
-    Code: ([code]) => [h("code", {}, code), small(MEANINGS[code])],
-    Requests: ([, its]) => count(its.length),
-  };
-  return table("Errors by code", columns, codes.sort(([, a], [, b]) => b.length - a.length));
+function codes(rows, choose) {
+  const found = [...Map.groupBy(rows.filter(({ code }) => code), ({ code }) => code)].sort(([, a], [, b]) => b.length - a.length);
+  const button = ([code, its]) => h("button", { type: "button", class: "plain", onclick: () => choose(code) }, h("code", {}, code), count(its.length));
+  return found.length > 0 && h("div", { class: "codes", role: "group", "aria-label": "Errors by code" }, found.map(button));
 }
 
-function requestTable(rows, any) {
-  if (!any) return empty("No requests yet", "Requests to your apps appear here a few seconds after they end.");
-  if (!rows.length) return empty("No such requests", "None of the last 1,000 requests matches these filters.");
+// -- rows -------------------------------------------------------------------------------------------------------
+
+function requestTable(rows, app, filtered) {
+  if (!rows.length && filtered) return empty("No such requests", "None of the last 1,000 requests matches these filters.");
+  if (!rows.length) return empty("No requests yet", "Requests to your apps appear here a few seconds after they end.");
   const columns = {
-    Request: ({ at, id }) => [moment(at), small(h("code", {}, id))],
-    App: ({ app, model }) => [app, small(model)],
-    Outcome: outcomeCell,
+    Time: ({ at, id }) => h("button", { type: "button", "data-focus": id }, h("time", { datetime: at }, timeOf(Date.parse(at)))),
+    App: ({ app }) => app,
+    Model: ({ model }) => model || "–",
+    Outcome: ({ status, code }) => badge(code ? [status || "", code].join(" ") : "Answered", KINDS[kindOf(code)][1]),
     Tokens: tokens,
-    Cost: ({ nanoEuro }) => h("span", { class: "whole" }, money(nanoEuro)),
-    "First token": ({ ttftMs }) => h("span", { class: "whole" }, duration(ttftMs)),
-    Took: ({ durationMs }) => h("span", { class: "whole" }, duration(durationMs)),
+    Cost: ({ nanoEuro }) => money(nanoEuro),
+    "First token": ({ ttftMs }) => duration(ttftMs),
+    Took: ({ durationMs }) => duration(durationMs),
   };
-  return table("Requests", columns, rows);
-}
-
-const small = (content) => content && h("span", { class: "small quiet" }, content);
-
-function outcomeCell({ status, ...row }) {
-  const outcome = outcomeOf(row);
-  const details = [status && `status ${status}`, row.code].filter(Boolean).join(", ");
-  const reason = row.reason && small(`Token: ${REASONS[row.reason] ?? row.reason}`);
-  return [badge(OUTCOMES[outcome], TONES[outcome]), small(details), reason];
+  return table("Requests", columns, rows, app ? "requests single" : "requests");
 }
 
 function tokens({ inputTokens, outputTokens, nanoEuro }) {
   if (inputTokens || outputTokens) return `${count(inputTokens)} in, ${count(outputTokens)} out`;
   return nanoEuro ? "Not reported" : "–";
+}
+
+// The date is left out for today's requests.
+function timeOf(time) {
+  const [day, today] = [date.format(time), date.format(Date.now())];
+  return day === today ? clock.format(time) : `${day}, ${clock.format(time)}`;
+}
+
+// No value begins with a character that starts a formula in a spreadsheet.
+function toCsv(rows) {
+  const cell = (value) => `"${String(value ?? "").replace(/^[=+\-@\t\r]/, "'$&").replaceAll('"', '""')}"`;
+  return [COLUMNS, ...rows.map((row) => COLUMNS.map((name) => row[name]))].map((cells) => `${cells.map(cell).join(",")}\r\n`).join("");
 }

@@ -31,7 +31,6 @@ export async function draw(signal, name) {
   for (const control of [model, maximum, prompt]) control.addEventListener("input", showCode);
   showCode();
   return [
-    h("p", { class: "small" }, h("a", { href: `#/apps/${name}` }, name)),
     heading(`Try ${name}`, "Asks the model as the user “owner” of this app. The app pays for it, and its limits apply."),
     asking(name, at, read, [model, maximum, prompt], signal),
     card("The same call", h("p", { class: "quiet" }, "Your users send their own tokens in place of the test token."), code),

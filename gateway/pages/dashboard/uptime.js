@@ -1,5 +1,6 @@
 // Draws an app's health history: one bar per day, with its text.
 
+import { slider } from "/pages/chart.js";
 import { h } from "/pages/dom.js";
 import { duration, plural } from "/pages/format.js";
 import { empty } from "./parts.js";
@@ -14,22 +15,30 @@ export function healthDays(days) {
   }
   const [down, outages] = ["downMs", "outages"].map((name) => probed.reduce((sum, day) => sum + day[name], 0));
   const fell = down > 0 ? `Down for ${duration(down)} in ${plural(outages, "outage")}` : "No outage";
+  const texts = days.map(describe);
+  const list = h("ol", { class: "days", "aria-label": "Health, day by day" }, days.map((day, n) => bar(day, texts[n])));
+  const tip = (n) => [h("span", {}, texts[n])];
   return [
-    h("ol", { class: "days", "aria-label": "Health, day by day" }, days.map(bar)),
     h(
       "div",
-      { class: "row apart small quiet", "aria-hidden": "true" },
-      h("span", {}, date.format(Date.parse(days[0].day))),
-      h("span", {}, "Today, in UTC"),
+      { class: "chart uptime" },
+      h("div", { class: "plot" }, list, slider("Health", days.length, (n) => texts[n], tip)),
+      h(
+        "div",
+        { class: "row apart small quiet", "aria-hidden": "true" },
+        h("span", {}, date.format(Date.parse(days[0].day))),
+        h("span", {}, "Today, in UTC"),
+      ),
     ),
     h("p", { class: "small" }, `${fell} in ${plural(probed.length, "day")} of probes.`),
   ];
 }
 
-function bar({ day, downMs, outages }) {
+function describe({ day, downMs, outages }) {
   const words =
     downMs === null ? "not probed" : downMs ? `down for ${duration(downMs)} in ${plural(outages, "outage")}` : "no outage";
-  const tone = downMs === null ? "unknown" : downMs ? "down" : "up";
-  const text = `${date.format(Date.parse(day))}: ${words}`;
-  return h("li", { class: tone, title: text }, h("span", { class: "unseen" }, text));
+  return `${date.format(Date.parse(day))}: ${words}`;
 }
+
+const bar = ({ downMs }, text) =>
+  h("li", { class: downMs === null ? "unknown" : downMs ? "down" : "up" }, h("span", { class: "unseen" }, text));

@@ -1,39 +1,58 @@
 // Shows the usage and cost of the account's apps, by hour or day, and by app or model.
 
+import { chart } from "/pages/chart.js";
 import { h } from "/pages/dom.js";
 import { count, money, plural } from "/pages/format.js";
 import { getText } from "./api.js";
-import { OUTCOMES, bars } from "./chart.js";
-import { action, empty, facts, field, follow, heading, redraw, refusal, table } from "./parts.js";
-import { RANGES, addUp, answered, fetchUsage, fill, nameOf, scale, usagePath } from "./periods.js";
+import { follow } from "./follow.js";
+import { action, empty, facts, field, heading, redraw, refusal, table } from "./parts.js";
+import {
+  RANGES,
+  addUp,
+  answered,
+  fetchUsage,
+  fill,
+  nameOf,
+  openRequests,
+  requestSeries,
+  seriesOf,
+  startsOf,
+  usagePath,
+} from "./periods.js";
+import { keepQuery, saveCsv } from "./query.js";
 
 export const title = "Usage";
 
 const GROUPS = { app: "App", model: "Model", none: "Time" };
 const SHOWN = 60; // rows of the table; the CSV file has all
 
-export async function draw(signal) {
-  const range = select("range", Object.entries(RANGES).map(([value, { name }]) => [value, name]));
-  const group = select("group", Object.entries(GROUPS));
+// With `app`, the view is about this app alone. The query keeps the range and the group.
+export async function draw(signal, app, query = new URLSearchParams()) {
+  const range = select("range", Object.entries(RANGES).map(([value, { name }]) => [value, name]), query);
+  const group = select("group", Object.entries(app ? { none: GROUPS.none } : GROUPS), query);
   const [figures, charts, list] = [1, 2, 3].map(() => h("section", { class: "card" }));
   const refresh = async () => {
     const [chosen, split] = [range.value, group.value];
-    const wanted = [fetchUsage(RANGES[chosen], split, signal), fetchUsage(RANGES.month, "none", signal)];
-    const [rows, month] = await Promise.all(wanted);
+    const wanted = [fetchUsage(RANGES[chosen], app ? "app" : split, signal), fetchUsage(RANGES.month, app ? "app" : "none", signal)];
+    const [rows, month] = (await Promise.all(wanted)).map((found) => (app ? found.filter((row) => row.app === app) : found));
     if (chosen !== range.value || split !== group.value) return; // the choice has changed
     redraw(figures, [chosen, rows, month], () => summary(RANGES[chosen], addUp(rows), addUp(month)));
-    redraw(charts, [chosen, fill(RANGES[chosen], rows)], ([, filled]) => timelines(RANGES[chosen], filled));
+    redraw(charts, [chosen, fill(RANGES[chosen], rows)], ([, filled]) => timelines(RANGES[chosen], filled, app));
     redraw(list, [chosen, split, rows], () => breakdown(RANGES[chosen], split, rows));
   };
   // The next refresh, seconds away, reports a failure.
-  for (const choice of [range, group]) choice.addEventListener("change", () => refresh().catch(() => {}));
+  const choose = () => {
+    keepQuery({ range: range.value, group: app ? "" : group.value });
+    refresh().catch(() => {});
+  };
+  for (const choice of [range, group]) choice.addEventListener("change", choose);
   await refresh();
-  follow(10_000, signal, refresh);
+  follow(["usage"], signal, refresh);
   const line = refusal();
   const csv = action("Download CSV", {}, line, () => download(RANGES[range.value], group.value, signal));
   return [
     heading("Usage", "Your apps’ requests and their cost. Hourly figures are kept for 14 days, daily figures for 400 days."),
-    h("div", { class: "fields" }, field("Range", range), field("Group by", group), csv),
+    h("div", { class: "fields" }, field("Range", range), !app && field("Group by", group), !app && csv),
     line,
     figures,
     charts,
@@ -41,8 +60,8 @@ export async function draw(signal) {
   ];
 }
 
-const select = (id, options) =>
-  h("select", { id }, options.map(([value, name]) => h("option", { value }, name)));
+const select = (id, options, query) =>
+  h("select", { id }, options.map(([value, name]) => h("option", { value, selected: query.get(id) === value }, name)));
 
 function summary({ name }, total, month) {
   const explanation =
@@ -63,20 +82,24 @@ function summary({ name }, total, month) {
   ];
 }
 
-function timelines(range, rows) {
+function timelines(range, rows, app) {
   const heading = h("h2", {}, "Over time");
   if (!rows.some(({ requests }) => requests)) return [heading, empty("No requests", "There were no requests in this range.")];
-  const words = scale(range, rows);
-  const cost = {
-    "complete answers": (row) => row.nanoEuro - row.interruptedNanoEuro,
-    "interrupted answers": (row) => row.interruptedNanoEuro,
-  };
-  const requests = { answered, refused: (row) => row.refused, interrupted: (row) => row.interrupted };
-  const tokens = { in: (row) => row.inputTokens, out: (row) => row.outputTokens };
+  const cost = seriesOf(rows, {
+    "complete answers": ["good", (row) => row.nanoEuro - row.interruptedNanoEuro],
+    "interrupted answers": ["busy", (row) => row.interruptedNanoEuro],
+  });
+  const tokens = seriesOf(rows, { in: ["soft", (row) => row.inputTokens], out: ["plain", (row) => row.outputTokens] });
+  const [times, span, onpick] = [startsOf(rows), range.span, openRequests(app)];
   return [
     heading,
-    bars("Cost", rows, cost, { ...words, show: money, classes: ["first", "third"] }),
-    h("div", { class: "pair" }, bars("Requests", rows, requests, { ...words, classes: OUTCOMES }), bars("Tokens", rows, tokens, words)),
+    chart("Cost", cost, times, { unit: "cost", show: money, span, onpick }),
+    h(
+      "div",
+      { class: "pair" },
+      chart("Requests", requestSeries(rows), times, { span, onpick }),
+      chart("Tokens", tokens, times, { unit: "tokens", span, onpick }),
+    ),
   ];
 }
 
@@ -120,8 +143,5 @@ function label(split, name) {
 }
 
 async function download(range, split, signal) {
-  const text = await getText(usagePath(range, split), signal, "text/csv");
-  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-  h("a", { href: address, download: `usage-by-${range.by}.csv` }).click();
-  URL.revokeObjectURL(address);
+  saveCsv(`usage-by-${range.by}.csv`, await getText(usagePath(range, split), signal, "text/csv"));
 }

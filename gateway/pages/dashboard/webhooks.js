@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { capital, duration, moment, plural } from "/pages/format.js";
 import { call, get, getIfThere } from "./api.js";
+import { follow } from "./follow.js";
 import {
   action,
   announce,
@@ -12,7 +13,6 @@ import {
   confirmAction,
   empty,
   field,
-  follow,
   form,
   heading,
   redraw,
@@ -36,7 +36,7 @@ export async function draw(signal) {
     get("/capabilities", signal),
     log.refresh(),
   ]);
-  follow(1500, signal, () => log.refresh());
+  follow(["deliveries"], signal, () => log.refresh());
   const [test, again] = [tester(eventTypes), redeliverer(log)];
   // Without a webhook, events are dropped.
   const changed = (webhook) => (test.hidden = again.hidden = !webhook);

@@ -1,4 +1,5 @@
 // Registers an account, shows its API key once, and opens the dashboard with it. The key stays in this page's memory.
+// Also plays the example, and copies code.
 
 const DEADLINE = 10_000; // ms for an answer
 
@@ -77,3 +78,58 @@ const explain = ({ error }) =>
 addEventListener("beforeunload", (event) => {
   if (!stored) event.preventDefault();
 });
+
+// -- the example ---------------------------------------------------------------------------------------------
+
+const TOKEN = 45; // ms between two tokens, on average
+const WAITS = [1, 0.4, 1.3, 0.6, 2.2, 0.5, 0.9, 1.1]; // times TOKEN, as tokens arrive from a model
+const figure = find("#answer");
+const [paragraph, again] = [figure.querySelector("p"), figure.querySelector("button")];
+const text = paragraph.textContent;
+const tokens = text.match(/\s*(\w{1,7}|[^\w\s])/g);
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+let playing; // the timer
+
+function play() {
+  clearTimeout(playing);
+  const rest = document.createElement("span");
+  rest.className = "rest";
+  let [count, shown] = [0, ""];
+  const show = () => {
+    shown += tokens[count];
+    count += 1;
+    rest.textContent = text.slice(shown.length);
+    paragraph.replaceChildren(shown, rest);
+    if (count < tokens.length) playing = setTimeout(show, TOKEN * WAITS[count % WAITS.length]);
+  };
+  show();
+}
+
+if (!still.matches) {
+  const watch = new IntersectionObserver(([{ isIntersecting }]) => {
+    if (!isIntersecting) return;
+    watch.disconnect();
+    play();
+  }, { threshold: 0.5 });
+  watch.observe(figure);
+}
+again.hidden = false;
+again.addEventListener("click", play);
+
+for (const box of document.querySelectorAll(".code")) {
+  const button = document.createElement("button");
+  const code = box.querySelector("pre");
+  button.type = "button";
+  button.className = "plain";
+  button.textContent = "Copy";
+  button.setAttribute("aria-label", `Copy: ${code.getAttribute("aria-label")}`);
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+    }
+  });
+  box.append(button);
+}

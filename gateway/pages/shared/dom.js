@@ -21,8 +21,8 @@ function dress(element, properties, children) {
 }
 
 // Links only to web pages, because a customer's address may have another scheme, such as javascript:.
-export const link = (address, text = address) =>
-  /^https?:\/\//.test(address ?? "") ? h("a", { href: address, rel: "noreferrer" }, text) : h("span", {}, text);
+export const link = (address, text = address, style = null) =>
+  /^https?:\/\//.test(address ?? "") ? h("a", { href: address, rel: "noreferrer", class: style }, text) : h("span", {}, text);
 
 // Rejects when the signal aborts.
 export const pause = (milliseconds, signal) =>

@@ -1,19 +1,56 @@
-// An app's settings: how tokens are verified, what is built, and how the app is deleted.
+// An app's settings, one section at a time.
 
 import { h } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
-import { call, get } from "./api.js";
-import { announce, card, field, form, refusal, action } from "./parts.js";
+import { Refused, call, get } from "./api.js";
+import { domainCard } from "./domain.js";
+import { environmentCard } from "./environment.js";
+import { follow } from "./follow.js";
+import { hookCards } from "./hooks.js";
+import { limitsCard } from "./limits.js";
+import { action, announce, card, field, form, heading, refusal } from "./parts.js";
 import { REASONS } from "./reasons.js";
+
+export const title = "Settings";
 
 const SAVE_DEADLINE = 15_000; // ms: the service may wait five seconds for the app's backend
 
-// Renders the cards into `element`.
-export async function showSettings(element, name, signal) {
+const SECTIONS = {
+  source: ["Source and build", (at, name, signal) => stored(at, signal, source)],
+  tokens: ["Users’ tokens", (at, name, signal) => stored(at, signal, tokens)],
+  environment: ["Environment", (at, name, signal) => environmentCard(at, signal)],
+  domain: ["Custom domain", showDomain],
+  limits: ["Limits", (at, name, signal) => limitsCard(name, signal)],
+  hooks: ["Deploy hooks", (at, name, signal) => hookCards(signal, name)],
+  delete: ["Delete", (at, name) => deletion(at, name)],
+};
+
+export async function draw(signal, name, chosen = "source") {
   const at = `/account/apps/${encodeURIComponent(name)}`;
-  const draw = (settings) =>
-    element.replaceChildren(tokens(at, settings, draw), source(at, settings, draw), deletion(at, name));
+  if (!(chosen in SECTIONS)) throw new Refused(404);
+  const section = await SECTIONS[chosen][1](at, name, signal);
+  const tab = ([key, [label]]) =>
+    h("a", { href: `#/apps/${name}/settings/${key}`, "aria-current": key === chosen ? "page" : null }, label);
+  return [
+    heading(title, `Of ${name}.`),
+    h("div", { class: "sections" }, h("nav", { "aria-label": "Settings" }, Object.entries(SECTIONS).map(tab)), h("div", { class: "view" }, section)),
+  ];
+}
+
+// Draws a card from the app's settings, and again after they are saved.
+async function stored(at, signal, cardOf) {
+  const place = h("div", { class: "view" });
+  const draw = (settings) => place.replaceChildren(cardOf(at, settings, draw));
   draw(await get(`${at}/settings`, signal));
+  return place;
+}
+
+async function showDomain(at, name, signal) {
+  const domain = domainCard(at);
+  const refresh = async () => domain.refresh(await get(at, signal), signal);
+  await refresh();
+  follow(["apps"], signal, refresh);
+  return domain.card;
 }
 
 const input = (id, value, more = {}) =>

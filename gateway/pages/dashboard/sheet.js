@@ -1,0 +1,25 @@
+// A panel at the right of the page with the details of a row.
+
+import { h } from "/pages/dom.js";
+
+// Opens the panel, and returns its dialog. Closing it returns the focus.
+export function openSheet(title, ...children) {
+  const name = h("h2", { id: "sheet", tabindex: "-1", autofocus: true }, title);
+  const close = h("button", { type: "button", class: "plain", onclick: () => dialog.close() }, "Close");
+  const dialog = h(
+    "dialog",
+    { class: "sheet", "aria-labelledby": "sheet" },
+    h("div", { class: "stack" }, h("div", { class: "row apart head" }, name, close), children),
+  );
+  const leave = () => dialog.close();
+  // The content fills the dialog, so a click on the dialog itself is one on its backdrop.
+  dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
+  dialog.addEventListener("close", () => {
+    removeEventListener("hashchange", leave);
+    dialog.remove();
+  });
+  addEventListener("hashchange", leave);
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}

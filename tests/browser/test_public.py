@@ -1,0 +1,106 @@
+"""The public page in a real browser: its example, its copy buttons, its links; and the page for unknown addresses."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.fakes import FakeProvider
+from tests.support.gateway_process import Gateway, gateway_with_redis
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+EXAMPLE = 'https://demo.example.com/?a="><script>alert(1)</script>'
+END = "its pages, its backend and its data."
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("public")
+    async with gateway_with_redis(provider, folder, GATEWAY_EXAMPLE_URL=EXAMPLE) as gw:
+        yield gw
+
+
+async def opened(browser: Browser, gw: Gateway, path: str = "/", motion: str = "no-preference") -> Page:
+    context = await browser.new_context(reduced_motion=motion)  # type: ignore[arg-type]
+    await context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = await context.new_page()
+    await page.goto(gw.address + path)
+    return page
+
+
+async def test_the_page_is_accessible_and_fits(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw)
+    await assert_accessible(page, EVERY_LOOK)
+    for width in (1440, 980, 390, 320):
+        await page.set_viewport_size({"width": width, "height": 900})
+        assert await page.evaluate("document.documentElement.scrollWidth") == width
+    await page.context.close()
+
+
+async def test_the_example_plays_token_by_token(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw)
+    answer = page.locator("#answer p")
+    whole = await answer.text_content()
+    await answer.scroll_into_view_if_needed()
+    await expect(page.locator(".rest")).not_to_be_empty()
+    assert await answer.text_content() == whole, "nothing moves while it plays"
+    await expect(page.locator(".rest")).to_be_empty(timeout=15_000)
+    await page.get_by_role("button", name="Play again").click()
+    await expect(page.locator(".rest")).not_to_be_empty()
+    await expect(page.locator(".rest")).to_be_empty(timeout=15_000)
+    assert await answer.text_content() == whole
+    await page.context.close()
+
+
+async def test_reduced_motion_shows_the_whole_answer(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw, motion="reduce")
+    answer = page.locator("#answer p")
+    await answer.scroll_into_view_if_needed()
+    await expect(answer).to_contain_text(END)
+    await expect(page.locator(".rest")).to_have_count(0)
+    await page.context.close()
+
+
+async def test_code_can_be_copied(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw)
+    for name, start in (("Code", "import { streamComplete }"), ("How to register", "curl -X POST")):
+        await page.get_by_role("button", name=f"Copy: {name}").click()
+        copied: str = await page.evaluate("navigator.clipboard.readText()")
+        assert copied.startswith(start)
+        assert "Copy" not in copied
+    await page.context.close()
+
+
+async def test_the_picture_follows_the_color_scheme(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw)
+    picture = page.locator("picture img")
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        await page.wait_for_function(
+            "(name) => document.querySelector('picture img').currentSrc.includes(name)", arg=f"overview-{scheme}"
+        )
+        await page.wait_for_function("document.querySelector('picture img').naturalWidth === 1200")
+    assert await picture.get_attribute("alt")
+    await page.context.close()
+
+
+async def test_the_live_example_is_a_setting(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw)
+    link = page.get_by_role("link", name="Open the live example")
+    assert await link.get_attribute("href") == EXAMPLE
+    await page.context.close()
+
+
+async def test_an_unknown_address(browser: Browser, gw: Gateway) -> None:
+    page = await opened(browser, gw, "/nothing")
+    await expect(page.get_by_role("heading", name="There is no page at this address")).to_be_visible()
+    assert (
+        await page.evaluate("getComputedStyle(document.querySelector('main')).maxWidth") == "512px"
+    )  # the style applies
+    await assert_accessible(page, EVERY_LOOK)
+    await page.get_by_role("link", name="Go to the home page").click()
+    await expect(page.get_by_role("heading", level=1)).to_contain_text("Three things")
+    await page.context.close()
