@@ -5,6 +5,7 @@ past day are simulated.
 """
 
 import asyncio
+import base64
 import json
 import math
 import secrets
@@ -25,8 +26,9 @@ from gateway.inference.keys import spend_key
 from gateway.monitors import history
 from gateway.monitors.keys import certificate_key, health_days_key, health_key, unhealthy_key
 from gateway.redis.partitions import partition_tag
-from gateway.telemetry.keys import minute_key, requests_key, spenders_key, usage_key
+from gateway.telemetry.keys import hour_key, minute_key, requests_key, spenders_key, usage_key
 from gateway.telemetry.usage import LoggedRequest
+from tests.browser.dashboard import SECTIONS
 from tests.browser.visitor import chromium
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
@@ -39,10 +41,13 @@ from tests.support.worker_process import Worker
 
 API = "https://api.example.com"
 FOLDER = Path(__file__).parent / "img"
+PUBLIC = Path(__file__).parents[1] / "gateway/pages/public"
 SCALE = 1.25
 DESKTOP, PHONE = {"width": 1180, "height": 820}, {"width": 390, "height": 820}
-VIEWS = ("", "usage", "requests", "deploys", "hooks", "webhooks", "new-app", "apps/notes", "nothing-here")
-OPERATIONS = ("", "accounts", "apps", "deploys", "system", "audit", "nothing-here")
+VIEWS = ("", "usage", "requests", "deploys", "hooks", "webhooks", "account", "new-app", "nothing-here", "apps/notes")
+VIEWS += tuple(f"apps/notes/{view}" for view in ("deploys", "requests", "usage", "data", "try"))
+VIEWS += tuple(f"apps/notes/settings/{section}" for section in SECTIONS)
+OPERATIONS = ("", "?period=24h", "accounts", "apps", "apps/shop", "deploys", "system", "audit", "nothing-here")
 LOG = """\
 Cloning https://git.example.com/ana/notes.git at main
 Running: npm ci && npm run build
@@ -161,6 +166,12 @@ class Scene:
                     fields[f"model:{model}:errors"] = fields.get("code:PROVIDER_UNREACHABLE", 0) // part
                 key = minute_key(time.strftime("%Y-%m-%dT%H:%M", at))
                 client.hset(key, mapping=fields)
+                client.expire(key, 7200)
+            for ago in range(1, 15 * 24):
+                asked = int(5000 + 3000 * math.sin(ago / 24 * math.tau) + secrets.randbelow(900))
+                key = hour_key(time.strftime("%Y-%m-%dT%H", time.gmtime(now - 3600 * ago)))
+                fields = {"requests": asked, "code:USER_RATE_LIMITED": asked // 70, "code:CLIENT_GONE": asked // 40}
+                client.hset(key, mapping={**fields, "settled": asked * 290_000})
                 client.expire(key, 7200)
             log = deploy_log_key(self.account.id, self.deploy)
             lines = enumerate(LOG.splitlines())
@@ -290,6 +301,20 @@ async def take(browser: Browser, scene: Scene) -> None:
     await page.context.close()
 
 
+async def picture_dashboard(browser: Browser, scene: Scene) -> None:
+    """Take the pictures of the dashboard that the public page shows."""
+    for scheme in ("light", "dark"):
+        context = await browser.new_context(viewport={"width": 1200, "height": 750}, color_scheme=scheme)
+        page = await context.new_page()
+        await page.goto(f"{scene.gw.address}/dashboard")
+        await log_in(page, scene)
+        await page.wait_for_timeout(500)
+        session = await context.new_cdp_session(page)
+        shot = await session.send("Page.captureScreenshot", {"format": "webp", "quality": 82})
+        (PUBLIC / f"overview-{scheme}.webp").write_bytes(base64.b64decode(shot["data"]))
+        await context.close()
+
+
 async def begin(browser: Browser, scene: Scene) -> None:
     """Take screenshots of a new user's first steps."""
     page = await visit(browser, scene, "light", DESKTOP)
@@ -302,7 +327,7 @@ async def begin(browser: Browser, scene: Scene) -> None:
     await page.keyboard.press("Enter")
     await page.get_by_role("button", name="Copy: Publish with the command line").wait_for()
     await shoot(page, "first-steps", whole=False)
-    await page.goto(f"{scene.gw.address}/dashboard#/apps/diary")
+    await page.goto(f"{scene.gw.address}/dashboard#/apps/diary/settings")
     await page.get_by_role("heading", name="Source and build").wait_for()
     await shoot(page, "app-settings")
     await page.context.close()
@@ -330,7 +355,7 @@ async def shoot_views(page: Page, views: Sequence[str], name: str) -> None:
     for view in views:
         await page.evaluate(f"location.hash = '#/{view}'")
         await page.wait_for_timeout(500)
-        await shoot(page, f"states/{name}-{view.replace('/', '-') or 'overview'}")
+        await shoot(page, f"states/{name}-{view.replace('/', '-').replace('?period=', '') or 'overview'}")
 
 
 async def show_states(browser: Browser, scene: Scene) -> None:
@@ -355,7 +380,7 @@ async def show_states(browser: Browser, scene: Scene) -> None:
         await page.goto(f"{scene.gw.address}/")
         await shoot(page, f"states/{kind}-public")
         await page.goto(f"{scene.gw.address}/docs")
-        await page.get_by_role("button", name="Authorize").wait_for()
+        await page.get_by_role("heading", name="Documentation").wait_for()
         await shoot(page, f"states/{kind}-docs", whole=False)
         await page.context.close()
     with scene.gw.redis.client() as client:
@@ -397,6 +422,7 @@ async def main() -> None:
             try:
                 scene = Scene(gw, account, App(account, "notes", backend))
                 await scene.play(receiver, backend)
+                await picture_dashboard(browser, scene)
                 await take(browser, scene)
                 await begin(browser, scene)
                 await operate(browser, scene)

@@ -21,6 +21,7 @@ from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, S
 from gateway import log
 from gateway.accounts import (
     app_routes,
+    change_routes,
     domain_routes,
     key_routes,
     limit_routes,
@@ -35,9 +36,10 @@ from gateway.deploys import action_routes, engine_routes, environment_routes, tl
 from gateway.deploys import routes as deploy_routes
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from gateway.events import routes as webhook_routes
-from gateway.http import openapi, pages
+from gateway.http import documentation, openapi, pages
 from gateway.http.audit import finish_audit
 from gateway.http.bodies import Body
+from gateway.http.error_pages import render_not_found, wants_page
 from gateway.ids import request_id as new_request_id
 from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
 from gateway.mcp.endpoint import AgentEndpoint
@@ -90,11 +92,13 @@ ROUTES: list[ControllerRouterHandler] = [
     ready,
     metrics,
     *pages.ROUTES,
+    *documentation.ROUTES,
     *page_routes.ROUTES,
     *operation_routes.ROUTES,
     *operator_routes.ROUTES,
     *engine_routes.ROUTES,
     *account_routes.ROUTES,
+    *change_routes.ROUTES,
     *app_routes.ROUTES,
     *key_routes.ROUTES,
     *usage_routes.ROUTES,
@@ -116,6 +120,9 @@ ROUTES: list[ControllerRouterHandler] = [
 
 def render_error(request: Request[Any, Any, State], error: Exception) -> Response[bytes]:
     if isinstance(error, HTTPException) and error.status_code == 404:
+        if wants_page(request.method, request.headers.get("accept", "")):
+            page, page_headers = render_not_found()
+            return Response(page, status_code=404, media_type="text/html", headers=page_headers)
         return Response(NOT_FOUND, status_code=404, headers={k.decode(): v.decode() for k, v in NOT_FOUND_HEADERS})
     request_id = request.scope["state"].get("request_id", "")
     answer = map_error(error, request)
@@ -210,7 +217,7 @@ class Front:
             before_send=[finish_audit],
             lifespan=[gateway.running, self._agents.running],
             logging_config=None,
-            openapi_config=openapi.config(),
+            openapi_config=openapi.config(gateway.settings.base_url),
             request_max_body_size=API_BODY_BYTES,
         )
         self._methods = self.litestar.state.allowed_methods = AllowedMethods(self.litestar.routes)

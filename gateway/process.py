@@ -17,6 +17,7 @@ from litestar.di import NamedDependency
 
 from gateway import log
 from gateway.accounts.app_changes import AppChanges
+from gateway.accounts.changes import Changes
 from gateway.accounts.custom_domains import CustomDomains
 from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import Pacing
@@ -113,6 +114,7 @@ class Gateway:
             self.metrics,
             self.counters,
         )
+        self.changes = Changes(self.registry, self.availability.status, self.metrics.viewers.set)
         self.overview = Overview(settings, self.registry, self.availability, self.permits, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
         self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set)
@@ -186,6 +188,7 @@ class Gateway:
                 self.registry.cache.follow_changes(),
                 self.permits.run(),
                 self.inference.check_waiters(),
+                self.inference.end_suspended(),
                 self.provider.sweep(self.metrics.open_streams.set),
                 self.admission.repeat_settlements(),
                 self.admission.repeat_recent(),

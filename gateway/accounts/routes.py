@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Request, get, post
+from litestar import Request, get, patch, post
 from litestar.datastructures import State
 from litestar.params import JSONBody
 from litestar.types import ControllerRouterHandler
@@ -103,6 +104,10 @@ class StorageUse(msgspec.Struct):
     limit: int  # above it, the oldest deliveries are removed; an event that still does not fit is dropped
 
 
+class AccountName(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
 class AccountView(msgspec.Struct):
     id: str
     name: str
@@ -116,6 +121,10 @@ class AccountView(msgspec.Struct):
 
 @get("/", summary="Show the account, its limits, and its spend of today")
 async def show_account(account: Caller, gateway: Injected) -> AccountView:
+    return await view_account(account, gateway)
+
+
+async def view_account(account: Account, gateway: Gateway) -> AccountView:
     day = await gateway.store.today()
     settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
     return AccountView(
@@ -128,6 +137,14 @@ async def show_account(account: Caller, gateway: Injected) -> AccountView:
         storage=StorageUse(await count_stored_bytes(gateway.store, account.id), SHARE_BYTES),
         suspension=account.suspension or msgspec.UNSET,
     )
+
+
+@patch("/", errors=[RequestMalformed])
+async def rename_account(account: Caller, data: JSONBody[AccountName], gateway: Injected) -> AccountView:
+    """Rename the account."""
+    rename = partial(msgspec.structs.replace, name=data.name)
+    _, account = await gateway.registry.change_account(account.id, rename)
+    return await view_account(account, gateway)
 
 
 class AccountApp(msgspec.Struct):
@@ -168,17 +185,13 @@ async def view_apps(account: Account, apps: Sequence[App], gateway: Gateway) -> 
     ]
 
 
-class Registration(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-
-
 class NewKey(msgspec.Struct):
     id: str
     apiKey: str  # shown only here
 
 
 @post("/register", tags=["Account"], errors=[RequestMalformed, CsrfRefused, RegistrationsClosed, BackboneUnavailable])
-async def register(request: Request[Any, Any, State], data: JSONBody[Registration], gateway: Injected) -> NewKey:
+async def register(request: Request[Any, Any, State], data: JSONBody[AccountName], gateway: Injected) -> NewKey:
     """Create an account on the free plan.
 
     The response has its API key, which is shown only here.
@@ -194,5 +207,5 @@ async def register(request: Request[Any, Any, State], data: JSONBody[Registratio
 ROUTES: list[ControllerRouterHandler] = [
     capabilities,
     register,
-    account_router(show_account),
+    account_router(show_account, rename_account),
 ]

@@ -44,10 +44,14 @@ limit = click.option(
 
 
 @click.command()
+@click.option("--rename", "name", metavar="NAME", help="First give the account this name.")
 @as_json
-def account() -> None:
+def account(name: str | None) -> None:
     """Show the account, its plan and today's usage."""
-    record = open_service().request_object("GET", "/account")
+    service = open_service()
+    if name is not None:
+        service.send("PATCH", "/account", {"name": name})
+    record = service.request_object("GET", "/account")
     spend, limits, storage = (nested_row(record, name) for name in ("spend", "limits", "storage"))
     spent = f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"
     if spend.get("reserved"):

@@ -162,7 +162,7 @@ def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
     """Deploy the source in DIR as APP's live version, or FILE: a page (.html), a .zip or a .tar.gz.
 
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
-    omits .git, node_modules and .env.
+    omits .git, node_modules, and files of secrets such as .env.
     """
     publish_source(open_service(), app, source, follow, timeout)
 

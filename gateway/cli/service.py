@@ -123,12 +123,15 @@ def path(*parts: str) -> str:
 
 
 class Service:
-    def __init__(self, url: str, key: str, timeout: float | None = None) -> None:
+    def __init__(self, url: str, key: str, timeout: float | None = None, reason: str | None = None) -> None:
+        """`reason` is an operator's, for the audit trail."""
         self.url = url
         self.is_account = key.startswith(ACCOUNT_KEY_PREFIX)  # otherwise the key is the operator token
         import httpx
 
         headers = {"authorization": f"Bearer {key}"}
+        if reason is not None:
+            headers["x-reason"] = quote(reason, safe=" ")
         try:
             self._http = httpx.Client(headers=headers, timeout=timeout or STEP_SECONDS, verify=_trust(url))
         except (ImportError, ValueError, httpx.InvalidURL) as error:
@@ -281,6 +284,6 @@ def _timeouts(seconds: float) -> httpx.Timeout:
     return httpx.Timeout(STEP_SECONDS, read=seconds)
 
 
-def open_service() -> Service:
+def open_service(reason: str | None = None) -> Service:
     """Opens the service for the running command, and closes it when the command ends."""
-    return click.get_current_context().with_resource(Service(*find_credentials()))
+    return click.get_current_context().with_resource(Service(*find_credentials(), reason=reason))

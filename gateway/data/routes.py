@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from litestar import delete, get, post
@@ -12,7 +12,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 
 from gateway.accounts.pacing import UNPACED
-from gateway.accounts.records import Account, App
+from gateway.accounts.records import Account, App, find_suspension
 from gateway.bounds import Id
 from gateway.data.commands import Action, DataAnswer, DataUnavailable
 from gateway.data.keys import snapshots_made_key
@@ -43,7 +43,7 @@ MIB = 1 << 20
 class DataView(msgspec.Struct):
     usedBytes: int
     limitBytes: int
-    state: DataState
+    state: DataState | Literal["suspended"]
     snapshots: list[Snapshot]  # newest first
     problem: str | msgspec.UnsetType = msgspec.UNSET  # what to do
 
@@ -60,10 +60,11 @@ async def show_data(account: Caller, app: FromPath[str], gateway: Injected) -> D
 
 async def view_data(app: App, account: Account, gateway: Gateway) -> DataView:
     status = await gateway.data.read_status(app)
+    stopped = status.state in ("running", "asleep") and find_suspension(app, account) is not None
     return DataView(
         usedBytes=status.usedBytes,
         limitBytes=gateway.settings.app_data[account.plan] * MIB,
-        state=status.state,
+        state="suspended" if stopped else status.state,
         snapshots=await gateway.data.list_snapshots(app.account, app.id),
         problem=status.problem or msgspec.UNSET,
     )

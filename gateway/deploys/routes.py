@@ -41,6 +41,17 @@ from gateway.http.bodies import SOURCE, declared_size
 from gateway.ids import Time
 from gateway.process import Gateway, Injected
 
+PUBLISH_ERRORS = [
+    RequestMalformed,
+    AppSuspended,
+    NotFound,
+    RequestTooLarge,
+    MediaTypeUnsupported,
+    RateLimited,
+    DeployQuotaReached,
+    StorageUnavailable,
+]
+
 
 class DeployView(msgspec.Struct, kw_only=True):
     """A deploy as its account sees it."""
@@ -177,16 +188,7 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Inject
     request_max_body_size=None,
     body=SOURCE,
     opt={UNPACED: True},  # an upload takes long, and uploads have a limit of their own
-    errors=[
-        RequestMalformed,
-        AppSuspended,
-        NotFound,
-        RequestTooLarge,
-        MediaTypeUnsupported,
-        RateLimited,
-        DeployQuotaReached,
-        StorageUnavailable,
-    ],
+    errors=PUBLISH_ERRORS,
 )
 async def publish(
     account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected

@@ -71,6 +71,7 @@ class Layout:
             "GATEWAY_BASE_URL": self.gateway,
             "GATEWAY_APPS_DOMAIN": APPS_DOMAIN,
             "GATEWAY_APPS_URL": f"{self.scheme}://{{host}}:{self.apps_port}",
+            "GATEWAY_EXAMPLE_URL": "" if self.own_app else self.address,
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),

@@ -32,6 +32,13 @@ def read_base_url(text: str) -> str:
     return read_url(text)
 
 
+def read_link(text: str) -> str:
+    """Reads an address that pages show to everybody."""
+    if "@" in urlsplit(text).netloc:
+        raise ValueError("must not contain credentials, because everybody can see it")
+    return read_url(text)
+
+
 MAX_REGISTRY_ADDRESSES = 16  # a sandbox holds a socket open for each
 
 

@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_url: str = ""  # {api_url}: the address in deploy hook URLs; empty: the base URL
     apps_domain: str = "apps.localhost"  # {apps_domain}
     apps_url: str = "https://{host}"  # the address of an app in pages and tools
+    example_url: str = ""  # of an app that the public page links to; empty: no link
 
     inference: bool = False  # the default of the runtime switch
     provider_url: str = "https://api.scaleway.ai/v1"

@@ -175,6 +175,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "provider_key": _read_header_value,
     "apps_domain": addresses.read_domain,
     "apps_url": addresses.read_apps_url,
+    "example_url": addresses.read_link,
     "encryption_key": _read_encryption_key,
     "ca_file": addresses.read_certificates,
     "provider_timeouts": lambda text: ProviderTimeouts(

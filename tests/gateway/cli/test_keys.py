@@ -58,3 +58,10 @@ async def test_operators_add_a_key(operator: Tool, account: Account, tmp_path: P
 
 async def test_account_holders_cannot_add_a_key_for_others(capsule: Tool, account: Account) -> None:
     assert "UNAUTHORIZED" in await capsule.refused("accounts", "key", account.id, "x")
+
+
+async def test_the_account_is_renamed(capsule: Tool, account: Account) -> None:
+    shown = (await capsule("account", "--rename", "Ben & Co")).out
+    assert f"Ben & Co ({account.id})" in shown
+    assert (await capsule("account", "--json")).json["name"] == "Ben & Co"
+    assert "name" in await capsule.refused("account", "--rename", "")

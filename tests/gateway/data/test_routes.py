@@ -60,3 +60,23 @@ async def test_a_deleted_app_leaves_a_command_for_its_host(gw: Gateway) -> None:
         assert (deleted["app"], [each["id"] for each in deleted["snapshots"]]) == (app, ["snp_1"])
         other = await gw.account()
         assert (await other.get("/account/data/deleted")).json() == []
+
+
+@pytest.mark.parametrize("what", ["app", "account"])
+async def test_the_data_of_a_suspended_app(gw: Gateway, what: str) -> None:
+    account = await gw.account()
+    app = await an_app(account)
+    suspended = f"apps/{app}" if what == "app" else f"accounts/{account.id}"
+
+    async def states() -> list[str]:
+        found = []
+        for state in ("running", "asleep", "full", "none"):
+            async with opened(gw.redis.url) as store:
+                await DataRecords(store).write_statuses([(account.id, app, DataStatus(10, state, ""))])  # type: ignore[arg-type]
+            found.append((await account.get(f"/account/apps/{app}/data")).json()["state"])
+        return found
+
+    await gw.platform("PUT", f"{suspended}/suspension", {"reason": "test"})
+    assert await states() == ["suspended", "suspended", "full", "none"]
+    await gw.platform("DELETE", f"{suspended}/suspension")
+    assert await states() == ["running", "asleep", "full", "none"]

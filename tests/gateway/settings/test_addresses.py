@@ -50,6 +50,15 @@ def test_files_without_certificates(tmp_path: Path, text: str) -> None:
         load({"GATEWAY_CA_FILE": str(path)})
 
 
+@pytest.mark.parametrize(
+    "text", ["javascript:alert(1)", "https://me:secret@x", "//x", 'https://x"y z', "data:text/html,x"]
+)
+def test_the_example_is_a_web_page(text: str) -> None:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_EXAMPLE_URL: ") as raised:
+        load({"GATEWAY_EXAMPLE_URL": text})
+    assert "secret" not in str(raised.value)
+
+
 @pytest.mark.parametrize("name", ["BASE_URL", "API_URL", "PROVIDER_URL", "PROBE_URL", "PROBE_CHECK_URL", "APPS_URL"])
 @pytest.mark.parametrize(
     ("text", "message"),
