@@ -72,7 +72,9 @@ async def test_the_operators_page(browser: Browser, gw: Gateway) -> None:
     await expect(page.locator("#live")).to_have_text("Live")
     await assert_accessible(page, EVERY_LOOK)
     account = await gw.account()
-    for view in ("accounts", f"accounts/{account.id}", "apps", "deploys", "system", "audit"):
+    assert (await gw.platform("PUT", "apps/seen-by-operators", {"account": account.id})).is_success
+    views = ("?period=24h", "accounts", f"accounts/{account.id}", "apps", "apps/seen-by-operators")
+    for view in (*views, "deploys", "system", "audit"):
         await page.evaluate(f"location.hash = '#/{view}'")
         await expect(page.get_by_role("heading", level=1)).to_be_focused()
         await assert_accessible(page, EVERY_LOOK)

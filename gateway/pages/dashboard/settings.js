@@ -57,12 +57,13 @@ const input = (id, value, more = {}) =>
   h("input", { id, value: value ?? "", autocomplete: "off", spellcheck: "false", autocapitalize: "none", ...more });
 
 async function save(at, body, draw, id) {
+  document.querySelector(".saved")?.remove();
   const settings = await call("PATCH", at, { body, deadline: SAVE_DEADLINE });
   draw(settings);
   const button = document.getElementById(id);
   button.focus();
   button.closest("form").append(
-    h("p", { class: "small quiet" }, "Saved. ", settings.authCheck && describeCheck(settings.authCheck, body.auth)),
+    h("p", { class: "small quiet saved" }, "Saved. ", settings.authCheck && describeCheck(settings.authCheck, body.auth)),
   );
   announce("Saved.");
 }
