@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx_sse
@@ -19,6 +20,8 @@ from tests.support.responses import refused
 from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+GAUGE = "gateway_change_viewers "
 
 
 class Seen:
@@ -145,13 +148,14 @@ async def test_the_viewers_of_an_account_are_limited(gw: Gateway) -> None:
         refused(await account.get("/account/changes"), 429, "VIEWERS_LIMITED")
         async with watching(await gw.account()):
             pass
-        metrics = (await gw.http.get("/metrics")).text
-        assert f"gateway_change_viewers {MAX_VIEWERS_OF_ACCOUNT}" in metrics
+        await wait_until(partial(count_viewers, gw), holds=lambda count: count == MAX_VIEWERS_OF_ACCOUNT)
+    await wait_until(partial(count_viewers, gw), holds=lambda count: count == 0)
 
-    async def free() -> bool:
-        return "gateway_change_viewers 0.0" in (await gw.http.get("/metrics")).text
 
-    await wait_until(free)
+async def count_viewers(gw: Gateway) -> float:
+    """Returns the gauge. A stream that its viewer has left is counted until the gateway notices."""
+    line = next(line for line in (await gw.http.get("/metrics")).text.splitlines() if line.startswith(GAUGE))
+    return float(line.removeprefix(GAUGE))
 
 
 async def test_it_ends_while_redis_is_away_and_can_be_opened_again(launch: Launch, backend: FakeAppBackend) -> None:
