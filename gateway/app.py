@@ -217,7 +217,8 @@ class Front:
             before_send=[finish_audit],
             lifespan=[gateway.running, self._agents.running],
             logging_config=None,
-            openapi_config=openapi.config(gateway.settings.base_url),
+            openapi_config=openapi.config(),
+            state=State({"base_url": gateway.settings.base_url}),
             request_max_body_size=API_BODY_BYTES,
         )
         self._methods = self.litestar.state.allowed_methods = AllowedMethods(self.litestar.routes)

@@ -155,14 +155,22 @@ def build(app: Litestar) -> Schema:
 
 
 class Index(OpenAPIRenderPlugin):
-    """The documentation's first page. Litestar wants a plugin at the address of its router."""
+    """Makes a route at the address of Litestar's router, which needs one. `answer_index` answers for it."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self) -> None:
         super().__init__(path="/")
-        self._base_url = base_url
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: Schema) -> bytes:
-        return documentation.render_page("/docs", self._base_url).encode()
+        raise NotImplementedError
+
+
+async def answer_index(request: Request[Any, Any, State]) -> Response[bytes] | None:
+    """Answers with the documentation's first page, with an ETag as all pages have. Returns None for other addresses."""
+    if request.url.path.rstrip("/") != "/docs":
+        return None
+    await bundle_pages()
+    render = documentation.render_page
+    return html_response(request, await asyncio.to_thread(render, "/docs", request.app.state.base_url))
 
 
 class Document(JsonRenderPlugin):
@@ -191,16 +199,17 @@ def schema_of_manifest() -> bytes:
     return msgspec.json.encode(manifest_schema())
 
 
-def config(base_url: str) -> OpenAPIConfig:
+def config() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Capsule Gateway",
         version=importlib.metadata.version("capsule-gateway"),
         description=DESCRIPTION,
-        render_plugins=[Index(base_url), document],
+        render_plugins=[Index(), document],
         openapi_router=Router(
             "/docs",
             route_handlers=[reference_page, schema_of_manifest],
             response_headers={**HEADERS, "cache-control": NO_CACHE},
+            before_request=answer_index,
             include_in_schema=False,
         ),
     )

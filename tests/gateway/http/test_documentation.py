@@ -56,3 +56,11 @@ async def test_a_visit_with_a_search_is_small(gw: Gateway) -> None:
         font = [asset for name, asset in bundles().files.items() if re.fullmatch(r"inter\.\w{12}\.woff2", name)]
         sizes = [len(asset.compressed or asset.body) for asset in (*files, *font)]
         assert len(gzip.compress(page.encode())) + len(search) + sum(sizes) < MOST, address
+
+
+async def test_the_first_page_is_not_sent_again_to_a_browser_that_has_it(gw: Gateway) -> None:
+    for path in ("/docs", "/docs/"):
+        page = await gw.http.get(path)
+        assert (page.status_code, page.headers["cache-control"]) == (200, "no-cache")
+        again = await gw.http.get(path, headers={"If-None-Match": page.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
