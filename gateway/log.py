@@ -261,5 +261,5 @@ def configure(settings: Settings) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=level, force=True)
-    for name in ("httpx", "httpcore"):
+    for name in ("httpx", "httpcore", "markdown_it"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -37,8 +36,6 @@ ELSEWHERE = {  # documents outside `docs`, with the last part of their address
     "ops/kubernetes/README.md": "kubernetes",
 }
 REFERENCE = "reference"
-logging.getLogger("markdown_it").setLevel(logging.WARNING)  # it logs each of its steps
-
 EXAMPLE = "https://api.example.com"  # stands for the service's own address
 
 

@@ -91,6 +91,9 @@ class AuditFilter(msgspec.Struct, frozen=True):
         )
 
 
+EVERY_RECORD = AuditFilter()
+
+
 class AuditTrail:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -133,17 +136,17 @@ class AuditTrail:
             logger.error("audit.unfinished", trail=trail, record=record_fields, error=code_of(error.__cause__))
 
     async def list_records(
-        self, trail: Trail, limit: int, before: str | None, chosen: AuditFilter | None = None
+        self, trail: Trail, limit: int, before: str | None, chosen: AuditFilter = EVERY_RECORD
     ) -> list[AuditRecord]:
         """Returns records, newest first. `before` is the id of a record. Raises BackboneUnavailable."""
         oldest = int((time.time() - KEPT_SECONDS) * 1000)
-        count = READ_RECORDS if chosen else limit
+        count = limit if chosen == EVERY_RECORD else READ_RECORDS
         found: list[AuditRecord] = []
         while True:
             newest = "+" if before is None else f"({before}"
             entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=count)
             records = [_decode(entry, fields) for entry, fields in entries]
-            found += [record for record in records if chosen is None or chosen.matches(record)]
+            found += [record for record in records if chosen.matches(record)]
             if len(found) >= limit or len(records) < count:
                 return found[:limit]
             before = records[-1].id

@@ -31,13 +31,13 @@ export async function draw(signal, name) {
   const refresh = async () => {
     const parts = [`${at}/findings`, `${at}/crashes`, `/account/deploys?app=${name}&limit=${DEPLOYS}`, `${at}/spend`];
     const [hours, account, capabilities, found, ...lists] = await Promise.all([
-      fetchUsage(RANGES["24h"], "app", signal),
+      fetchUsage(RANGES["24h"], "none", signal, name),
       ...["/account", "/capabilities", at, ...parts].map((path) => get(path, signal)),
     ]);
     app = found;
     redraw(state, app, condition);
     redraw(about, app, overview);
-    redraw(traffic, fill(RANGES["24h"], hours.filter((row) => row.app === name)), (rows) => lastDay(rows, name));
+    redraw(traffic, fill(RANGES["24h"], hours), (rows) => lastDay(rows, name));
     redraw(spent, lists[3], spentToday);
     redraw(health, [app.health, app.healthDays], () => healthDays(app.healthDays));
     redraw(deploys, lists[2], (rows) => deployList(rows, app.name));

@@ -37,12 +37,13 @@ export const RANGES = {
   year: { name: "Last 12 months", by: "day", span: "12 months", from: ago(365) },
 };
 
-export function usagePath({ by, from, to = Date.now }, group) {
-  const query = { from: new Date(from()).toISOString(), to: new Date(to()).toISOString(), by, group };
+// `app` is the name of the only app to count, if there is one.
+export function usagePath({ by, from, to = Date.now }, group, app) {
+  const query = { from: new Date(from()).toISOString(), to: new Date(to()).toISOString(), by, group, ...(app && { app }) };
   return `/account/usage?${new URLSearchParams(query)}`;
 }
 
-export const fetchUsage = async (range, group, signal) => (await get(usagePath(range, group), signal)).rows;
+export const fetchUsage = async (range, group, signal, app) => (await get(usagePath(range, group, app), signal)).rows;
 
 export const answered = (row) => row.requests - row.refused - row.interrupted;
 

@@ -27,14 +27,14 @@ const GROUPS = { app: "App", model: "Model", none: "Time" };
 const SHOWN = 60; // rows of the table; the CSV file has all
 
 // With `app`, the view is about this app alone. The query keeps the range and the group.
-export async function draw(signal, app, query = new URLSearchParams()) {
+export async function draw(signal, app, query) {
   const range = select("range", Object.entries(RANGES).map(([value, { name }]) => [value, name]), query);
   const group = select("group", Object.entries(app ? { none: GROUPS.none } : GROUPS), query);
   const [figures, charts, list] = [1, 2, 3].map(() => h("section", { class: "card" }));
   const refresh = async () => {
     const [chosen, split] = [range.value, group.value];
-    const wanted = [fetchUsage(RANGES[chosen], app ? "app" : split, signal), fetchUsage(RANGES.month, app ? "app" : "none", signal)];
-    const [rows, month] = (await Promise.all(wanted)).map((found) => (app ? found.filter((row) => row.app === app) : found));
+    const wanted = [fetchUsage(RANGES[chosen], split, signal, app), fetchUsage(RANGES.month, "none", signal, app)];
+    const [rows, month] = await Promise.all(wanted);
     if (chosen !== range.value || split !== group.value) return; // the choice has changed
     redraw(figures, [chosen, rows, month], () => summary(RANGES[chosen], addUp(rows), addUp(month)));
     redraw(charts, [chosen, fill(RANGES[chosen], rows)], ([, filled]) => timelines(RANGES[chosen], filled, app));

@@ -45,8 +45,8 @@ export function showUsage(view, period, { times, apps, models, requests }, known
   };
   const served = [
     { name: "answered", tone: "good", values: by((row) => row.requests - row.refused - row.interrupted) },
-    { name: "interrupted", tone: "warn", values: by(({ interrupted }) => interrupted) },
-    { name: "refused", tone: "idle", values: by(({ refused }) => refused) },
+    { name: "interrupted", tone: "busy", values: by(({ interrupted }) => interrupted) },
+    { name: "refused", tone: "warn", values: by(({ refused }) => refused) },
   ];
   const cost = [{ name: "spent", tone: "plain", values: by(({ nanoEuro }) => nanoEuro) }];
   const link = (name) => {

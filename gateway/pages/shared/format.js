@@ -11,14 +11,6 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 const ago = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
 
-const seconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const dated = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
-
-// Times in the viewer's time zone: of today "14:03:59", of another day with the date; and in full.
-export const clock = (iso) =>
-  (new Date(iso).toDateString() === new Date().toDateString() ? seconds : dated).format(Date.parse(iso));
-export const exactly = (iso) => exact.format(Date.parse(iso));
-
 // Amounts below a cent get two significant digits.
 export function money(nanoEuro) {
   const amount = nanoEuro / 1e9;

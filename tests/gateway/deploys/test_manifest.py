@@ -140,7 +140,7 @@ def test_a_hostile_manifest_takes_no_time(name: str) -> None:
     began = time.process_time()
     with contextlib.suppress(ManifestError):
         parse_manifest(HOSTILE[name].encode())
-    assert time.process_time() - began < 3  # a quadratic reader takes minutes
+    assert time.process_time() - began < 1
 
 
 APP = App(id="app-1", name="notes", account="acc_1", createdAt="2026-01-01T00:00:00.000Z")
