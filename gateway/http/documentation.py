@@ -204,12 +204,18 @@ def search_index(base_url: str) -> Asset:
     return make_asset(msgspec.json.encode(entries), "application/json", NO_CACHE)
 
 
+async def send_page(
+    request: Request[Any, Any, State], address: str, base_url: str, schema: bytes = b""
+) -> Response[bytes]:
+    """Returns the response with the page at an address. A thread renders it: streams must not wait for it."""
+    await bundle_pages()
+    return html_response(request, await asyncio.to_thread(render_page, address, base_url, schema))
+
+
 @route([address for address in sources() if address != "/docs"], http_method=READ, include_in_schema=False)
 async def documentation(request: Request[Any, Any, State], gateway: Injected) -> Response[bytes]:
     """A page of the documentation."""
-    await bundle_pages()
-    page = await asyncio.to_thread(render_page, request.url.path, gateway.settings.base_url)
-    return html_response(request, page)
+    return await send_page(request, request.url.path, gateway.settings.base_url)
 
 
 @route("/docs/search.json", http_method=READ, include_in_schema=False)

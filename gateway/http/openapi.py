@@ -6,7 +6,6 @@ the media type, tags, security, and our own options `errors`, `body` and `body_r
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 from inspect import cleandoc
 from typing import Any
@@ -22,7 +21,7 @@ from litestar.routes import HTTPRoute
 from gateway.deploys.manifest import manifest_schema
 from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, RequestMalformed, ServiceError, Unauthorized
 from gateway.http import documentation, openapi_extra
-from gateway.http.assets import HEADERS, NO_CACHE, bundle_pages, html_response
+from gateway.http.assets import HEADERS, NO_CACHE
 from gateway.http.operation import (
     JSON,
     Error,
@@ -168,9 +167,7 @@ async def answer_index(request: Request[Any, Any, State]) -> Response[bytes] | N
     """Answers with the documentation's first page, with an ETag as all pages have. Returns None for other addresses."""
     if request.url.path.rstrip("/") != "/docs":
         return None
-    await bundle_pages()
-    render = documentation.render_page
-    return html_response(request, await asyncio.to_thread(render, "/docs", request.app.state.base_url))
+    return await documentation.send_page(request, "/docs", request.app.state.base_url)
 
 
 class Document(JsonRenderPlugin):
@@ -188,10 +185,8 @@ document = Document()
 
 @get("/reference", include_in_schema=False)
 async def reference_page(request: Request[Any, Any, State], gateway: Injected) -> Response[bytes]:
-    await bundle_pages()
     schema = document.render(request, {})
-    render = documentation.render_page
-    return html_response(request, await asyncio.to_thread(render, "/docs/reference", gateway.settings.base_url, schema))
+    return await documentation.send_page(request, "/docs/reference", gateway.settings.base_url, schema)
 
 
 @get("/capsule.schema.json", media_type=SCHEMA, sync_to_thread=False, include_in_schema=False)

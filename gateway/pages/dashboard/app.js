@@ -25,7 +25,7 @@ const TAIL = 1000; // lines of output
 export async function draw(signal, name) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
   const [state, buttons, line] = [h("span"), h("div", { class: "row" }), refusal()];
-  const [attention, check] = attentionStrip(signal);
+  const [attention, check] = attentionStrip(signal, name);
   const [about, traffic, health, spent, deploys, troubles] = Array.from({ length: 6 }, () => h("div", { class: "stack" }));
   let app;
   const refresh = async () => {

@@ -19,13 +19,15 @@ const STATUS = {
   "provider-unreachable": "The model provider cannot be reached. Requests fail until it answers.",
 };
 
-// Returns the strip, and a function that brings it up to date. It reads the logs less often than the rest.
-export function attentionStrip(signal) {
+// Returns the strip of all apps or of one, and a function that brings it up to date. It reads the logs less often than
+// the rest.
+export function attentionStrip(signal, app) {
+  const only = app ? `&app=${app}` : "";
   const strip = h("section", { class: "card attention", "aria-labelledby": "attention", hidden: true });
   const paths = [
-    `/account/deploys?limit=${DEPLOYS}`,
-    `/account/requests?code=APP_CAP_REACHED&limit=${REFUSALS}`,
-    `/account/requests?code=TOKEN_INVALID&limit=${REFUSALS}`,
+    `/account/deploys?limit=${DEPLOYS}${only}`,
+    `/account/requests?code=APP_CAP_REACHED&limit=${REFUSALS}${only}`,
+    `/account/requests?code=TOKEN_INVALID&limit=${REFUSALS}${only}`,
   ];
   let [logs, refreshes] = [[], 0];
   const refresh = async (account, capabilities, apps) => {
