@@ -382,6 +382,7 @@ class Ownership:
         """Ends an app at once whose claim belongs to another host, or was removed."""
         app_id, site = held.claim.app, self._releases.live_site(held.claim.app)
         held.ready = False
+        self._neighbors.pass_on(site, "", "")
         self._forbid(site)
         logger.error("sites.claim_lost", app=app_id, fence=held.claim.fence)
 
@@ -420,7 +421,10 @@ class Ownership:
     async def _has_started(self, site: Site) -> bool:
         """Waits until the app has started. Returns False if that takes long."""
         ends = time.monotonic() + STARTING_SECONDS
-        while site.current and not read_state(self._releases.folder, site.current).socket:
+        while site.current:
+            state = read_state(self._releases.folder, site.current)
+            if state.asleep or is_running(state.keeper, state.began):
+                return True
             if time.monotonic() > ends:
                 return False
             await asyncio.sleep(POLL_SECONDS / 4)
@@ -451,13 +455,13 @@ class Ownership:
     async def _end_apps(self) -> None:
         """Ends all apps with data of this host, because its lease has ended."""
         sites = [site for site in self._releases.sites() if not site.is_preview]
+        running = [site for site in sites if self._list_running(site)]
+        for site in running:
+            self._neighbors.pass_on(site, "", "")
         for site in sites:
             self._forbid(site)
         for held in [*self._held.values()]:
             await self._drop(held)
-        running = [site for site in sites if self._list_running(site)]
-        for site in running:
-            self._neighbors.pass_on(site, "", "")
         await asyncio.gather(*map(self._stop, running))
 
 

@@ -107,6 +107,24 @@ class Watch:
             await asyncio.gather(watching, return_exceptions=True)
         assert self.most == 1, "two hosts have run the app at once"
 
+    @contextlib.asynccontextmanager
+    async def asking(self) -> AsyncIterator[set[str]]:
+        """Asks all machines all the time, and yields the pages that they answer."""
+        seen: set[str] = set()
+
+        async def ask(machine: Machine) -> None:
+            while True:
+                seen.add(await machine.page(self.app))
+                await asyncio.sleep(0.001)
+
+        asking = [asyncio.create_task(ask(machine)) for machine in self.machines for _ in range(2)]
+        try:
+            yield seen
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
     async def until_served(self, machine: Machine, text: str) -> None:
         """Waits until the app answers at the machine, which answers nothing else than 503 before."""
         seen: set[str] = set()
@@ -234,7 +252,7 @@ async def test_a_host_takes_over_from_one_that_dies_or_stands_still(host: Host, 
 
 
 async def test_without_redis_the_app_ends_in_time_and_continues_where_it_was(host: Host) -> None:
-    async with counting(host, "one", "two") as watch:
+    async with counting(host, "one", "two") as watch, watch.asking() as seen:
         owner = watch.owner()
         await asyncio.to_thread(host.gateway.redis.freeze)
         try:
@@ -249,6 +267,7 @@ async def test_without_redis_the_app_ends_in_time_and_continues_where_it_was(hos
         for machine in watch.machines:
             await watch.until_served(machine, "a 3")
         assert watch.runners() == [owner], "it has the newest data"
+        assert seen <= {"a 3", "503", ""}, seen
         assert "dataAt" not in await host.deploy(watch.deploy)
 
 
