@@ -26,6 +26,8 @@ from gateway.validation import explain
 
 FILE = "capsule.toml"
 MAX_BYTES = 16_384
+# A key in more tables than any manifest has. Reading one of 8,000 parts would take a second.
+_DEEP_KEY = re.compile(r"""(?<![\w-])(?:([\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
 
 KeyPath = tuple[str, ...]  # the names of a key's tables, and its own
 
@@ -104,6 +106,8 @@ def _parse(text: bytes) -> tuple[_Text, Mapping[KeyPath, Position]]:
         raise ManifestError(f"the file has more than {MAX_BYTES // 1024} KiB; make it smaller")
     try:
         source = text.decode().removeprefix("\ufeff").replace("\r\n", "\n")
+        if deep := _DEEP_KEY.search(source):
+            raise ManifestError("the values are nested too deeply", source.count("\n", 0, deep.start()) + 1)
         tables = tomllib.loads(source)
     except UnicodeDecodeError as error:
         raise ManifestError("the file is not UTF-8 text", text.count(b"\n", 0, error.start) + 1) from None

@@ -141,13 +141,13 @@ async def sign_up(page: Page, email: str) -> None:
     await page.get_by_label("Name").fill("Somebody")
     await page.get_by_label("E-mail").fill(email)
     await page.get_by_label("Password").fill("correct horse battery")
-    await page.keyboard.press("Enter")
+    await page.get_by_label("Password").press("Enter")
     await expect(page.get_by_role("heading", name="Notes", exact=True)).to_be_visible()
 
 
 async def ask(page: Page) -> None:
     await page.get_by_label("Your question").fill("What is a capsule?")
-    await page.keyboard.press("Enter")
+    await page.get_by_label("Your question").press("Enter")
     answer = page.locator("article").last.locator(".answer")
     await expect(answer).to_contain_text("I am not")
     await expect(answer).to_have_attribute("aria-busy", "true")  # it streams

@@ -50,6 +50,6 @@ def test_nothing_is_violated() -> None:
 
 @pytest.mark.timeout(240)
 def test_planted_bug_is_found() -> None:
-    options = ("--small", "--minutes", "0.2", "--steps", "1", "--redis", "single", "--plant", "mix streams")
+    options = ("--small", "--minutes", "0.4", "--steps", "1", "--redis", "single", "--plant", "mix streams")
     code, output = run_chaos(*options)
     assert code == 0, output

@@ -14,7 +14,7 @@ from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-UPLOAD_SECONDS = 3.0
+UPLOAD_SECONDS = 6.0
 CONSTANTS = {
     "gateway.server.BODY_SECONDS": 0.3,
     "gateway.protocol.UPLOAD_SECONDS": UPLOAD_SECONDS,
@@ -63,7 +63,7 @@ async def hold(app: App, name: str, drip: bytes, every: float = 0.1) -> tuple[fl
     reading = asyncio.create_task(reader.read())
     began = time.monotonic()
     while not reading.done():
-        assert time.monotonic() - began < 12, "the connection is still open"
+        assert time.monotonic() - began < 15, "the connection is still open"
         writer.write(drip)
         await asyncio.wait([reading], timeout=every)
     writer.close()

@@ -126,6 +126,11 @@ def test_a_manifest_that_is_no_text_or_too_large() -> None:
 
 HOSTILE = {
     "dots": "a." * (MAX_BYTES // 2 - 3) + "a = 1",
+    "header": "[" + "a." * (MAX_BYTES // 2 - 2) + "a]",
+    "spaced dots": '"a" .\t' * (MAX_BYTES // 6 - 1) + "a = 1",
+    "words": "a" * (MAX_BYTES - 4) + " = 1",
+    "words and dots": ("a" * 500 + ".") * 31 + "a = 1",
+    "quoted words": "'' " * (MAX_BYTES // 3),
     "brackets": "[" * MAX_BYTES,
     "lists": "a = " + "[" * (MAX_BYTES - 5),
     "tables": "a = " + "{a=" * 5_000,
@@ -137,10 +142,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_manifest_takes_no_time(name: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     with contextlib.suppress(ManifestError):
         parse_manifest(HOSTILE[name].encode())
-    assert time.process_time() - began < 1
+    assert time.thread_time() - began < 0.3
 
 
 APP = App(id="app-1", name="notes", account="acc_1", createdAt="2026-01-01T00:00:00.000Z")
