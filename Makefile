@@ -10,10 +10,12 @@ UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev $(ARGS)
 
-# Four processes, because some tests wait. `test` skips the tests that tests/conftest.py marks as long; `test-all` runs all.
-test: SELECTED := -m "not long"
+# `test` skips the tests that tests/conftest.py marks as long; `test-all` runs all. There are more processes than most
+# machines have cores, because many tests wait; the long ones also keep the cores busy.
+test: SELECTED := -n 6 -m "not long"
+test-all: SELECTED := -n 4
 test test-all: $(VENV)/dev.stamp
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS)
+	$(BIN)/pytest --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -32,7 +32,7 @@ from tests.chaos.population import Population
 from tests.chaos.processes import Fleet
 from tests.chaos.prompts import COMPLETION, PROMPT
 from tests.chaos.recovery import Recovery
-from tests.support.gateway_process import python
+from tests.support.preloaded import python
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import S3Server
 

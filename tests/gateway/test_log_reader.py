@@ -155,18 +155,12 @@ async def flood(gw: Gateway, path: str, number: int) -> None:
             refused(answer, 401, "TOKEN_MISSING")
 
 
-async def run_unread(gw: Gateway, monkeypatch: pytest.MonkeyPatch) -> int:
+async def run_unread(gw: Gateway) -> int:
     """Starts the gateway with a pipe as its standard output. Returns the read end."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 32_768)  # half of the default, so that fewer requests fill it
-    start = subprocess.Popen
-
-    def start_with_pipe(*args, **options):  # type: ignore[no-untyped-def]
-        return start(*args, **{**options, "stdout": writing})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "Popen", start_with_pipe)
-        await gw.start()
+    gw.log_file = Path(f"/dev/fd/{writing}")
+    await gw.start()
     os.close(writing)
     return reading
 
@@ -178,12 +172,11 @@ async def test_a_gateway_whose_output_is_not_read(
     backend: FakeAppBackend,
     valkey: RedisServer,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     form: str,
 ) -> None:
     """It answers more requests than fit into the pipe, and reports the dropped lines."""
     gw = Gateway(valkey.url, provider, tmp_path, {"gateway.log.QUEUE_BYTES": 50_000}, GATEWAY_LOG_FORMAT=form)
-    reading = await run_unread(gw, monkeypatch)
+    reading = await run_unread(gw)
     try:
         app = await gw.app(backend)
         await flood(gw, app.path, 500)
@@ -210,10 +203,10 @@ async def test_a_gateway_whose_output_is_not_read(
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_stop_waits_for_the_reader_for_a_limited_time(
-    provider: FakeProvider, valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
 ) -> None:
     gw = Gateway(valkey.url, provider, tmp_path)
-    reading = await run_unread(gw, monkeypatch)
+    reading = await run_unread(gw)
     try:
         await asyncio.gather(*(gw.http.post("/capsule/nobody-here/ai", content=b"{}") for _ in range(200)))
         began = time.monotonic()

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.gateway_process import python
+from tests.support.preloaded import python
 from tests.support.user_namespace import enter_user_namespace
 
 RATE = 4  # requests per user and minute, so that a test reaches the limit

@@ -7,14 +7,12 @@ traceback unless the test allows one.
 import asyncio
 import base64
 import contextlib
-import importlib
 import json
 import os
 import re
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -28,28 +26,13 @@ from tests.support.accounts import DOMAIN, Account, App
 from tests.support.folders import passable_folder
 from tests.support.key_leaks import assert_no_leak
 from tests.support.polling import wait_until
+from tests.support.preloaded import Running, launch
 from tests.support.redis_monitor import Wiretap
 from tests.support.redis_servers import RedisServer, free_port
 
 OPERATOR = "operator-" + secrets.token_hex(16)
 GENERATED = re.compile(rb"prompt [0-9a-f]{16}")  # as `FakeProvider.plays` makes most prompts
 ENCRYPTION_KEY = base64.urlsafe_b64encode(os.urandom(32)).decode()
-
-
-def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
-    """Returns the command that runs a module, as `python -m` does.
-
-    `constants` are changed first, such as `{"gateway.inference.auth.users.TOKEN_SECONDS": 5}`.
-    """
-    if not constants:
-        return [sys.executable, "-m", module]
-    lines = ["import importlib, runpy"]
-    for path, value in constants.items():
-        owner, _, name = path.rpartition(".")
-        assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
-        lines.append(f"importlib.import_module({owner!r}).{name} = {value!r}")
-    lines.append(f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
-    return [sys.executable, "-c", "; ".join(lines)]
 
 
 def limit_descriptors(option: str) -> Sequence[str]:
@@ -100,7 +83,7 @@ class Gateway:
         for name in [n for n, value in self.environment.items() if value == ""]:
             del self.environment[name]
         self.folder = folder
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Running | None = None
         self.http = httpx.AsyncClient(
             base_url=self.address,
             timeout=30,
@@ -113,12 +96,10 @@ class Gateway:
         return Path(self.environment["GATEWAY_DATA_DIR"])
 
     async def start(self) -> Self:
-        command = [*self.prefix, *python("gateway.cli", self.constants), "serve", "--port", str(self.port)]
-        command += ["--workers", str(self.workers)]
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
-            )
+        arguments = ["serve", "--port", str(self.port), "--workers", str(self.workers)]
+        self.process = launch(
+            "gateway.cli", arguments, self.constants, self.environment, self.folder, self.log_file, self.prefix
+        )
         deadline = time.monotonic() + 60
         while not await self.answers("/health"):
             if self.process.poll() is not None or time.monotonic() > deadline:

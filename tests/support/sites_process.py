@@ -3,12 +3,12 @@
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Mapping
 
-from tests.support.gateway_process import ENCRYPTION_KEY, python
+from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.hosted_apps import Hosting
 from tests.support.polling import wait_until
+from tests.support.preloaded import Running, launch
 from tests.support.redis_servers import free_port
 
 
@@ -18,7 +18,7 @@ class Sites:
     def __init__(self, hosting: Hosting, redis_url: str, constants: Mapping[str, float] | None = None) -> None:
         self.hosting, self.constants = hosting, constants or {}
         self.log_file = hosting.folder / f"sites-{free_port()}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Running | None = None
         self.environment = {
             "PATH": os.environ["PATH"],
             "GATEWAY_REDIS_URL": redis_url,
@@ -29,10 +29,8 @@ class Sites:
         }
 
     def start(self) -> None:
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*python("workers", self.constants), "sites"], env=self.environment, stdout=log, stderr=log
-            )
+        folder = self.hosting.folder
+        self.process = launch("workers", ["sites"], self.constants, self.environment, folder, self.log_file)
 
     async def wait_until_serving(self) -> None:
         await wait_until(lambda: "sites.serving" in self.log, 60)

@@ -5,7 +5,6 @@ import contextlib
 import os
 import secrets
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -20,9 +19,10 @@ from gateway.events.webhooks import Webhooks
 from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from tests.fakes.receiver import FakeReceiver
-from tests.support.gateway_process import ENCRYPTION_KEY, python
+from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.key_leaks import assert_no_leak
 from tests.support.polling import wait_until
+from tests.support.preloaded import Running, launch
 from tests.support.redis_servers import RedisServer
 
 CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
@@ -47,14 +47,11 @@ class Worker:
             "GATEWAY_LOG_LEVEL": "debug",
             **settings,
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Running | None = None
 
     async def start(self, *wrapper: str) -> Self:
-        command = [*wrapper, *python("workers", self.constants), *self.names]
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=self.environment, cwd=self.log_file.parent, stdout=log, stderr=subprocess.STDOUT
-            )
+        folder = self.log_file.parent
+        self.process = launch("workers", self.names, self.constants, self.environment, folder, self.log_file, wrapper)
         await wait_until(lambda: "workers.started" in self.log or self.process.poll() is not None, 60)
         assert self.process.poll() is None, self.log
         return self

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from gateway.accounts.records import AppLimits
+from gateway.cancellation import end_if_canceled
 from gateway.errors import (
     AppCapReached,
     AppRateLimited,
@@ -318,6 +319,7 @@ class Attack:
         """Checks that no payer exceeds its cap, and that one above a lowered cap spends no more."""
         before = await self.spends()
         while True:
+            end_if_canceled()
             after = await self.spends()
             for payer, spend in after.items():
                 cap = self.limits.cap if len(payer) == 1 else self.limits.user_cap

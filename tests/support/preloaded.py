@@ -1,0 +1,221 @@
+"""Runs processes of the service. They need not import the packages they use, because they are forks of one that has.
+
+These imports take more than half of the processor time of a start, and the tests start hundreds of processes. The
+project's own modules are imported by each process, after its constants are changed.
+"""
+
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    *("aiohttp", "cryptography.x509", "dns.asyncresolver", "dotenv", "httptools", "httpx", "jwt", "litestar"),
+    *("litestar.plugins.pydantic", "markdown_it", "prometheus_client", "redis.asyncio", "structlog", "uvicorn.main"),
+    *("uvloop", "yaml"),
+)
+START_SECONDS = 60.0
+POLL_SECONDS = 0.01
+MAX_BYTES = 1_000_000  # of a message
+
+
+def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
+    """Returns the command that runs a module, as `python -m` does.
+
+    `constants` are changed first, such as `{"gateway.inference.auth.users.TOKEN_SECONDS": 5}`.
+    """
+    if not constants:
+        return [sys.executable, "-m", module]
+    lines = ["import importlib, runpy"]
+    for path, value in constants.items():
+        owner, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
+        lines.append(f"importlib.import_module({owner!r}).{name} = {value!r}")
+    lines.append(f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
+    return [sys.executable, "-c", "; ".join(lines)]
+
+
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    constants: Mapping[str, float],
+    env: Mapping[str, str],
+    cwd: Path,
+    log_file: Path,
+    wrapper: Sequence[str] = (),
+) -> "Running":
+    """Runs a module as `python -m` does. A `wrapper` is a command that starts another one.
+
+    That one is not preloaded, nor is a process whose environment changes how Python starts.
+    """
+    with log_file.open("ab") as log:
+        if wrapper or any(name.startswith("PYTHON") for name in env):
+            command = [*wrapper, *python(module, constants), *arguments]
+            return subprocess.Popen(command, env=env, cwd=cwd, stdout=log, stderr=log)
+        request = {"module": module, "arguments": arguments, "constants": constants, "env": env, "cwd": str(cwd)}
+        request["nice"] = os.getpriority(os.PRIO_PROCESS, 0)
+        return Process(_parent(), _parent().start(json.dumps(request).encode(), log.fileno()), [module, *arguments])
+
+
+class Process:
+    """A process of `launch`, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, parent: "Parent", pid: int, args: Sequence[str]) -> None:
+        self._parent, self.pid, self.args = parent, pid, args
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._parent.find_code(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        ends = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if ends is not None and time.monotonic() > ends:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Parent:
+    """The process that has imported the packages. It ends when this process does."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock, self._codes = threading.Lock(), dict[int, int]()
+        with theirs:
+            command = [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command,
+                cwd=Path(__file__).parents[2],
+                env={"PATH": os.environ["PATH"]},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(self, request: bytes, log: int) -> int:
+        """Returns the process id."""
+        with self._lock:
+            socket.send_fds(self._control, [request], [log])
+            ends = time.monotonic() + START_SECONDS
+            while (message := self._receive(ends - time.monotonic())) is not None:
+                if "started" in message:
+                    self._codes.pop(message["started"], None)  # of an earlier process with the same id
+                    return int(message["started"])
+        raise TimeoutError("the process was not forked")
+
+    def find_code(self, pid: int) -> int | None:
+        """Returns the exit code of a process, or None if it still runs."""
+        with self._lock:
+            while self._receive(0) is not None:
+                pass
+            return self._codes.pop(pid, None)
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        """Returns the next message, or None after so many seconds."""
+        if not select.select([self._control], [], [], max(seconds, 0))[0]:
+            return None
+        message: dict[str, Any] = json.loads(self._control.recv(MAX_BYTES) or b"{}")
+        if not message:
+            raise RuntimeError("the process with the imported packages has ended")
+        if "ended" in message:
+            self._codes[message["ended"]] = message["code"]
+        return message
+
+
+Running = subprocess.Popen[bytes] | Process
+
+
+@functools.cache
+def _parent() -> Parent:
+    return Parent()
+
+
+# -- in the parent -------------------------------------------------------------------------------------------
+
+
+def fork_on_request(control: socket.socket) -> tuple[dict[str, Any], int] | None:
+    """Forks for each request. Returns the request and its log in the new process, and None in the parent's end."""
+    wake, wakes = os.pipe()
+    for end in (wake, wakes):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select.select([control, wake], [], [])
+        if control in ready:
+            text, logs, _, _ = socket.recv_fds(control, MAX_BYTES, 1)
+            if not text:
+                return None
+            if (pid := os.fork()) == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(wake)
+                os.close(wakes)
+                control.close()
+                return json.loads(text), logs[0]
+            os.close(logs[0])
+            control.send(json.dumps({"started": pid}).encode())
+        if wake in ready:
+            os.read(wake, MAX_BYTES)
+            for pid, code in reap():
+                control.send(json.dumps({"ended": pid, "code": code}).encode())
+
+
+def reap() -> list[tuple[int, int]]:
+    """Returns the ids and exit codes of the processes that have ended."""
+    ended: list[tuple[int, int]] = []
+    try:
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append((found[0], os.waitstatus_to_exitcode(found[1])))
+    except ChildProcessError:
+        pass
+    return ended
+
+
+def run(request: dict[str, Any], log: int) -> None:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Those of the parent have looked at the file that was there before.
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.path[0] = request["cwd"]
+    sys.argv = [request["module"], *request["arguments"]]
+    for path, value in request["constants"].items():
+        owner, _, name = path.rpartition(".")
+        getattr(importlib.import_module(owner), name)  # it must exist
+        setattr(importlib.import_module(owner), name, value)
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    for package in PACKAGES:
+        importlib.import_module(package)
+    gc.freeze()
+    if (requested := fork_on_request(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        run(*requested)
