@@ -70,6 +70,7 @@ def sources() -> dict[str, str]:
 # -- Markdown -----------------------------------------------------------------------------------------------------
 
 
+@cache
 def render_document(source: str) -> Document:
     """Renders a document. Its headings get anchors, and its links lead to the pages of other documents."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -144,11 +145,6 @@ def _resolve(source: str, target: str) -> str | None:
 
 
 @cache
-def document(source: str) -> Document:
-    return render_document(source)
-
-
-@cache
 def menu() -> list[tuple[str, list[tuple[str, str]]]]:
     """Returns the groups of pages with the titles and addresses that the index gives them."""
     groups: list[tuple[str, list[tuple[str, str]]]] = []
@@ -181,7 +177,7 @@ def render_page(address: str, base_url: str, schema: bytes = b"") -> str:
         page = reference.render(msgspec.json.decode(schema))
         title, content, sections = page.title, page.content, [Section(2, *entry, "") for entry in page.sections]
     else:
-        title, content, sections = document(sources()[address])
+        title, content, sections = render_document(sources()[address])
     listed = [section for section in sections if section.level == 2]
     links = "".join(f'<li><a href="#{s.anchor}">{html.escape(s.title)}</a>' for s in listed)
     return Template(page_text("docs")).substitute(
@@ -197,7 +193,7 @@ def search_index(base_url: str) -> Asset:
     """Returns each section of each document as [address, page's title, section's title, text]."""
     entries = []
     for address, source in sources().items():
-        page = document(source)
+        page = render_document(source)
         for section in page.sections:
             anchor = "" if section.level == 1 else f"#{section.anchor}"
             entries.append([address + anchor, page.title, section.title, section.text.replace(EXAMPLE, base_url)])

@@ -33,11 +33,13 @@ class Page(NamedTuple):
 def render(document: Schema) -> Page:
     groups: dict[str, list[str]] = {}
     components = document["components"]["schemas"]
-    paths = [*document["paths"].items(), *((f"event {name}", item) for name, item in document["webhooks"].items())]
-    for path, item in paths:
+    for path, item in document["paths"].items():
         for method, operation in item.items():
-            tag = "Events" if path.startswith("event ") else operation.get("tags", ["Other"])[0]
-            groups.setdefault(tag, []).append(_render_operation(path, method, operation, components))
+            example = _example(path, method, operation)
+            rendered = _render_operation(f"{method.upper()} {path}", operation, components, example)
+            groups.setdefault(operation.get("tags", ["Other"])[0], []).append(rendered)
+    events = [(name, each) for name, item in document["webhooks"].items() for each in item.values()]
+    groups["Events"] = [_render_operation(name, event, components) for name, event in events]
     tags = sorted(groups, key=lambda tag: ORDER.index(tag) if tag in ORDER else len(ORDER))
     sections = [(tag.lower().replace(" ", "-"), tag) for tag in tags]
     content = (
@@ -51,8 +53,7 @@ def render(document: Schema) -> Page:
     return Page("API operations", content, sections)
 
 
-def _render_operation(path: str, method: str, operation: Schema, components: Schema) -> str:
-    call = path.removeprefix("event ") if path.startswith("event ") else f"{method.upper()} {path}"
+def _render_operation(call: str, operation: Schema, components: Schema, example: str = "") -> str:
     anchor = re.sub(r"\W+", "-", call.lower()).strip("-")
     parts = [f'<details class="operation" id="{anchor}"><summary><code>{html.escape(call)}</code> ']
     parts.append(f"<span>{_mark(operation.get('summary', ''))}</span></summary>")
@@ -60,8 +61,8 @@ def _render_operation(path: str, method: str, operation: Schema, components: Sch
         parts.append(f"<p>{_mark(description)}</p>")
     if security := operation.get("security"):
         parts.append(f"<p>Credential: {' or '.join(sorted({kind for choice in security for kind in choice}))}</p>")
-    if not path.startswith("event "):
-        parts.append(f'<pre tabindex="0"><code>{html.escape(_example(path, method, operation))}</code></pre>')
+    if example:
+        parts.append(f'<pre tabindex="0"><code>{html.escape(example)}</code></pre>')
     parameters = [
         (f"{each['name']}", f"{each['in']}, {_kind(each.get('schema', {}), components)}", each.get("description", ""))
         for each in operation.get("parameters", [])

@@ -22,7 +22,7 @@ const TIERS = { red: "bad", yellow: "warn" };
 const DEPLOYS = 5;
 const TAIL = 1000; // lines of output
 
-export async function draw(signal, name) {
+export async function draw(signal, { app: name }) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
   const [state, buttons, line] = [h("span"), h("div", { class: "row" }), refusal()];
   const [attention, check] = attentionStrip(signal, name);

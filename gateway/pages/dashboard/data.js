@@ -17,7 +17,7 @@ const STATES = {
   full: ["Full", "bad"],
 };
 
-export async function draw(signal, name) {
+export async function draw(signal, { app: name }) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
   const body = h("section", { class: "card" });
   const line = refusal();

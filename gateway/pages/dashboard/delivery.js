@@ -11,7 +11,7 @@ export const title = "Delivery";
 
 const POLL = 1000; // ms
 
-export async function draw(signal, id) {
+export async function draw(signal, { id }) {
   const delivery = await get(`/account/deliveries/${encodeURIComponent(id)}`, signal);
   const { type, app, at, eventAt, durationMs, url, redelivery, request, response } = delivery;
   const line = refusal();

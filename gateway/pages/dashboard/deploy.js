@@ -23,7 +23,7 @@ const PROGRESS = {
   skipped: ["not run", ""],
 };
 
-export async function draw(signal, id) {
+export async function draw(signal, { id }) {
   const log = new LogView("Build log", `${id}.log`, "No log output yet.");
   const [state, details, line] = [h("div"), h("section", { class: "card" }), refusal()];
   const buttons = h("div", { class: "row" });

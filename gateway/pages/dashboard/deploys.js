@@ -29,7 +29,7 @@ export const stateOf = (deploy) =>
   isReplaced(deploy) ? badge("Replaced") : badge(capital(deploy.state), TONES[deploy.state]);
 
 // `chosen` is the name of an app, or empty for all.
-export async function draw(signal, chosen = "") {
+export async function draw(signal, { app: chosen = "" }) {
   const log = new Log(signal, chosen);
   const only = h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps"));
   const [apps] = await Promise.all([get("/account/apps", signal), log.refresh()]);

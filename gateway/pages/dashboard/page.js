@@ -25,23 +25,23 @@ import * as webhooks from "./webhooks.js";
 const main = document.querySelector("main");
 const bar = document.querySelector(".top");
 
-// A view gets the groups of its route, then the address's query.
+// A view gets the named groups of its route, and the address's query.
 const ROUTES = [
   [/^\/?$/, overview],
   [/^\/webhooks$/, webhooks],
-  [/^\/webhooks\/([\w-]+)$/, delivery],
+  [/^\/webhooks\/(?<id>[\w-]+)$/, delivery],
   [/^\/hooks$/, hooks],
-  [/^\/deploys()$/, deploys],
-  [/^\/deploys\/([\w-]+)$/, deploy],
-  [/^\/apps\/([\w-]+)$/, app],
-  [/^\/apps\/([\w-]+)\/deploys$/, deploys],
-  [/^\/apps\/([\w-]+)\/requests$/, requests],
-  [/^\/apps\/([\w-]+)\/usage$/, usage],
-  [/^\/apps\/([\w-]+)\/data$/, data],
-  [/^\/apps\/([\w-]+)\/try$/, tryIt],
-  [/^\/apps\/([\w-]+)\/settings(?:\/([\w-]+))?$/, settings],
-  [/^\/usage()$/, usage],
-  [/^\/requests()$/, requests],
+  [/^\/deploys$/, deploys],
+  [/^\/deploys\/(?<id>[\w-]+)$/, deploy],
+  [/^\/apps\/(?<app>[\w-]+)$/, app],
+  [/^\/apps\/(?<app>[\w-]+)\/deploys$/, deploys],
+  [/^\/apps\/(?<app>[\w-]+)\/requests$/, requests],
+  [/^\/apps\/(?<app>[\w-]+)\/usage$/, usage],
+  [/^\/apps\/(?<app>[\w-]+)\/data$/, data],
+  [/^\/apps\/(?<app>[\w-]+)\/try$/, tryIt],
+  [/^\/apps\/(?<app>[\w-]+)\/settings(?:\/(?<section>[\w-]+))?$/, settings],
+  [/^\/usage$/, usage],
+  [/^\/requests$/, requests],
   [/^\/new-app$/, newApp],
   [/^\/account$/, account],
 ];
@@ -76,8 +76,8 @@ async function show({ focus = true } = {}) {
   const slow = setTimeout(() => main.replaceChildren(skeleton(view.title)), 150);
   main.setAttribute("aria-busy", "true");
   try {
-    const groups = path.match(route)?.slice(1) ?? [];
-    const drawn = await view.draw(signal, ...groups, new URLSearchParams(query));
+    const groups = path.match(route)?.groups ?? {};
+    const drawn = await view.draw(signal, groups, new URLSearchParams(query));
     if (signal.aborted) return;
     main.replaceChildren(h("div", { class: "view" }, drawn));
     if (!view.titled) document.title = `${main.querySelector("h1").textContent} · Capsule`;

@@ -1,6 +1,6 @@
 // The elements that views are made of.
 
-import { h } from "/pages/dom.js";
+import { h, showDialog } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 
 export const heading = (title, lead, beside) =>
@@ -165,7 +165,7 @@ async function attempt(button, line, work) {
 }
 
 // Asks for confirmation before something is lost or sent. Resolves with the answer.
-export function confirmAction(title, text, action, { keep: kept = "Keep it", tone = "danger" } = {}) {
+export async function confirmAction(title, text, action, { keep: kept = "Keep it", tone = "danger" } = {}) {
   const keep = h("button", { value: "", autofocus: true }, kept);
   const lose = h("button", { value: "yes", class: tone }, action);
   const dialog = h(
@@ -179,14 +179,7 @@ export function confirmAction(title, text, action, { keep: kept = "Keep it", ton
       h("div", { class: "row" }, keep, lose),
     ),
   );
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) =>
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue === "yes");
-    }),
-  );
+  return (await showDialog(dialog)) === "yes";
 }
 
 // Copies a text, and resolves with true. Without access to the clipboard it selects `element`, which shows the text.

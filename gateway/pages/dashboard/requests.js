@@ -25,7 +25,7 @@ const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
 // With `app`, the view is about this app alone. The query holds the filters, and with `id` opens this request.
-export async function draw(signal, app, query) {
+export async function draw(signal, { app = "" }, query) {
   const inputs = makeFilters(app, query);
   const live = h("input", { type: "checkbox", id: "live", checked: true });
   const [graph, summary, list] = [1, 2, 3].map(() => h("div", { class: "stack" }));

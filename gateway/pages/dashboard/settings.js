@@ -1,6 +1,6 @@
 // An app's settings, one section at a time.
 
-import { h } from "/pages/dom.js";
+import { h, showDialog } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 import { Refused, call, get } from "./api.js";
 import { domainCard } from "./domain.js";
@@ -25,7 +25,7 @@ const SECTIONS = {
   delete: ["Delete", (at, name) => deletion(at, name)],
 };
 
-export async function draw(signal, name, chosen = "source") {
+export async function draw(signal, { app: name, section: chosen = "source" }) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
   if (!(chosen in SECTIONS)) throw new Refused(404);
   const section = await SECTIONS[chosen][1](at, name, signal);
@@ -211,7 +211,7 @@ function deletion(at, name) {
 }
 
 // Asks the user to type the app's name. Resolves with whether it was typed.
-function confirmByName(name) {
+async function confirmByName(name) {
   const typed = input("typed-name", "", { required: true, autofocus: true, "aria-describedby": "loss" });
   const lose = h("button", { value: "yes", class: "danger", "aria-disabled": "true" }, "Delete it");
   typed.addEventListener("input", () => lose.setAttribute("aria-disabled", String(typed.value !== name)));
@@ -225,12 +225,5 @@ function confirmByName(name) {
     h("div", { class: "row" }, keep, lose),
   );
   const dialog = h("dialog", { "aria-labelledby": "question" }, ask);
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) =>
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue === "yes");
-    }),
-  );
+  return (await showDialog(dialog)) === "yes";
 }

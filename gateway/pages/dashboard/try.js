@@ -11,7 +11,7 @@ export const title = "Try it";
 const DEFAULT_MAXIMUM = 500;
 const MARGIN = 30_000; // ms before its end, at which a token is replaced
 
-export async function draw(signal, name) {
+export async function draw(signal, { app: name }) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
   const [{ models, defaultModel, limits }] = await Promise.all([get("/capabilities", signal), get(at, signal)]);
   const model = choice("model", models);

@@ -27,7 +27,7 @@ const GROUPS = { app: "App", model: "Model", none: "Time" };
 const SHOWN = 60; // rows of the table; the CSV file has all
 
 // With `app`, the view is about this app alone. The query keeps the range and the group.
-export async function draw(signal, app, query) {
+export async function draw(signal, { app = "" }, query) {
   const range = select("range", Object.entries(RANGES).map(([value, { name }]) => [value, name]), query);
   const group = select("group", Object.entries(app ? { none: GROUPS.none } : GROUPS), query);
   const [figures, charts, list] = [1, 2, 3].map(() => h("section", { class: "card" }));

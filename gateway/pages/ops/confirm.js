@@ -1,12 +1,12 @@
 // Asks an operator to confirm a change that affects others, and why it is made.
 
-import { h } from "/pages/dom.js";
+import { h, showDialog } from "/pages/dom.js";
 
 const MOST = 500; // characters of a reason
 
 // Resolves with the reason, "" without one, or null if the operator cancels. `type` is a name to type first, for a change
 // that must not be a slip. `label` names the reason, and `required` says that there must be one.
-export function confirmAction(title, text, action, { type = "", required = false, label = "Reason, for the audit trail" } = {}) {
+export async function confirmAction(title, text, action, { type = "", required = false, label = "Reason, for the audit trail" } = {}) {
   const typed = h("input", { id: "typed", autocomplete: "off", autocapitalize: "none", spellcheck: "false" });
   const reason = h("textarea", { id: "reason", maxlength: MOST, rows: 2, "aria-describedby": "sure-text" });
   const refusal = h("p", { class: "refusal", role: "alert" });
@@ -33,13 +33,8 @@ export function confirmAction(title, text, action, { type = "", required = false
     h("div", { class: "row" }, cancel, h("button", { class: "danger" }, action)),
   );
   const dialog = h("dialog", { "aria-labelledby": "sure-title", "aria-describedby": "sure-text" }, form);
-  document.body.append(dialog);
-  dialog.showModal();
+  const answer = showDialog(dialog);
   if (type) typed.focus();
   else if (required) reason.focus();
-  return new Promise((resolve) => {
-    const words = () => reason.value.trim().replace(/\s+/g, " ");
-    const close = () => (dialog.remove(), resolve(dialog.returnValue === "yes" ? words() : null));
-    dialog.addEventListener("close", close, { once: true });
-  });
+  return (await answer) === "yes" ? reason.value.trim().replace(/\s+/g, " ") : null;
 }

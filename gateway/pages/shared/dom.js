@@ -24,6 +24,18 @@ function dress(element, properties, children) {
 export const link = (address, text = address, style = null) =>
   /^https?:\/\//.test(address ?? "") ? h("a", { href: address, rel: "noreferrer", class: style }, text) : h("span", {}, text);
 
+// Shows a dialog, and resolves with the value with which it was closed.
+export function showDialog(dialog) {
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue);
+    }),
+  );
+}
+
 // Rejects when the signal aborts.
 export const pause = (milliseconds, signal) =>
   new Promise((resolve, reject) => {
