@@ -382,7 +382,8 @@ class Ownership:
         """Ends an app at once whose claim belongs to another host, or was removed."""
         app_id, site = held.claim.app, self._releases.live_site(held.claim.app)
         held.ready = False
-        self._neighbors.pass_on(site, "", "")
+        if app_id in self._needed:
+            self._neighbors.pass_on(site, "", "")
         self._forbid(site)
         logger.error("sites.claim_lost", app=app_id, fence=held.claim.fence)
 

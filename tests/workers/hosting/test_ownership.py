@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from gateway.deploys.keys import claims_key
+from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.deployment import Host, host_on
@@ -269,6 +271,24 @@ async def test_without_redis_the_app_ends_in_time_and_continues_where_it_was(hos
         assert watch.runners() == [owner], "it has the newest data"
         assert seen <= {"a 3", "503", ""}, seen
         assert "dataAt" not in await host.deploy(watch.deploy)
+
+
+async def test_an_app_whose_claim_is_lost_ends_and_is_claimed_again(host: Host) -> None:
+    async with counting(host, "one") as watch, watch.asking() as seen:
+        [owner] = watch.machines
+        before = await owner.ask(watch.app)
+        assert before is not None
+        with host.gateway.redis.client() as client:
+            claims = claims_key(partition_tag(host.account.id))
+            assert client.hdel(claims, watch.app) == 1
+            client.hset(claims, "version", "after the loss")
+
+        async def has_started_again() -> bool:
+            answer = await owner.ask(watch.app)
+            return answer is not None and answer.headers.get("X-Born", "") > before.headers["X-Born"]
+
+        await wait_until(has_started_again, 20)
+        assert seen <= {"a 3", "503", ""}, seen
 
 
 async def test_an_app_goes_on_while_its_worker_restarts(host: Host) -> None:
