@@ -361,6 +361,8 @@ def _isolated(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+            return  # another worker removed it meanwhile
         logger.error("folder.not_tidied", folder=str(path), exc_info=error)
 
 

@@ -7,10 +7,12 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
@@ -272,6 +274,24 @@ def test_tidying_continues_after_a_failed_step(hosting: Hosting, monkeypatch: py
     assert list(hosting.releases.builds.iterdir()) == []
     assert (gone.folder.parent / "gone").exists()
     assert not (hosting.releases.running / "dep_8").is_symlink()
+
+
+def test_what_another_worker_removes_meanwhile_is_no_error(hosting: Hosting) -> None:
+    def remove() -> None:
+        for _ in range(20):
+            for app in (hosting.folder / "releases").iterdir():
+                remove_folder(app)
+
+    names = [f"app-{number}" for number in range(300)]
+    for number, name in enumerate(names):
+        hosting.publish(f"dep_{number}", {"index.html": "1"}, app_id=name)
+    other = threading.Thread(target=remove)
+    with capture_logs() as logs:
+        other.start()
+        for _ in range(20):
+            hosting.releases.tidy(names[::2], set())
+        other.join()
+    assert [each for each in logs if each["event"] == "folder.not_tidied"] == []
 
 
 async def test_the_lock_admits_one_process_at_a_time(tmp_path: Path) -> None:
