@@ -127,7 +127,8 @@ async def test_hostile_names_stay_text_and_do_not_widen_the_page(
         await holder.report(failed, "build", ok=False, reason=HOSTILE)
         await holder.log_in()
         own = {f"apps/{app}": app, f"apps/{app}/requests": "Requests", f"apps/{app}/settings/hooks": "Settings"}
-        for view in (*VIEWS, f"deploys/{deploy}", f"deploys/{failed}", *own):
+        # The heading of each view differs from that of the view before.
+        for view in (*VIEWS, f"deploys/{deploy}", *own, f"deploys/{failed}"):
             await page.evaluate(f"location.hash = '#/{view}'")
             await expect(holder.heading({**VIEWS, **own}.get(view, f"Deploy of {app}"))).to_be_focused()
             if view == "webhooks":
