@@ -20,6 +20,7 @@ from tests.fakes.server import HANG
 from tests.support.gateway_process import Gateway, gateway, limit_descriptors
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
+from workers.hosting.processes import start_time
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -206,6 +207,7 @@ async def test_a_start_removes_the_folder_of_a_killed_supervisor(
         gw.kill()
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: not any(start_time(pid) for pid in orphans))  # they listen at the port
         assert left.exists()
         await gw.start()
         (found,) = temporary.glob(f"{PREFIX}*")

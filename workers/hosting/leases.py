@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from gateway.cancellation import end_if_canceled
 from gateway.deploys import scripts
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
@@ -155,6 +156,7 @@ class Leases:
                 pass
             except OSError as error:  # the disk is full
                 logger.error("sites.lease_not_written", error=error.strerror)
+            end_if_canceled()
             if not self.is_held() and not self._is_fresh:
                 raise LeaseLost
             await asyncio.sleep(RENEWAL_SECONDS)

@@ -21,7 +21,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import finish_despite_cancellation, run_in_background
+from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.errors import ServiceError
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
@@ -96,6 +96,7 @@ async def run(settings: Settings) -> None:
         parts.append(await stack.enter_async_context(run_in_background(_keep_serving(settings, folder))))
         if agent is not None:
             stack.push_async_callback(agent.ownership.leave)
+        end_if_canceled()  # a step above may have lost it
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
 

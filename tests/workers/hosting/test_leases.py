@@ -1,5 +1,7 @@
 """Whether a host may run apps, and whether another one may take them over. The test sets all clocks."""
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -180,3 +182,25 @@ async def test_without_redis_a_new_session_holds_nothing(tmp_path: Path, clock: 
     assert not host.is_held()
     assert not host.path.exists()
     await store.close()
+
+
+async def test_a_renewal_that_loses_the_cancellation_still_ends(
+    pair: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As redis-py may on Python 3.11 (`end_if_canceled`)."""
+    one, _ = pair
+    begun = asyncio.Event()
+
+    async def renew() -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(one, "renew", renew)
+    monkeypatch.setattr(leases, "RENEWAL_SECONDS", 60)
+    keeping = asyncio.create_task(one.keep())
+    await begun.wait()
+    keeping.cancel()
+    done, _ = await asyncio.wait([keeping], timeout=5)
+    keeping.cancel()
+    assert done == {keeping}

@@ -1,6 +1,7 @@
 """The `sites` worker as a process: serving, crashes of apps, kills and restarts."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from gateway.accounts.vault import Vault
 from gateway.events.keys import bodies_key
 from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS
+from gateway.settings import Settings
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.hosted_apps import HOST, Hosting
@@ -23,7 +25,8 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
 from tests.support.sites_process import Sites
-from workers.hosting import caddy
+from workers.hosting import caddy, sites
+from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import read_state
 
 APP = """
@@ -243,3 +246,27 @@ async def test_an_app_sleeps_as_its_plan_says_and_wakes_after_a_kill_of_its_work
     assert said.status == 200
     assert int(said.body) > first
     await store.close()
+
+
+async def test_a_stop_that_redis_py_loses_at_the_start_ends_the_worker(
+    hosting: Hosting, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Python 3.11, it may lose a cancellation (`end_if_canceled`)."""
+    begun = asyncio.Event()
+
+    async def lose_cancellation(_: Suspensions) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(Suspensions, "catch_up", lose_cancellation)
+    for link in hosting.releases.running.iterdir():
+        link.unlink()
+    settings = Settings(redis_url=redis_url, data_dir=str(hosting.folder), apps_listen=f"127.0.0.1:{hosting.port}")
+    working = asyncio.create_task(sites.run(settings))
+    await begun.wait()
+    working.cancel()
+    done, _ = await asyncio.wait([working], timeout=30)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    assert done == {working}
