@@ -83,7 +83,7 @@ class Hosting:
     async def say(self, data: bytes) -> "Said":
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 writer.write(data)
                 return Said(await reader.read())
         finally:
