@@ -43,7 +43,6 @@ LONG = (  # tests that `make test` leaves out
     "workers/hosting/test_serving_overlap",
     "workers/hosting/test_sites",
     "workers/hosting/test_sleep",
-    "workers/hosting/test_sleep.py::test_no_request_fails_at",
     "workers/hosting/test_suspensions",
     "workers/hosting/test_watchdog",
     "workers/sandbox/",

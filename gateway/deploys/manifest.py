@@ -27,7 +27,7 @@ from gateway.validation import explain
 FILE = "capsule.toml"
 MAX_BYTES = 16_384
 # A key in more tables than any manifest has. Reading one of 8,000 parts would take a second.
-_DEEP_KEY = re.compile(r"""(?<![\w-])(?:([\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
+_DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
 
 KeyPath = tuple[str, ...]  # the names of a key's tables, and its own
 

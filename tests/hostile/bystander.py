@@ -16,12 +16,12 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.hosted_apps import Hosting
+from tests.support.processes import count_descriptors, find_pid, read_cpu_seconds, read_memory
 from tests.support.raw_http import request
 
 FULL = os.environ.get("HOSTILE") == "full"
 SECONDS = 20.0 if FULL else 2.5  # of each measurement
 PAUSE_SECONDS = 0.05  # between two requests of the bystander
-TICKS = os.sysconf("SC_CLK_TCK")
 # Rate limits, caps and permits are out of the way: the attacks test other limits.
 SETTINGS = {
     "GATEWAY_RATE_LIMITS": "app=1000000,user=1000000",
@@ -104,25 +104,6 @@ async def measure_first_token(app: App) -> float:
         finally:
             writer.close()
     return waited
-
-
-def find_pid(gateway: Gateway) -> int:
-    assert gateway.process
-    return gateway.process.pid
-
-
-def read_cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def read_memory(pid: int) -> float:
-    """Returns the resident memory in MiB."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1_048_576
-
-
-def count_descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 @contextlib.asynccontextmanager

@@ -10,8 +10,6 @@ from tests.hostile.bystander import (
     Bystander,
     Figures,
     assert_unharmed,
-    count_descriptors,
-    find_pid,
     measure_app,
     report_row,
     run_attack,
@@ -20,6 +18,7 @@ from tests.hostile.bystander import (
 )
 from tests.support.gateway_process import limit_descriptors
 from tests.support.polling import wait_until
+from tests.support.processes import count_descriptors, find_pid
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -19,11 +19,11 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.provider import tokens
 from tests.fakes.server import Raw, answer
-from tests.hostile.bystander import find_pid, read_cpu_seconds
 from tests.hostile.victim import measure_first_tokens, percentile, run_flood
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
+from tests.support.processes import find_pid, read_cpu_seconds
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 

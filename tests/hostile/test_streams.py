@@ -6,17 +6,9 @@ import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import flood, joined
-from tests.hostile.bystander import (
-    FULL,
-    Bystander,
-    assert_unharmed,
-    count_descriptors,
-    find_pid,
-    measure_app,
-    report_row,
-    run_attack,
-)
+from tests.hostile.bystander import FULL, Bystander, assert_unharmed, measure_app, report_row, run_attack
 from tests.support.polling import wait_until
+from tests.support.processes import count_descriptors, find_pid
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

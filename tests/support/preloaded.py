@@ -9,7 +9,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -36,15 +35,17 @@ def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
 
     `constants` are changed first, such as `{"gateway.inference.auth.users.TOKEN_SECONDS": 5}`.
     """
-    if not constants:
-        return [sys.executable, "-m", module]
+    return [sys.executable, "-c", make_script(module, constants)] if constants else [sys.executable, "-m", module]
+
+
+def make_script(module: str, constants: Mapping[str, float]) -> str:
     lines = ["import importlib, runpy"]
     for path, value in constants.items():
         owner, _, name = path.rpartition(".")
         assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
         lines.append(f"importlib.import_module({owner!r}).{name} = {value!r}")
     lines.append(f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
-    return [sys.executable, "-c", "; ".join(lines)]
+    return "; ".join(lines)
 
 
 def launch(
@@ -64,7 +65,8 @@ def launch(
         if wrapper or any(name.startswith("PYTHON") for name in env):
             command = [*wrapper, *python(module, constants), *arguments]
             return subprocess.Popen(command, env=env, cwd=cwd, stdout=log, stderr=log)
-        request = {"module": module, "arguments": arguments, "constants": constants, "env": env, "cwd": str(cwd)}
+        script = make_script(module, constants)
+        request = {"script": script, "arguments": arguments, "env": env, "cwd": str(cwd)}
         request["nice"] = os.getpriority(os.PRIO_PROCESS, 0)
         return Process(_parent(), _parent().start(json.dumps(request).encode(), log.fileno()), [module, *arguments])
 
@@ -205,12 +207,8 @@ def run(request: dict[str, Any], log: int) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[0] = request["cwd"]
-    sys.argv = [request["module"], *request["arguments"]]
-    for path, value in request["constants"].items():
-        owner, _, name = path.rpartition(".")
-        getattr(importlib.import_module(owner), name)  # it must exist
-        setattr(importlib.import_module(owner), name, value)
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    sys.argv = ["-c", *request["arguments"]]
+    exec(request["script"], {})
 
 
 if __name__ == "__main__":

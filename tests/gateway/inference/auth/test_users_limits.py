@@ -21,10 +21,10 @@ from tests.fakes.backend import jwk, private_key
 from tests.fakes.server import HANG, Script, answer
 from tests.gateway.conftest import Launch
 from tests.gateway.inference.key_hosts import Hosts, an_app, token
-from tests.hostile.bystander import find_pid, read_cpu_seconds
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
+from tests.support.processes import find_pid, read_cpu_seconds
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
