@@ -71,7 +71,10 @@ def five_free_ports() -> int:
 
 
 class RedisServer:
-    """One server process. With a `folder`, it keeps its data across `kill` and `start`."""
+    """One server process. With a `folder`, it keeps all that it has answered across `kill` and `start`.
+
+    With `appendfsync everysec`, a slow disk lets it answer before it writes, and `kill` loses what it answered.
+    """
 
     def __init__(self, name: str = "valkey", *options: str, folder: Path | None = None) -> None:
         self.binary = binary(name)
@@ -96,7 +99,8 @@ class RedisServer:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             command = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-            command += ["--appendonly", keep, "--dir", str(self.folder or self._scratch), *self.options]
+            command += ["--appendonly", keep, "--appendfsync", "always"]
+            command += ["--dir", str(self.folder or self._scratch), *self.options]
             self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while self._process.poll() is None and time.monotonic() < deadline:
                 if self.answers():
@@ -110,11 +114,12 @@ class RedisServer:
         raise RuntimeError(f"{self.binary} did not start")
 
     def answers(self) -> bool:
-        """Returns whether this process, and not another program, responds at the port."""
+        """Returns whether this process, and not another program, responds at the port and has loaded its data."""
         assert self._process
         patience = {"socket_timeout": 0.5, "retry": Retry(NoBackoff(), 0)}
         with contextlib.suppress(redis.exceptions.RedisError), redis.Redis(port=self.port, **patience) as client:
-            return bool(client.info("server")["process_id"] == self._process.pid)
+            info = client.info()
+            return bool(info["process_id"] == self._process.pid and not info["loading"])
         return False
 
     @property
