@@ -79,6 +79,26 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     await expect(holder.row("Nightly")).to_contain_text("Never")
 
 
+async def test_the_switch_lists_the_apps_as_they_come(holder: Holder) -> None:
+    """Without a request at each change of view."""
+    page, app = holder.page, await holder.app()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/account/apps") else None)
+    await holder.log_in("requests")
+    options = page.locator("#switch option")
+    await expect(options).to_have_text(["All apps", app])
+    first = len(asked)
+    await page.get_by_role("link", name="Account", exact=True).click()
+    await expect(holder.heading("Account")).to_be_focused()
+    await page.get_by_role("link", name="Requests").click()
+    await expect(holder.heading("Requests")).to_be_focused()
+    assert len(asked) == first
+    other = await holder.app("a-new-one")
+    await expect(options).to_have_text(["All apps", other, app])
+    await page.locator("#switch").select_option(other)
+    await expect(holder.heading(other)).to_be_focused()
+
+
 async def test_the_data_of_an_app(holder: Holder) -> None:
     """The test is the host that has them."""
     page, account = holder.page, holder.account
@@ -202,6 +222,11 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
     await page.get_by_label("Show").select_option(app)
     await expect(page.locator("tbody tr")).to_have_count(2)
 
+    await page.get_by_role("link", name=f"{app}, deploy {second}").click()
+    await expect(holder.heading(f"Deploy of {app}")).to_be_focused()
+    await page.go_back()
+    await expect(page.get_by_label("Show")).to_have_value(app)  # the address keeps it
+    await expect(page.locator("tbody tr")).to_have_count(2)
     await page.get_by_role("link", name=f"{app}, deploy {second}").click()
     await expect(page.locator("main").get_by_text("Live", exact=True).first).to_be_visible()
     await expect(holder.button("Roll back to this release")).to_have_count(0)

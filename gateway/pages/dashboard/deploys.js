@@ -17,6 +17,7 @@ import {
   table,
 } from "./parts.js";
 import { publishZone } from "./publish.js";
+import { keepQuery } from "./query.js";
 
 export const title = "Deploys";
 
@@ -28,13 +29,17 @@ export const isReplaced = ({ state, kind, current }) => state === "live" && kind
 export const stateOf = (deploy) =>
   isReplaced(deploy) ? badge("Replaced") : badge(capital(deploy.state), TONES[deploy.state]);
 
-// `chosen` is the name of an app, or empty for all.
-export async function draw(signal, { app: chosen = "" }) {
-  const log = new Log(signal, chosen);
+// With `app`, the view is about this app alone. The query can hold the app whose deploys are shown.
+export async function draw(signal, { app: chosen = "" }, query) {
+  const log = new Log(signal, chosen || (query.get("app") ?? ""));
   const only = h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps"));
   const [apps] = await Promise.all([get("/account/apps", signal), log.refresh()]);
   only.append(...apps.map(({ name }) => h("option", {}, name)));
-  only.addEventListener("change", () => log.choose(only.value));
+  only.value = log.app;
+  only.addEventListener("change", () => {
+    keepQuery({ app: only.value });
+    log.choose(only.value);
+  });
   follow(["deploys"], signal, log.refresh);
   const title = h("div", { class: "row apart" }, h("h2", {}, "History"), !chosen && apps.length > 1 && h("div", {}, only));
   return [

@@ -2,6 +2,7 @@
 
 import { h } from "/pages/dom.js";
 import { get } from "./api.js";
+import { follow } from "./follow.js";
 
 const ACCOUNT = {
   Overview: "/",
@@ -23,10 +24,23 @@ const APP = {
 };
 
 const list = document.querySelector("#switch");
+let [names, shown] = [[], ""]; // the account's apps, and the app whose tabs are shown
 
 list.addEventListener("change", () => (location.hash = list.value ? `#/apps/${list.value}` : "#/"));
 
-export async function showNavigation(bar, path, signal) {
+// Runs until the signal aborts. The view reports a failure.
+export async function watchApps(signal) {
+  const refresh = async () => {
+    const apps = await get("/account/apps", signal).catch(() => null);
+    if (apps) names = apps.map(({ name }) => name);
+    offer();
+  };
+  await refresh();
+  await follow(["apps"], signal, refresh);
+  names = []; // logged out
+}
+
+export function showNavigation(bar, path) {
   const app = path.match(/^\/apps\/([\w-]+)/)?.[1] ?? "";
   const tabs = app ? Object.entries(APP).map(([name, end]) => [name, `/apps/${app}${end}`]) : Object.entries(ACCOUNT);
   const leads = (target) => path === target || path.startsWith(`${target}/`);
@@ -38,14 +52,15 @@ export async function showNavigation(bar, path, signal) {
   nav.replaceChildren(...tabs.map(tab));
   nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   if (focus) [...nav.children].find(({ textContent }) => textContent === focus)?.focus();
-  offer(app ? [app] : [], app);
-  // The view reports a failure.
-  const apps = await get("/account/apps", signal).catch(() => null);
-  if (apps && !signal.aborted) offer(apps.map(({ name }) => name), app);
+  shown = app;
+  offer();
 }
 
-function offer(names, app) {
-  const option = (name) => h("option", { value: name }, name);
-  list.replaceChildren(h("option", { value: "" }, "All apps"), ...names.map(option));
-  list.value = app;
+// The list changes only if the apps do, so that it stays open.
+function offer() {
+  const options = ["", ...(names.includes(shown) || !shown ? names : [...names, shown])];
+  if (options.join() !== [...list.options].map(({ value }) => value).join()) {
+    list.replaceChildren(...options.map((name) => h("option", { value: name }, name || "All apps")));
+  }
+  list.value = shown;
 }

@@ -14,7 +14,7 @@ import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
 import * as newApp from "./new-app.js";
 import * as overview from "./overview.js";
-import { showNavigation } from "./navigation.js";
+import { showNavigation, watchApps } from "./navigation.js";
 import { explain, failure, skeleton, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
 import * as settings from "./settings.js";
@@ -71,7 +71,7 @@ async function show({ focus = true } = {}) {
   const [path, query] = location.hash.slice(1).split("?");
   const signal = leave();
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
-  showNavigation(bar, path, signal);
+  showNavigation(bar, path);
   document.title = `${view.title} · Capsule`;
   const slow = setTimeout(() => main.replaceChildren(skeleton(view.title)), 150);
   main.setAttribute("aria-busy", "true");
@@ -145,6 +145,7 @@ async function enter({ focus = true } = {}) {
   bar.hidden = false;
   session.abort();
   session = new AbortController();
+  watchApps(session.signal);
   watchSpend(session.signal);
   await show({ focus });
 }

@@ -19,17 +19,20 @@ import {
   refusal,
   table,
 } from "./parts.js";
+import { keepQuery } from "./query.js";
 import { webhookPanel } from "./webhook.js";
 
 export const title = "Webhooks";
 
+const FILTERS = ["type", "app", "outcome"];
 const OUTCOMES = ["delivered", "failed", "dropped"];
 const TONES = { delivered: "good", failed: "bad" };
 const PAGE = 50;
 const LOGGED = 1000; // rows of the whole log
 
-export async function draw(signal) {
-  const log = new Log(signal);
+// The query holds the filters of the deliveries.
+export async function draw(signal, _groups, query) {
+  const log = new Log(signal, query);
   const [webhook, apps, { eventTypes }] = await Promise.all([
     getIfThere("/account/webhook", signal),
     get("/account/apps", signal),
@@ -96,10 +99,10 @@ function localTime(milliseconds) {
 
 // The newest deliveries, which are refreshed, and the older pages that the user opened.
 class Log {
-  constructor(signal) {
+  constructor(signal, query) {
     this.signal = signal;
     this.panel = h("div", { class: "below" });
-    this.chosen = {};
+    this.chosen = Object.fromEntries(FILTERS.map((name) => [name, query.get(name) ?? ""]));
     this.rows = new Map(); // by attempt; a row never changes
     this.more = false;
   }
@@ -108,13 +111,16 @@ class Log {
     const select = (name, all, values) => {
       const change = ({ target }) => {
         this.chosen[name] = target.value;
+        keepQuery(this.chosen);
         this.rows.clear();
         this.more = false;
         // The next refresh, seconds away, reports a failure.
         this.refresh().catch(() => {});
       };
       const options = values.map((value) => h("option", { value }, name === "outcome" ? capital(value) : value));
-      return h("select", { "aria-label": all, onchange: change }, h("option", { value: "" }, all), options);
+      const list = h("select", { "aria-label": all, onchange: change }, h("option", { value: "" }, all), options);
+      list.value = this.chosen[name];
+      return list;
     };
     return h(
       "div",
