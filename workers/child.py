@@ -38,5 +38,12 @@ async def keep_child(child: BaseProcess) -> NoReturn:
 
 def stop_with_parent(stopped: asyncio.Event) -> None:
     """Sets the event when the parent of a child process ends. Does nothing in other processes."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        asyncio.get_running_loop().add_reader(parent.sentinel, stopped.set)
+    if (parent := multiprocessing.parent_process()) is None:
+        return
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.remove_reader(parent.sentinel)  # otherwise the loop would call this without a pause until the process ends
+        stopped.set()
+
+    loop.add_reader(parent.sentinel, stop)

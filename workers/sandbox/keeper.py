@@ -51,21 +51,22 @@ HIDDEN_CHECKS = 8  # consecutive checks that must find files in sockets: program
 
 
 def enter_sandbox(
-    spec: dict[str, Any], keeper: socket.socket, sockets: list[socket.socket], info: int, output: int
+    spec: dict[str, Any], parent: int, keeper: socket.socket, sockets: list[socket.socket], info: int, output: int
 ) -> NoReturn:
-    """Becomes bubblewrap, in a new network namespace."""
+    """Becomes bubblewrap, in a new network namespace. `parent` is the keeper's process id."""
     try:
-        network.prctl(network.PARENT_DIED, signal.SIGKILL)
+        network.end_with_parent(parent)
         os.dup2(output, 1)
         os.dup2(output, 2)
         words = bwrap.build_arguments(spec, info)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("800")  # when memory runs out, the kernel kills this process before the servers
-        change_user(spec["uid"])
+        change_user(spec["uid"], parent)
         listeners = network.enter_namespace(spec["connect"], spec["hosts"], spec["endpoints"])
         socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
+        own = os.getpid()
         if sockets and os.fork() == 0:
-            network.prctl(network.PARENT_DIED, signal.SIGKILL)
+            network.end_with_parent(own)
             asyncio.run(relay.relay(spec["port"], *sockets))
         if keeper.recv(8):  # the keeper has put this process into its control group
             restore_signals()
@@ -75,7 +76,7 @@ def enter_sandbox(
     os._exit(126)
 
 
-def change_user(uid: int | None) -> None:
+def change_user(uid: int | None, parent: int) -> None:
     """Changes to the command's user, if it has one."""
     if uid is None:
         return
@@ -83,7 +84,7 @@ def change_user(uid: int | None) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    network.prctl(network.PARENT_DIED, signal.SIGKILL)  # the change of user has reset it
+    network.end_with_parent(parent)  # the change of user has reset it
 
 
 def restore_signals() -> None:
@@ -92,14 +93,14 @@ def restore_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
+def enter_unconfined(spec: dict[str, Any], parent: int, output: int) -> NoReturn:
     """Becomes the command itself, without a sandbox: for a developer's own code."""
     try:
-        network.prctl(network.PARENT_DIED, signal.SIGKILL)
+        network.end_with_parent(parent)
         os.setsid()
         os.dup2(output, 1)
         os.dup2(output, 2)
-        change_user(spec["uid"])
+        change_user(spec["uid"], parent)
         restore_signals()
         os.chdir(spec["folder"])
         os.execvpe(spec["command"][0], spec["command"], spec["environment"])  # noqa: S606
@@ -142,12 +143,13 @@ class Keeper:
         sockets = _open_sockets(self.spec) if self.spec["socket"] else []
         self._pipe, pipe_to = os.pipe()
         os.set_blocking(self._pipe, False)
+        own = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
             if self.spec["trusted"]:
-                enter_unconfined(self.spec, pipe_to)
-            enter_sandbox(self.spec, theirs, sockets, info_to, pipe_to)
+                enter_unconfined(self.spec, own, pipe_to)
+            enter_sandbox(self.spec, own, theirs, sockets, info_to, pipe_to)
         theirs.close()
         os.close(info_to)
         os.close(pipe_to)
@@ -587,9 +589,7 @@ def main() -> None:
         for fd in range(3):
             os.dup2(null, fd)
     else:
-        network.prctl(network.PARENT_DIED, signal.SIGTERM)
-        if os.getppid() != spec["parent"]:
-            return  # the worker died before that
+        network.end_with_parent(spec["parent"], signal.SIGTERM)
     os.nice(spec["limits"]["nice"])  # for the keeper too: the command determines how much it works
     network.prctl(network.SUBREAPER, 1)
     with contextlib.suppress(ValueError, OSError):  # macOS does not accept "unlimited"

@@ -22,6 +22,7 @@ import fcntl
 import ipaddress
 import math
 import os
+import signal
 import socket
 import struct
 import sys
@@ -56,6 +57,16 @@ MAX_REPORTS = 20
 Endpoint = tuple[str, int]  # a lower-case name or an IPv4 address, and a port
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Lets the kernel send this process a signal when its parent ends. Ends it at once if the parent has ended already.
+
+    `parent` is the parent's process id, as it was before the fork.
+    """
+    prctl(PARENT_DIED, number)
+    if os.getppid() != parent:
+        os._exit(126)
 
 
 def prctl(option: int, value: int) -> None:
@@ -127,14 +138,6 @@ def _route(hosts: Sequence[str]) -> None:
 Tasks = set[asyncio.Task[Any]]
 
 
-def keep_task(running: Tasks) -> None:
-    """Keeps a reference to the current task until it ends. A server keeps none to the tasks of its connections."""
-    task = asyncio.current_task()
-    assert task
-    running.add(task)
-    task.add_done_callback(running.discard)
-
-
 class Egress:
     """Makes the outgoing connections of one sandbox. The keeper runs it in its own namespace."""
 
@@ -162,11 +165,16 @@ class Egress:
             if listener.type == socket.SOCK_DGRAM:
                 await asyncio.get_running_loop().create_datagram_endpoint(lambda: Resolver(self.look_up), sock=listener)
             else:
-                await asyncio.start_server(self._connect, sock=listener)
+                await asyncio.start_server(self._accept, sock=listener)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # As a coroutine, it would make Python 3.11 log a traceback for each connection that the sandbox's end cancels.
+        task = asyncio.create_task(self._connect(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = writer.get_extra_info("sockname")
-        keep_task(self._connections)
         began = asyncio.get_running_loop().time()
         try:
             self._outages.check((host, port))

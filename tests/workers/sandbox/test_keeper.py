@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +14,8 @@ import pytest
 
 from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
+from workers.hosting.processes import is_running, start_time
+from workers.sandbox import sandbox
 from workers.sandbox.keeper import DataFolder
 from workers.sandbox.sandbox import COPIES, MIB, Command, Outcome, SandboxLimits
 
@@ -236,6 +240,38 @@ async def test_a_stop_allows_a_grace_period(room: Room) -> None:
         await wait_until(lambda: room.lines == ["ready"])
     assert ending.result() == Outcome(4, "stopped")
     assert room.lines[-1] == "stopping"
+
+
+# The relay is the third process that the keeper of an app forks. As on a busy machine, it starts late.
+LATE_RELAY = """
+import os, time
+fork, forks = os.fork, 0
+def fork_late():
+    global forks
+    forks += 1
+    pid = fork()
+    if pid == 0 and forks == 3:
+        time.sleep(2)
+    return pid
+os.fork = fork_late
+"""
+
+
+async def test_an_app_that_ends_at_once_leaves_no_relay_behind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay then outlived the app, and the keeper waited for it forever."""
+    monkeypatch.setattr(sandbox, "_KEEPER", LATE_RELAY + sandbox._KEEPER)
+    app = {name: room.build / f"app.{name}" for name in ("link", "socket", "control", "output", "report")}
+    app["link"].symlink_to(room.folder)
+    keeper = room.sandbox.detach(
+        room.command("exit 3", SandboxLimits(), connect=[8080]), room.uid, sandbox.Detached(port=8080, **app)
+    )
+    began = start_time(keeper) or 0
+    try:
+        await wait_until(lambda: not is_running(keeper, began), 15)
+        assert json.loads(app["report"].read_text())["code"] == 3
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(os.getpgid(keeper), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("victim", ["worker", "keeper"])

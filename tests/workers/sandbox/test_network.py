@@ -210,6 +210,15 @@ async def test_an_allowed_connection_carries_all_bytes(room: Room, echo: int) ->
     assert room.lines == ["3000000"]
 
 
+async def test_connections_in_progress_end_with_the_command_without_a_word(room: Room) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        ask = f"import os, socket; socket.create_connection(('127.0.0.1', {port}), 10).sendall(b'x'); os._exit(0)"
+        many = f'for n in 1 2 3 4 5 6; do /usr/bin/python3 -c "{ask}"; done'
+        assert (await room.run(many, connect=[port], hosts=["127.0.0.1"])).ok, room.lines
+    assert room.lines == []
+
+
 REACH = """
 import socket, sys
 for address in sys.argv[1:]:

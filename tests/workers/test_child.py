@@ -1,0 +1,23 @@
+"""A worker in a process of its own."""
+
+import asyncio
+import multiprocessing
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from workers.child import stop_with_parent
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_the_parent_is_noticed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the loop watched the parent further, it would be busy until the process ends."""
+    sentinel, parent = os.pipe()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(sentinel=sentinel))
+    stopped = asyncio.Event()
+    stop_with_parent(stopped)
+    os.close(parent)
+    await asyncio.wait_for(stopped.wait(), 5)
+    assert not asyncio.get_running_loop().remove_reader(sentinel)
+    os.close(sentinel)
