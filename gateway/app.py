@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,8 +15,10 @@ from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.params import ParameterKwarg
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
+from litestar.typing import FieldDefinition
 
 from gateway import log
 from gateway.accounts import (
@@ -81,7 +83,7 @@ async def ready(gateway: Injected) -> ProcessStatus:
     return ProcessStatus("ready", warning)
 
 
-@get("/metrics", media_type="text/plain; version=0.0.4; charset=utf-8", tags=["Operation"], sync_to_thread=False)
+@get("/metrics", media_type="text/plain; version=0.0.4", tags=["Operation"], sync_to_thread=False)
 def metrics(gateway: Injected) -> bytes:
     """Metrics for Prometheus."""
     return gateway.metrics.render()
@@ -147,21 +149,30 @@ def map_error(error: Exception, request: Request[Any, Any, State]) -> ServiceErr
             return RequestMalformed("The body is nested too deeply.")
         case HTTPException(status_code=405):
             return MethodNotAllowed(*request.app.state.allowed_methods.find(request.scope["path"]))
-        case HTTPException(status_code=400 | 413):
-            return RequestMalformed(describe_fields(error))
+        case HTTPException(status_code=413):
+            most = request.route_handler.resolve_request_max_body_size() or 0
+            return RequestMalformed(f"body: must have at most {most // 1024:,} KiB.")
+        case HTTPException(status_code=400):
+            return RequestMalformed(describe_fields(error, request.route_handler.parsed_fn_signature.parameters))
         case HTTPException(status_code=401):
             return Unauthorized()
     return None
 
 
-def describe_fields(error: HTTPException) -> str:
-    """Describes each invalid field. Of the values, which may be secret, only invalid choices are repeated."""
-    extra = error.extra if isinstance(error.extra, list) else []
-    faults = [
-        f"{'body' if e.get('key', 'data') == 'data' else e['key']}: {explain(str(e.get('message')))}"
-        for e in extra
-        if isinstance(e, dict)
-    ]
+def describe_fields(error: HTTPException, parameters: Mapping[str, FieldDefinition]) -> str:
+    """Describes each invalid field. Of the values, which may be secret, only invalid choices are repeated.
+
+    `parameters` are those of the route's handler, by their name in Python.
+    """
+    faults = []
+    for fault in error.extra if isinstance(error.extra, list) else []:
+        key, message = fault.get("key", "data"), str(fault.get("message"))
+        if key == "data":
+            faults.append(f"body: {'must not be empty' if message == repr(key) else explain(message)}")
+        else:
+            known = parameters.get(key)
+            name = known.kwarg_definition.name if known and isinstance(known.kwarg_definition, ParameterKwarg) else None
+            faults.append(f"{name or key}: {explain(message)}")
     return "; ".join(faults) or str(error.detail)
 
 

@@ -36,7 +36,6 @@ from gateway.errors import (
     BackboneUnavailable,
     NameTaken,
     RateLimited,
-    RequestMalformed,
 )
 from gateway.ids import new_id
 from gateway.inference.keys import app_window_key
@@ -74,11 +73,9 @@ class AppChanges:
                 await compare_and_set(self._store, alias_key(app.id), app.name)
                 await self._registry.put_app(app, None)
                 await self._inherit_window(app)
-            except BaseException as error:
+            except BaseException:  # perhaps another account was faster
                 with contextlib.suppress(BackboneUnavailable):
                     await finish_despite_cancellation(self._registry.delete_app(app))
-                if isinstance(error, RequestMalformed):  # another account was faster
-                    raise NameTaken from None
                 raise
 
     async def count_change(self, account_id: str) -> None:

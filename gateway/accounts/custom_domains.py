@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.accounts.domain_claims import DOMAIN_TAKEN
 from gateway.accounts.domain_names import record_name, verification_token
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.errors import NameTaken, NotFound, RequestMalformed
+from gateway.errors import NameTaken, NotFound
 from gateway.monitors.keys import domain_check_key
 from gateway.outbound.dns import Resolver
 from gateway.redis.partitions import partition_tag
@@ -34,7 +35,7 @@ class CustomDomains:
         """Sets an unverified domain. The app's present domain stays as it is. Raises NameTaken and NotFound."""
         owner = await self._registry.domains.find_owner(domain)
         if owner is not None and owner.id != app.id:
-            raise build_refusal()
+            raise NameTaken(DOMAIN_TAKEN)
 
         def change(record: App) -> App:
             return record if record.customDomain == domain else _replace(record, domain)
@@ -68,10 +69,7 @@ class CustomDomains:
         The claim comes first, so that of several apps with their records, one gets the domain.
         """
         claiming = _replace(app, app.customDomain, verified=True)
-        try:
-            await self._registry.domains.claim(claiming)
-        except RequestMalformed:
-            raise build_refusal() from None
+        await self._registry.domains.claim(claiming)
 
         def change(record: App) -> App:
             if record.customDomain != app.customDomain:
@@ -99,13 +97,6 @@ class CustomDomains:
         except NotFound:
             return False
         return True
-
-
-def build_refusal() -> NameTaken:
-    return NameTaken(
-        "Another app has verified this domain. Remove it there first, or remove that app's TXT record: "
-        "the domain is free again after 7 days."
-    )
 
 
 def _replace(app: App, domain: str | None, *, verified: bool = False) -> App:

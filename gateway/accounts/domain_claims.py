@@ -11,12 +11,16 @@ from collections.abc import Awaitable, Callable
 
 from gateway.accounts.keys import domain_key
 from gateway.accounts.records import App
-from gateway.errors import RequestMalformed
+from gateway.errors import NameTaken
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import compare_and_set
 
 CLAIM_SECONDS = 60.0
+DOMAIN_TAKEN = (
+    "Another app has verified this domain. Remove it there first, or remove that app's TXT record: "
+    "the domain is free again after 7 days."
+)
 
 
 def verified_domain(app: App) -> str:
@@ -30,7 +34,7 @@ class DomainClaims:
         self._store, self._find_app = store, find_app
 
     async def claim(self, app: App) -> None:
-        """Claims the app's verified domain, if it has one. Raises RequestMalformed if another app has the domain."""
+        """Claims the app's verified domain, if it has one. Raises NameTaken if another app has the domain."""
         if not (domain := verified_domain(app)):
             return
 
@@ -39,7 +43,7 @@ class DomainClaims:
             if owner_id not in ("", app.id):
                 confirmed = await self._confirm(owner_id, domain)
                 if confirmed is not None or time.time() - float(since) < CLAIM_SECONDS:
-                    raise RequestMalformed("customDomain: another app has this domain.")
+                    raise NameTaken(DOMAIN_TAKEN)
             return Change(f"{app.id} {time.time():.0f}", None)
 
         await change_record(self._store, domain_key(domain), compute, subject="the claim to this domain")

@@ -26,7 +26,7 @@ from gateway.accounts.records import (
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.bounds import Host, Id
 from gateway.deploys.addresses import live_url
-from gateway.errors import NotFound, RequestMalformed
+from gateway.errors import NameTaken, NotFound, RequestMalformed
 from gateway.http.authentication import operator_router
 from gateway.ids import Time, now_iso
 from gateway.outbound import addresses
@@ -109,7 +109,7 @@ async def require_account(account_id: str, gateway: Gateway) -> Account:
     return account
 
 
-@put("/apps/{app:str}", errors=[RequestMalformed])
+@put("/apps/{app:str}", errors=[RequestMalformed, NameTaken])
 async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Injected) -> AppView:
     """Create or replace an app.
 
@@ -141,7 +141,7 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
 
 
 async def check_names(app: str, name: str, account: str, before: App | None, gateway: Gateway) -> None:
-    """Raises RequestMalformed for an invalid or taken name, or an unknown account."""
+    """Raises RequestMalformed for an invalid name or an unknown account, and NameTaken."""
     check_name(app)
     check_name(name)
     for new in {app, name} - ({before.id, before.name} if before else set()):
@@ -150,7 +150,7 @@ async def check_names(app: str, name: str, account: str, before: App | None, gat
         raise RequestMalformed("account: there is no such account.")
     taken = await gateway.registry.find_app(name)
     if taken is not None and (before is None or taken.id != before.id):
-        raise RequestMalformed("name: another app has this name.")
+        raise NameTaken
 
 
 def check_new_name(name: str) -> None:

@@ -18,7 +18,7 @@ from gateway.accounts.keys import account_apps_key, account_key, accounts_key, a
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension
 from gateway.accounts.vault import Vault
-from gateway.errors import NotFound, RegistrationsClosed, RequestMalformed
+from gateway.errors import NameTaken, NotFound, RegistrationsClosed
 from gateway.ids import new_id, now_iso
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
@@ -133,13 +133,13 @@ class Registry:
     async def put_app(self, app: App, before: App | None) -> App:
         """Writes an app, and returns its record. Can be repeated after an interruption.
 
-        Raises RequestMalformed when another app has the name or the domain.
+        Raises NameTaken when another app has the name or the domain.
         """
         await self.domains.claim(app)
         await self.store.client.sadd(account_apps_key(app.account), app.name)
         try:
             app = await self._claim_name(app, before)
-        except RequestMalformed:
+        except NameTaken:
             await self._remove_from_account(app)
             if before is None or verified_domain(before) != verified_domain(app):
                 await self.domains.release(app)
@@ -167,7 +167,7 @@ class Registry:
             if former:
                 found = _decode_app(former)
                 if found.id != app.id:
-                    raise RequestMalformed("name: another app has this name.")
+                    raise NameTaken
                 limits = found.limits if found.account == app.account else None
                 suspension = found.suspension
             record = msgspec.structs.replace(app, limits=limits, suspension=suspension)

@@ -212,7 +212,9 @@ def _describe(name: str, size: int, *, executable: bool = False) -> tarfile.TarI
 
 
 def _quote(name: str) -> str:
-    return repr(name if len(name) <= NAME_CHARACTERS else f"{name[:NAME_CHARACTERS]}…")
+    """Quotes the name as it is, except for control characters."""
+    shown = name if len(name) <= NAME_CHARACTERS else f"{name[:NAME_CHARACTERS]}…"
+    return "'" + "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown) + "'"
 
 
 # -- processes -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gateway.deploys.environment import VariableView
 from gateway.deploys.routes import require_own_app
 from gateway.errors import NotFound, RequestMalformed, RequestTooLarge, ViewersLimited
 from gateway.http.authentication import Caller, account_router
-from gateway.http.bodies import decode_body
+from gateway.http.bodies import decode_map
 from gateway.process import Gateway, Injected
 
 BODY_BYTES = 524_288  # JSON may encode a byte as six
@@ -55,7 +55,7 @@ async def change_variables(
     named stay. Values are never shown again.
     """
     found = await require_own_app(app, account, gateway)
-    await gateway.environments.change_variables(found, decode_body(await request.body(), dict[str, str | None]))
+    await gateway.environments.change_variables(found, decode_map(await request.body(), str | None))
     return await gateway.environments.list_variables(found)
 
 

@@ -67,16 +67,17 @@ class Hooks:
         return CreatedHook(hook.id, hook.name, hook.app, hook.createdAt, url)
 
     async def list(self, account_id: str) -> list[ListedHook]:
-        """Returns the account's hooks, newest first."""
+        """Returns the account's hooks, newest first, each with the present name of its app."""
         records = await self._store.client.hgetall(hooks_key(account_id))
         used = await self._store.client.hgetall(hooks_used_key(account_id))
+        names = {app.id: app.name for app in await self._registry.list_apps(account_id)} if records else {}
         hooks = [msgspec.json.decode(record, type=tuple[str, Hook])[1] for record in records.values()]
         hooks.sort(key=lambda hook: hook.id, reverse=True)
         return [
             ListedHook(
                 id=hook.id,
                 name=hook.name,
-                app=hook.app,
+                app=names.get(hook.appId, hook.app),
                 createdAt=hook.createdAt,
                 lastUsedAt=now_iso(int(used[hook.id]) / 1000) if hook.id in used else None,
             )

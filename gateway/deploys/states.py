@@ -322,7 +322,13 @@ class Deploys:
         return {live for live in found if live}
 
     async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
-        """Returns deploys, newest first. `before` is the last deploy of the previous page. Raises RequestMalformed."""
+        """Returns deploys, newest first. Raises RequestMalformed.
+
+        `app` is an app's id or name; its deploys before it was renamed count, too. `before` is the last deploy of the
+        previous page.
+        """
+        renamed = await self._registry.find_app(app) if app else None
+        its = {app, renamed.id} if renamed is not None and renamed.account == account_id else {app}
         last = -1 if app or before else limit - 1
         ids: Sequence[str] = await self._store.client.zrevrange(deploys_key(account_id), 0, last)
         if before:
@@ -334,7 +340,7 @@ class Deploys:
             deploys = await self._get_all(
                 [deploy_key(account_id, name) for name in ids[first : first + RECORDS_PER_READ]]
             )
-            found = [*found, *(deploy for deploy in deploys if app in (None, deploy.app, deploy.appId))]
+            found = [*found, *(deploy for deploy in deploys if app is None or its & {deploy.app, deploy.appId})]
             if len(found) >= limit:
                 break
         return found[:limit]

@@ -90,15 +90,18 @@ class SecurityFinding(Event, frozen=True, kw_only=True):
 DAY_SECONDS = 86_400
 
 
-def build_samples(plan: str, now: float) -> dict[str, Event]:
-    """Returns a sample of each event type, as an account on this plan gets it at `now`, in seconds since the epoch."""
+def build_samples(plan: str, now: float, host: str) -> dict[str, Event]:
+    """Returns a sample of each event type, as an account on this plan gets it at `now`, in seconds since the epoch.
+
+    `host` is that of the app's address.
+    """
     at = now_iso(now)
     events = (
-        DeploySucceeded(deployId="dep_sample", url="https://sample.invalid", durationMs=42_000, kind="live", plan=plan),
+        DeploySucceeded(deployId="dep_sample", url=f"https://{host}", durationMs=42_000, kind="live", plan=plan),
         DeployFailed(deployId="dep_sample", kind="live", phase="build", reason="the build command ended with status 1"),
         AppCrashed(reason="exit", exitCode=1, at=at),
-        AppUnhealthy(url="https://sample.invalid/", failures=3, reason="timeout"),
-        AppRecovered(url="https://sample.invalid/", downSince=now_iso(now - 180), downMs=180_000),
+        AppUnhealthy(url=f"https://{host}/", failures=3, reason="timeout"),
+        AppRecovered(url=f"https://{host}/", downSince=now_iso(now - 180), downMs=180_000),
         DomainExpiring(domain="app.example.com", expiresAt=now_iso(now + 6.5 * DAY_SECONDS), daysLeft=6),
         SecurityFinding(
             findings=[
@@ -116,7 +119,8 @@ def build_samples(plan: str, now: float) -> dict[str, Event]:
     return {event.type: msgspec.structs.replace(event, sample=True) for event in events}
 
 
-SAMPLES = build_samples("free", 1_767_225_600)  # by type, as the documentation shows them; of 2026-01-01
+# By type, as the documentation shows them. Of 2026-01-01.
+SAMPLES = build_samples("free", 1_767_225_600, "sample.apps.example.com")
 
 
 def prepare_event(event: Event, event_id: str, account: str, app_id: str, app_name: str) -> QueuedEvent:

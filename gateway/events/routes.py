@@ -97,7 +97,8 @@ async def test_webhook(account: Caller, data: JSONBody[EventType], gateway: Inje
     Its data has `"sample": true`. Samples and redeliveries together are limited to 30 per minute.
     """
     apps = await gateway.registry.list_apps(account.id)
-    return EventId(await gateway.webhooks.queue_sample(account, data.type, apps[0] if apps else None))
+    app, domain = apps[0] if apps else None, gateway.settings.apps_domain
+    return EventId(await gateway.webhooks.queue_sample(account, data.type, app, domain))
 
 
 @get("/deliveries", errors=[RequestMalformed])

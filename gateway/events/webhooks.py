@@ -165,12 +165,12 @@ class Webhooks:
         await scripts.emit_event(self._store, queued, once=bool(event_id))
         return queued.id
 
-    async def queue_sample(self, account: Account, event_type: str, app: App | None) -> str:
-        """Queues a sample event and returns its id. Raises RequestMalformed and RateLimited."""
-        sample = catalog.build_samples(account.plan, time.time()).get(event_type)
+    async def queue_sample(self, account: Account, event_type: str, app: App | None, apps_domain: str) -> str:
+        """Queues a sample event of the app and returns its id. Raises RequestMalformed and RateLimited."""
+        app_id, name = (app.id, app.name) if app is not None else ("app_sample", "sample")
+        sample = catalog.build_samples(account.plan, time.time(), f"{name}.{apps_domain}").get(event_type)
         if sample is None:
             raise RequestMalformed(f"type: choose one of {', '.join(catalog.SAMPLES)}.")
-        app_id, name = (app.id, app.name) if app is not None else ("app_sample", "sample")
         queued = catalog.prepare_event(sample, new_id("evt"), account.id, app_id, name)
         await self._request(account.id, queued.id, queued)
         return queued.id

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from types import UnionType
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -25,6 +26,8 @@ SOURCE = {
     "text/html": {"schema": {}},  # any text is a page
 }
 
+NAME_CHARACTERS = 100  # of a field's name that an error repeats
+
 _LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`")
 
 
@@ -42,13 +45,20 @@ def decode_body(value: bytes, kind: type[T]) -> T:
     return _decode(msgspec.json.Decoder(kind), value)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], value: bytes) -> T:
+def decode_map(value: bytes, kind: type[T] | UnionType) -> dict[str, T]:
+    """Decodes an object whose fields may have any names. Raises RequestMalformed, which names the field."""
+    decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+    fields = decode_body(value, dict[str, msgspec.Raw])
+    return {name: _decode(decoder, field, name[:NAME_CHARACTERS]) for name, field in fields.items()}
+
+
+def _decode(decoder: msgspec.json.Decoder[T], value: bytes | msgspec.Raw, name: str = "body") -> T:
     try:
         return decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         located = _LOCATION.fullmatch(str(error))
         fault, field = located.groups() if located else (str(error), "")
-        raise RequestMalformed(f"{field or 'body'}: {explain(fault)}.") from None
+        raise RequestMalformed(f"{field or name}: {explain(fault)}.") from None
 
 
 class Body(AbstractDTO[Any]):

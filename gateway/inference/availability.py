@@ -150,10 +150,15 @@ class Availability:
         return True
 
     def status(self) -> InferenceStatus:
-        """Returns the status. Raises BackboneUnavailable until the switch has been read, and while it is in doubt."""
+        """Returns the status. The emergency-off file needs no Redis.
+
+        Without it, raises BackboneUnavailable until the switch has been read, and while it is in doubt.
+        """
+        if self.is_emergency_off():
+            return InferenceStatus.DISABLED
         if self._status is None:
             raise BackboneUnavailable
-        return InferenceStatus.DISABLED if self.is_emergency_off() else self._status
+        return self._status
 
     def is_provider_up(self) -> bool:
         """Returns the provider's last known health, independent of the switches."""
@@ -161,6 +166,7 @@ class Availability:
         return not (health.refused or health.quota or health.failures >= FAILURES)
 
     def describe(self, status: InferenceStatus) -> InferenceState:
+        """Raises BackboneUnavailable while the switch is not known."""
         return InferenceState(
             managedInference=status.available,
             managedInferenceStatus=status,
@@ -170,11 +176,13 @@ class Availability:
         )
 
     def _enabled(self) -> bool:
-        assert self._switch is not None
+        if self._switch is None:
+            raise BackboneUnavailable
         return self._settings.inference if self._switch.enabled is None else self._switch.enabled
 
     def _approved(self) -> bool:
-        assert self._switch is not None
+        if self._switch is None:
+            raise BackboneUnavailable
         return self._settings.processing_approved if self._switch.approved is None else self._switch.approved
 
     # -- changing --------------------------------------------------------------------------------------------

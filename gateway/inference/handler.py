@@ -124,7 +124,8 @@ class Inference:
         if route not in METHODS:
             return await self._not_found(request, name, route)
         available, app = await self._find_app(request, name)
-        if request.method == "OPTIONS" and request.origin is not None:
+        # While inference is off, a page of the app may still ask, so that it can read why.
+        if request.method == "OPTIONS" and request.origin is not None and (available or request.origin_allowed):
             return await self._preflight(request, app, request.origin, METHODS[route])
         if app is not None and route not in MODELS:
             request.account = app.account

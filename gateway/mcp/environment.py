@@ -12,7 +12,7 @@ from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.records import Account
 from gateway.deploys.routes import require_own_app
-from gateway.http.bodies import decode_body
+from gateway.http.bodies import decode_map
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, text, value
 from gateway.process import Gateway
 
@@ -52,7 +52,7 @@ def read_changes(action: str, variables: Any) -> Mapping[str, str | None]:
     if action == "unset" and isinstance(variables, list | dict) and variables:
         return dict.fromkeys(map(str, variables))
     if action == "set" and isinstance(variables, dict) and variables:
-        return decode_body(msgspec.json.encode(variables), dict[str, str])
+        return decode_map(msgspec.json.encode(variables), str)
     needed = '{"NAME": "value"}' if action == "set" else '["NAME"]'
     raise ToolError(f"action '{action}' needs variables, such as {needed}.")
 

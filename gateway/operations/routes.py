@@ -169,10 +169,13 @@ async def clean_up_source(app: FromPath[str], gateway: Injected) -> None:
     errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
 )
 async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], gateway: Injected) -> QueuedDeployId:
-    """Queue a deploy."""
+    """Queue a deploy.
+
+    Each branch has a preview of its own. Without a repository, it is built from the stored source.
+    """
     record = await require_app(app, gateway)
-    if data.branch is not None and (data.kind == "live" or record.repository is None):
-        raise RequestMalformed("branch: only previews of apps with a repository have a branch.")
+    if data.branch is not None and data.kind == "live":
+        raise RequestMalformed("branch: only previews have a branch.")
     return QueuedDeployId(await gateway.deploys.queue(record, "operator", kind=data.kind, branch=data.branch))
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+_HOST = re.compile(r"[^.:]{1,63}(\.[^.:]{1,63})*\.?|[0-9a-f.]*:[0-9a-f:.]*(%.+)?")  # a name, an IPv4 or an IPv6 address
+
 
 def read_url(text: str) -> str:
     """Reads an HTTP address. The messages never repeat it, because it may contain a password."""
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", text):
+    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or "") or re.search(r"\s", text):
         raise ValueError("must be an address such as https://api.example.com")
     try:
         usable = parts.port != 0

@@ -96,7 +96,7 @@ async def report_usage(
     usage = read_usage(gateway.store, account, period, grouping, app=app, start=start, end=end, now=now)
     if wants_csv(request):
         headers = {"content-disposition": f'attachment; filename="usage-by-{period}.csv"'}
-        return _stream(await as_csv(usage, grouping), "text/csv; charset=utf-8", headers)
+        return _stream(await as_csv(usage, grouping), "text/csv", headers)
     return _stream(await as_json(usage), MediaType.JSON)
 
 

@@ -283,8 +283,11 @@ def _user_of(claims: dict[str, Any], claim: str | None) -> str:
 
 
 def _user_at(value: Any, path: str) -> str | None:
-    """Returns the user id at a dotted path, a string or an integer, or None if there is none."""
-    for name in path.split("."):
+    """Returns the user id, a string or an integer, or None if there is none.
+
+    `path` is the name of a field, which may contain dots, or a dotted path.
+    """
+    for name in [path] if isinstance(value, dict) and path in value else path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if not jwt.is_id(value):
         return None

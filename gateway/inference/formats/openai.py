@@ -85,7 +85,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     text_bytes = sum(map(_bytes_of_message, messages))
     if not text_bytes:
         raise RequestMalformed("The messages contain no text.")
-    model = check_model(completion.model or DEFAULT_MODEL)
+    model = check_model(DEFAULT_MODEL if completion.model is None else completion.model)
     limits = [m for m in (completion.max_tokens, completion.max_completion_tokens) if m is not None]
     max_tokens = min([*limits, MAX_OUTPUT_TOKENS])
     request: dict[str, Any] = {

@@ -44,7 +44,7 @@ class ProviderSignal(enum.Enum):
     REACHED = "the provider answered, perhaps with a refusal of this one request"
     CONGESTED = "429 that names no quota: the provider serves too many requests at once"
     FAILED = "no connection, silence, or a 5xx"
-    QUOTA = "402, or 429 that names quota or billing and no time"
+    QUOTA = "402, or 429 that names quota or billing"
     REFUSED = "a probe confirmed that the provider refuses the credential"
 
 
@@ -52,13 +52,12 @@ def classify(status: int, body: bytes, retry_after: float | None = None) -> tupl
     """Returns the caller's error for a provider's error status, and the signal.
 
     The signal is None for 401 and 403, which a probe has to confirm first, and for a refusal of the request, which
-    reveals nothing about the provider. A quota that names the time of its end recovers by itself, like a rate limit.
+    reveals nothing about the provider.
     """
-    if status == 402 or (status == 429 and retry_after is None and _QUOTA.search(body)):
+    if status == 402 or (status == 429 and _QUOTA.search(body)):
         return ProviderQuotaExhausted(retry_after=retry_after), ProviderSignal.QUOTA
     if status == 429:
-        signal = ProviderSignal.REACHED if _QUOTA.search(body) else ProviderSignal.CONGESTED
-        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_SECONDS), signal
+        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_SECONDS), ProviderSignal.CONGESTED
     if status in (401, 403):
         return ProviderFailed(), None
     if status in (400, 413, 422):

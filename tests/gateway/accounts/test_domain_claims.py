@@ -10,7 +10,7 @@ from gateway.accounts import domain_claims
 from gateway.accounts.keys import domain_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.errors import RequestMalformed
+from gateway.errors import NameTaken
 from gateway.redis.scripts import compare_and_set
 from tests.support.registries import an_app, process
 
@@ -24,14 +24,14 @@ async def test_a_verified_domain_belongs_to_one_app(here: Registry) -> None:
     await here.put_app(first, None)
     await here.put_app(first, first)
     await here.put_app(replace(second, customDomainVerified=False), None)
-    with pytest.raises(RequestMalformed, match="another app has this domain"):
+    with pytest.raises(NameTaken, match="Another app has verified"):
         await here.put_app(second, replace(second, customDomainVerified=False))
     assert {app.name for app in await here.list_apps("acc_one")} == {"first", "second"}, "both apps stay"
     assert (await here.domains.is_owner(first), await here.domains.is_owner(second)) == (True, False)
 
     renamed = replace(first, name="renamed")
     await here.put_app(renamed, first)
-    with pytest.raises(RequestMalformed, match="another app has this domain"):
+    with pytest.raises(NameTaken, match="Another app has verified"):
         await here.put_app(second, None)
     await here.put_app(replace(renamed, customDomain="other.example.com"), renamed)
     await here.put_app(second, None)
@@ -43,17 +43,17 @@ async def test_of_many_concurrent_claims_one_succeeds(redis_url: str) -> None:
     async with process(redis_url) as one, process(redis_url) as other:
         puts = [(one, other)[number % 2].put_app(with_domain(f"app-{number}"), None) for number in range(8)]
         outcomes = await asyncio.gather(*puts, return_exceptions=True)
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["App"] + ["RequestMalformed"] * 7
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["App"] + ["NameTaken"] * 7
 
 
 async def test_a_claim_without_its_record_lapses(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a process dies between the two writes, or the put fails because the name is taken."""
     await compare_and_set(here.store, domain_key("www.example.com"), f"dead {time.time():.0f}")
-    with pytest.raises(RequestMalformed):
+    with pytest.raises(NameTaken):
         await here.put_app(with_domain("shop"), None)
     monkeypatch.setattr(domain_claims, "CLAIM_SECONDS", -1.0)
     await here.put_app(with_domain("shop"), None)
-    with pytest.raises(RequestMalformed, match="name"):
+    with pytest.raises(NameTaken, match="name"):
         await here.put_app(replace(with_domain("shop", "new.example.com"), id="other"), None)
     assert await here.store.get(domain_key("new.example.com")) is None
 

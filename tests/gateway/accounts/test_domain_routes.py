@@ -153,7 +153,7 @@ async def test_a_domain_belongs_to_the_app_that_verified_it(
         for written in (domain, domain.title(), f"{domain}."):
             refused(await call(each, "PUT", {"domain": written}), 409, "NAME_TAKEN")
     body = {"account": stranger.account.id, "customDomain": domain, "customDomainVerified": True}
-    refused(await gw.platform("PUT", f"apps/{stranger.name}", body), 400, "REQUEST_MALFORMED")
+    refused(await gw.platform("PUT", f"apps/{stranger.name}", body), 409, "NAME_TAKEN")
     assert await may_ask(app, domain)
 
     await gw.platform("DELETE", f"apps/{app.name}")

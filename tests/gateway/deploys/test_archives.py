@@ -105,7 +105,7 @@ def encrypted() -> bytes:
         (packed(("a.html", b""), ("./a.html", b"")), r"contains 'a\.html' twice"),
         (packed(("a/", b""), ("a", b"")), "contains 'a' twice"),
         (packed(("a", b""), ("a/b", b"")), "contains 'a/b' below a file"),
-        (replaced(packed(("a/b.html", b"")), b"a/b.html", b"a\\b.html"), r"'a\\\\b\.html', a name with a backslash"),
+        (replaced(packed(("a/b.html", b"")), b"a/b.html", b"a\\b.html"), r"'a\\b\.html', a name with a backslash"),
         (packed((entry("link", stat.S_IFLNK | 0o777), b"/etc/passwd")), "the link 'link'"),
         (packed((entry("pipe", stat.S_IFIFO | 0o644), b"")), "'pipe', which is neither a file nor a folder"),
         (encrypted(), r"'secret\.txt', which is encrypted"),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.accounts import App
-from tests.support.deploys import report_phases
+from tests.support.deploys import a_hook, publish, report_phases
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -37,6 +37,32 @@ async def test_pages_of_deploys(hosted: App) -> None:
     assert refused["error"]["message"].startswith("before: there is no deploy of this id")
     assert "limit: must be at least 1" in (await listed(hosted, "limit=0"))["error"]["message"]
     await check_current(hosted)
+
+
+async def test_lists_after_an_operator_has_renamed_an_app(hosted: App) -> None:
+    """Hooks have its present name. Deploys are found by the new name, the former one and the id."""
+    await a_hook(hosted.account, hosted.name)
+    queued = await publish(hosted.account, hosted.name)
+    body = {"account": hosted.account.id, "name": f"{hosted.name}-2"}
+    assert (await hosted.gateway.platform("PUT", f"apps/{hosted.name}", body)).is_success
+    assert [hook["app"] for hook in (await hosted.account.get("/account/hooks")).json()] == [f"{hosted.name}-2"]
+    for name in (hosted.name, f"{hosted.name}-2"):
+        assert [row["id"] for row in await listed(hosted, f"app={name}")] == [queued.json()["deployId"]]
+    assert await listed(hosted, "app=another") == []
+
+
+async def test_a_preview_of_a_branch_without_a_repository(hosted: App) -> None:
+    """It is built from the stored source."""
+    published = (await publish(hosted.account, hosted.name)).json()["deployId"]
+    await report_phases(hosted.gateway, published, "build", "health", "canary")
+    body = {"kind": "preview", "branch": "Fix/The Thing"}
+    preview = (await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", body)).json()["deployId"]
+    await report_phases(hosted.gateway, preview, "build", "health")
+    (row,) = [row for row in await listed(hosted, f"app={hosted.name}") if row["id"] == preview]
+    assert (row["state"], row["url"]) == ("live", f"https://{hosted.name}--p-fix-the-thing.apps.localhost")
+    live = {**body, "kind": "live"}
+    answer = await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", live)
+    assert answer.json()["error"]["message"].startswith("branch: only previews")
 
 
 async def check_current(hosted: App) -> None:

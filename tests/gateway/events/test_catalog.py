@@ -65,8 +65,9 @@ def test_the_data_of_a_sample(name: str) -> None:
 
 def test_a_sample_matches_its_account_and_time() -> None:
     now = 1_790_000_000.0
-    samples = catalog.build_samples("maker", now)
+    samples = catalog.build_samples("maker", now, "a.apps.example.com")
     assert data(samples["deploy.succeeded"])["plan"] == "maker"
+    assert data(samples["deploy.succeeded"])["url"] == "https://a.apps.example.com"
     expiring = data(samples["domain.expiring"])
     assert expiring["daysLeft"] == int((when(expiring["expiresAt"]) - now) / 86_400)
     recovered = data(samples["app.recovered"])

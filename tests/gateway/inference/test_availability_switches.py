@@ -1,6 +1,7 @@
 """The runtime switch, the approval and the emergency-off file."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.inference_status import OPERATIONAL, status, status_becomes
 from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 from tests.support.responses import answered, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -75,7 +77,23 @@ async def off_comes_before_everything(gw: Gateway, backend: FakeAppBackend, prov
     preflight = {"Origin": app.origin, "Access-Control-Request-Method": "POST"}
     response = await gw.http.options(app.path, headers=preflight)
     assert response.headers["Access-Control-Allow-Origin"] == app.origin
+    for path, origin in ((app.path, evil["Origin"]), (nobody.path, app.origin)):
+        response = await gw.http.options(path, headers={**preflight, "Origin": origin})
+        refused(response, 503, "INFERENCE_DISABLED")
+        assert "Access-Control-Allow-Origin" not in response.headers
     assert len(provider.exchanges) == seen
+
+
+async def test_the_file_needs_no_redis(provider: FakeProvider, tmp_path: Path) -> None:
+    """Not even in a process that has never read the switch."""
+    async with gateway(f"redis://127.0.0.1:{free_port()}/0", provider, tmp_path) as gw:
+        body = {"content": b'{"prompt":"x"}', "headers": {"Authorization": "Bearer x"}}
+        refused(await gw.http.post("/capsule/an-app/ai", **body), 503, "BACKBONE_UNAVAILABLE")
+        gw.off_file.touch()
+        refused(await gw.http.post("/capsule/an-app/ai", **body), 503, "INFERENCE_DISABLED")
+        headers = {"Origin": "https://an-app.apps.localhost", "Access-Control-Request-Method": "POST"}
+        refused(await gw.http.options("/capsule/an-app/ai", headers=headers), 503, "INFERENCE_DISABLED")
+        refused(await gw.platform("GET", "inference"), 503, "BACKBONE_UNAVAILABLE")
 
 
 async def test_the_switch_takes_effect_in_every_process_within_a_second(

@@ -189,7 +189,29 @@ async def test_malformed_bodies(gw: Gateway, content: bytes) -> None:
     headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
     for method, path in (("POST", "accounts"), ("PUT", "apps/no-body"), ("PUT", "inference")):
         response = await gw.http.request(method, f"/platform/{path}", content=content, headers=headers)
-        refused(response, 400, "REQUEST_MALFORMED")
+        message = refused(response, 400, "REQUEST_MALFORMED")["message"]
+        assert message.startswith(("body: ", "The body is nested too deeply."))
+        assert content or message == "body: must not be empty"
+
+
+async def test_a_body_that_is_too_large(gw: Gateway) -> None:
+    response = await gw.platform("POST", "accounts", {"name": "x" * 1_050_000, "plan": "free"})
+    assert refused(response, 400, "REQUEST_MALFORMED")["message"] == "body: must have at most 1,024 KiB."
+
+
+async def test_a_wrong_parameter_has_its_name_in_the_address(gw: Gateway) -> None:
+    for path in ("deploys?state=live", "apps?health=ill"):
+        name = path.partition("?")[2].partition("=")[0]
+        assert refused(await gw.platform("GET", path), 400, "REQUEST_MALFORMED")["message"].startswith(f"{name}: ")
+
+
+async def test_a_name_or_a_domain_of_another_app(gw: Gateway) -> None:
+    body = {"account": (await gw.account()).id, "customDomain": "taken.example", "customDomainVerified": True}
+    assert (await gw.platform("PUT", "apps/first-come", body)).is_success
+    for fields in ({"name": "first-come"}, {"customDomain": "taken.example", "customDomainVerified": True}):
+        other = {"account": (await gw.account()).id, **fields}
+        refused(await gw.platform("PUT", "apps/second-come", other), 409, "NAME_TAKEN")
+    refused(await gw.platform("GET", "apps/second-come"), 404, "NOT_FOUND")
 
 
 async def test_health_and_readiness(gw: Gateway) -> None:

@@ -68,6 +68,8 @@ def test_the_example_is_a_web_page(text: str) -> None:
         ("ftp://me:secret@x/{host}", "an address such as"),
         ("https://x y/{host}", "an address such as"),
         ("https:///{host}", "an address such as"),
+        ("https://a..b/{host}", "an address such as"),
+        (f"https://{'a' * 64}.example.com/{{host}}", "an address such as"),
         ("https://[::1/{host}", "IPv6"),
     ],
 )

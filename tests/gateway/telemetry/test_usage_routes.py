@@ -318,7 +318,7 @@ async def test_ranges(app: App, hours: int) -> None:
 async def test_usage_as_csv(app: App, hours: int) -> None:
     headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "text/csv"}
     response = await app.gateway.http.get("/account/usage?by=hour&group=app", headers=headers)
-    assert response.headers["Content-Type"].startswith("text/csv")
+    assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
     assert response.headers["Content-Disposition"] == 'attachment; filename="usage-by-hour.csv"'
     heading, *rows = csv.reader(io.StringIO(response.text))
     assert heading == ["start", "app", *COUNTS]

@@ -108,6 +108,15 @@ async def test_another_claim(gw: Gateway, backend: FakeAppBackend) -> None:
     refused(await app.ask("x", token=app.token("a")), 401, "TOKEN_INVALID")
 
 
+@pytest.mark.parametrize("claims", [{"https://example.com/uid": "ana"}, {"https://example": {"com/uid": "ana"}}])
+async def test_a_claim_with_a_dot_in_its_name(gw: Gateway, backend: FakeAppBackend, claims: dict[str, Any]) -> None:
+    """It may also be a path."""
+    auth = {"kind": "jwks", "url": backend.jwks_url, "userClaim": "https://example.com/uid"}
+    app = await gw.app(backend, auth=auth)
+    assert (await app.ask("x", token=app.token("a", **claims))).status_code == 200
+    refused(await app.ask("x", token=app.token("a")), 401, "TOKEN_INVALID")
+
+
 @pytest.mark.parametrize("claim", ["", None, [], {}, ["ana"], {"id": "ana"}])
 async def test_a_user_must_have_a_name(app: App, claim: Any) -> None:
     auth = {"kind": "jwks", "url": app.backend.jwks_url, "userClaim": "who"}

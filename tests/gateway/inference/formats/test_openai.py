@@ -238,6 +238,11 @@ async def test_an_aborted_stream_is_canceled(app: App, provider: FakeProvider) -
     assert await app.account.settled() == max_cost(prompt)
 
 
+async def test_an_empty_model_is_none_of_the_models(app: App) -> None:
+    for path, body in (("", {"prompt": "x"}), ("/chat/completions", {"messages": user("x")})):
+        refused(await app.post({**body, "model": ""}, path=path), 400, "MODEL_NOT_ALLOWED")
+
+
 async def test_both_formats_share_one_admission(app: App) -> None:
     for n in range(20):
         if n % 2:
