@@ -19,8 +19,8 @@ A variant is `live`, `preview` or `p-<slug>`. Caddy reads `addresses` on every r
 `current`, and undoing it renames it back.
 
 Addresses are derived from the apps' records, at each deploy and regularly, because other processes rename and delete
-apps. A deleted app is no longer served at once. Its files stay for a week, because its record may have been lost by
-accident.
+apps. After its deletion an app is not served any more. Its files stay for a week, because its record may have been lost
+by accident.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import structlog
 from gateway.accounts.custom_domains import MISSING_SECONDS, CustomDomains
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.errors import RequestMalformed
+from gateway.errors import NameTaken
 from gateway.monitors.keys import domain_check_key, domain_checks_key
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import LOOKUP_SECONDS, Resolver
@@ -62,7 +62,7 @@ class Domains:
         known, lost = judge(claim.known, domain, claim.now(), missing=bool(problem))
         try:
             await self._registry.domains.claim(app)
-        except RequestMalformed:
+        except NameTaken:
             lost, problem = True, "another app has verified the domain"
 
         async def withdraw() -> None:
