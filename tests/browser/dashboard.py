@@ -50,7 +50,7 @@ class Holder:
         await self.page.add_init_script(HURRY + (HURRY_DEADLINES if deadlines else ""))
 
     def heading(self, name: str | None = None, level: int = 1) -> Locator:
-        return self.page.get_by_role("heading", name=name, level=level)
+        return self.page.get_by_role("heading", name=name, level=level, exact=True)
 
     def button(self, name: str, **options: Any) -> Locator:
         return self.page.get_by_role("button", name=name, **options)
