@@ -360,9 +360,9 @@ def _isolated(path: Path) -> Iterator[None]:
     """Logs a failed step of tidying, so that one tenant's files do not stop the steps for the others."""
     try:
         yield
+    except FileNotFoundError:
+        pass  # another worker is removing it, or a part of it; the next round tidies what is left
     except Exception as error:
-        if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
-            return  # another worker removed it meanwhile
         logger.error("folder.not_tidied", folder=str(path), exc_info=error)
 
 
