@@ -225,6 +225,7 @@ async def test_metrics(gw: Gateway, app: App) -> None:
     answered(await app.ask("x"))
     refused(await app.ask(""), 400, "REQUEST_MALFORMED")
     response = await gw.http.get("/metrics")
+    assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert response.status_code == 200
     assert response.headers["Content-Type"].startswith("text/plain")
     text = response.text
