@@ -327,8 +327,8 @@ class Deploys:
         `app` is an app's id or name; its deploys before it was renamed count, too. `before` is the last deploy of the
         previous page.
         """
-        renamed = await self._registry.find_app(app) if app else None
-        its = {app, renamed.id} if renamed is not None and renamed.account == account_id else {app}
+        present = await self._registry.find_app(app) if app else None
+        names = {app, present.id} if present is not None and present.account == account_id else {app}
         last = -1 if app or before else limit - 1
         ids: Sequence[str] = await self._store.client.zrevrange(deploys_key(account_id), 0, last)
         if before:
@@ -340,7 +340,7 @@ class Deploys:
             deploys = await self._get_all(
                 [deploy_key(account_id, name) for name in ids[first : first + RECORDS_PER_READ]]
             )
-            found = [*found, *(deploy for deploy in deploys if app is None or its & {deploy.app, deploy.appId})]
+            found = [*found, *(deploy for deploy in deploys if app is None or names & {deploy.app, deploy.appId})]
             if len(found) >= limit:
                 break
         return found[:limit]
