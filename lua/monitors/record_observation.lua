@@ -9,26 +9,30 @@
 -- KEYS[5]  hash    the data of the account's events      KEYS[6]  zset  bytes that the accounts' data and logs take
 -- KEYS[7]  prefix  of awaited outcomes; the event's id is appended here, in the same slot
 -- KEYS[8]  zset    app ids by the time at which they are due, ms; optional
--- ARGV     version that was read ('' for none), next version, app id, ms until the app is due again, number of the
---          following arguments that are names and values to write (0: nothing changes); then events: id, account, app,
---          type, data
+-- ARGV     version that was read ('' for none), next version, app id, end of the claim's lease (ms), ms until the app is
+--          due again (only if it is still due at that end), number of the following arguments that are names and values
+--          to write (0: nothing changes); then events: id, account, app, type, data
 --
 -- Returns  1 | 0 if the record has changed since, or the app is no longer monitored
 
 local AWAITED_SECONDS = 2 * 86400  -- an event that waits for longer than one day is dropped
 
 local record, stream, log, outcomes, awaited, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7], KEYS[8]
-local version, next_version, app, due_in, fields = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local version, next_version, app, lease_end = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local due_in, fields = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 if (redis.call('HGET', record, 'version') or '') ~= version then return 0 end
 if schedule then
-  if not redis.call('ZSCORE', schedule, app) then return 0 end
-  redis.call('ZADD', schedule, string.format('%.0f', now_ms() + due_in), app)
+  local due = redis.call('ZSCORE', schedule, app)
+  if not due then return 0 end
+  if tonumber(due) == lease_end then
+    redis.call('ZADD', schedule, string.format('%.0f', now_ms() + due_in), app)
+  end
 end
 if fields > 0 then
-  redis.call('HSET', record, 'version', next_version, unpack(ARGV, 6, 5 + fields))
+  redis.call('HSET', record, 'version', next_version, unpack(ARGV, 7, 6 + fields))
 end
-for n = 6 + fields, #ARGV, 5 do
+for n = 7 + fields, #ARGV, 5 do
   local event = {ARGV[n], ARGV[n + 1], ARGV[n + 2], ARGV[n + 3], ARGV[n + 4]}
   local verdict = enqueue(stream, log, outcomes, event)
   if event[4] == 'app.unhealthy' then

@@ -45,6 +45,7 @@ class Claim(NamedTuple):
     app: App
     known: Mapping[str, str]  # data stored by earlier observations
     at: int  # time of the claim by the clock of Redis, ms
+    lease_end: int  # by the same clock, ms
     began: float  # time of the claim by the clock of this process, seconds
 
     def now(self) -> int:
@@ -123,13 +124,14 @@ class InspectionLoop:
             if app is None or account is None or partition_tag(app.account) != tag:
                 await self._forget(tag, each.id)
             elif self._applies(app, account, each.live):
-                task = asyncio.create_task(self._inspect_and_observe(Claim(tag, app, each.known, due.now, began)))
+                claim = Claim(tag, app, each.known, due.now, due.lease_end, began)
+                task = asyncio.create_task(self._inspect_and_observe(claim))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
             else:
                 skipped[each.id] = bool(each.known)
         if skipped:
-            await self._skip(tag, due.now, skipped)
+            await self._skip(tag, due, skipped)
         return len(due.apps)
 
     async def _read_records(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], set[str]]:
@@ -162,10 +164,10 @@ class InspectionLoop:
         else:
             await client.delete(*monitored_keys(tag, app_id))
 
-    async def _skip(self, tag: str, now: int, skipped: Mapping[str, bool]) -> None:
+    async def _skip(self, tag: str, due: scripts.DueApps, skipped: Mapping[str, bool]) -> None:
         """Postpones apps that are not inspected for now, and deletes their stored data, which is outdated."""
-        again = {app_id: now + int(self._jittered(self._interval) * 1000) for app_id in skipped}
-        await self._store.client.zadd(self._due(tag), again, xx=True)
+        again = {app_id: due.now + int(self._jittered(self._interval) * 1000) for app_id in skipped}
+        await scripts.postpone_apps(self._store, self._due(tag), again, lease_end=due.lease_end)
         for app_id, stored in skipped.items():
             if stored:
                 await self._store.client.delete(self._key(tag, app_id))
@@ -198,6 +200,7 @@ class InspectionLoop:
             fields=observation.known,
             events=events,
             schedule=self._due(claim.tag),
+            lease_end=claim.lease_end,
             due_in=again,
         ):
             for event_id, event in observation.events:

@@ -25,7 +25,7 @@ class Due:
         self.client.zadd(DUE, {app: int(seconds * 1000) for app, seconds in apps.items()})
 
     def take(self, at_most: int = 100) -> list[str]:
-        return [app_id.decode() for app_id, _, _ in self.answer(at_most)[1:]]
+        return [app_id.decode() for app_id, _, _ in self.answer(at_most)[2:]]
 
     def answer(self, at_most: int = 100) -> list[Any]:
         return self._due([DUE, SITES, KNOWN], [at_most, LEASE])
@@ -68,8 +68,8 @@ def test_the_record_is_returned_with_the_app(due: Due) -> None:
     due.client.hset(f"{SITES}:b", mapping={"source": "src_1"})
     due.client.hset(f"{KNOWN}:a", mapping={"version": "v", "state": "{}"})
     due.enter(a=1, b=2, c=3)
-    now, *taken = due.answer()
-    assert int(now) == NOON * 1000
+    now, lease_end, *taken = due.answer()
+    assert (int(now), int(lease_end)) == (NOON * 1000, NOON * 1000 + LEASE)
     assert taken[0][:2] == [b"a", b"dep_1"]
     flat = taken[0][2]
     assert dict(zip(flat[::2], flat[1::2], strict=True)) == {b"version": b"v", b"state": b"{}"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,8 +55,12 @@ class Edge:
         self.folder = folder
         self.contexts: dict[str, ssl.SSLContext] = {}
         self.asked: list[str] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
 
-    async def __aenter__(self) -> "Edge":
+    @contextlib.asynccontextmanager
+    async def answering(self) -> AsyncIterator["Edge"]:
+        """Answers meanwhile. Before, connections wait for the handshake."""
         front, _ = made(self.folder, 90, "nobody.example")
 
         def choose(tls: ssl.SSLObject, name: str, _: ssl.SSLContext) -> int | None:
@@ -66,12 +71,11 @@ class Edge:
             return None
 
         front.sni_callback = choose  # type: ignore[assignment]
-        self._server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=front)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        server = await asyncio.start_server(lambda _, writer: writer.close(), sock=self._socket, ssl=front)
+        try:
+            yield self
+        finally:
+            server.close()
 
     def shows(self, domain: str, days: float) -> int:
         """Presents a new certificate for the domain. Returns the time of its end in ms."""
@@ -81,7 +85,7 @@ class Edge:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
-    async with Edge(tmp_path) as edge:
+    async with Edge(tmp_path).answering() as edge:
         yield edge
 
 
@@ -150,6 +154,19 @@ async def test_a_changed_or_removed_domain(own: Fleet, edge: Edge) -> None:
     assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
     await own.registry.put_app(_replace(app, customDomain=None), changed)
     await wait_until(lambda: known(app), 10, holds=lambda found: found == {})
+
+
+async def test_a_domain_that_is_changed_during_an_inspection_is_inspected_next(own: Fleet, tmp_path: Path) -> None:
+    app, edge = await app_of(own, "one.example.com"), Edge(tmp_path)
+    edge.shows("one.example.com", 8)
+    edge.shows("two.example.com", 2)
+    client, tag = own.queue.store.client, partition_tag(app.account.id)
+    await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # inspects once a day
+    await wait_until(lambda: client.zscore(certificates_key(tag), app.app.id), 10)  # 0 until an inspection begins
+    await own.registry.put_app(_replace(app, customDomain="two.example.com"), app.app)
+    async with edge.answering():
+        await app.receives("domain.expiring")
+    assert app.envelopes()[0]["data"]["domain"] == "two.example.com"
 
 
 def _replace(app: Watched, **fields: Any) -> App:

@@ -237,14 +237,9 @@ async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> Non
     tag = partition_tag(app.account.id)
     client = shared.queue.store.client
     await client.hset(findings_key(tag, app.app.id), "version", "x")
-
-    async def left() -> list[str]:
-        """Returns the app's keys, which are due. The worker may just be postponing them: it had read the record."""
-        for due in (certificates_key(tag), domain_checks_key(tag)):
-            await client.zadd(due, {app.app.id: 0}, xx=True)
-        return await app.keys()
-
-    await wait_until(left, 10, holds=lambda keys: keys == [])
+    for due in (certificates_key(tag), domain_checks_key(tag)):
+        await client.zadd(due, {app.app.id: 0}, xx=True)
+    await wait_until(app.keys, 10, holds=lambda keys: keys == [])
 
 
 async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
