@@ -126,6 +126,7 @@ def reserved_user(sandbox: Sandbox, wanted: int) -> Iterator[None]:
     reservation.__exit__(None, None, None)
 
 
+@pytest.mark.timeout(360)
 def test_everything_again_without_root() -> None:
     """Apps cannot reach each other's data either if all have the same user."""
     if "CAPSULE_AGAIN" in os.environ or not ROOT:

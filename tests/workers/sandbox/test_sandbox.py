@@ -23,6 +23,7 @@ from workers.sandbox.sandbox import BUILD_USERS, Command, Sandbox, SandboxLimits
 GROUPED = "not measured and (control or processor or canceled or stop or dies)"
 
 
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("delegated", [True, False], ids=["with control groups", "measured"])
 def test_everything_again_without_root(delegated: bool) -> None:
     """The sandbox also isolates a worker that is an ordinary user, with and without delegated control groups."""
