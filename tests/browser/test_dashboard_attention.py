@@ -73,7 +73,6 @@ async def test_every_other_form_of_an_app_with_its_optional_parts_empty(holder: 
 
 async def test_what_needs_attention(holder: Holder, backend: FakeAppBackend) -> None:
     page, gw, account = holder.page, holder.gateway, holder.account
-    await holder.hurry()
     app = await account.app(backend)
     await holder.log_in()
     strip = page.get_by_role("region", name="Needs attention")

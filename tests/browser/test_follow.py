@@ -58,6 +58,25 @@ async def test_a_view_shows_what_changed_elsewhere(holder: Holder, backend: Fake
     assert paths.count("/account/changes") == 1
 
 
+async def test_what_changes_while_a_view_loads_is_shown(holder: Holder, backend: FakeAppBackend) -> None:
+    page, app = holder.page, await holder.account.app(backend)
+    paths = record(holder)
+    await holder.log_in()
+    await wait_until(lambda: "/account/changes" in paths)
+    await settle(paths)
+
+    async def delay(route: Route) -> None:
+        response = await route.fetch()
+        created = await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "meanwhile"})
+        holder.gateway.confidential.add(created.json()["url"].rpartition("/")[2])
+        await asyncio.sleep(2)  # the change is reported
+        await route.fulfill(response=response)
+
+    await page.route("**/account/hooks", delay, times=1)
+    await holder.go("hooks")
+    await expect(holder.row("meanwhile")).to_be_visible(timeout=20_000)  # a slow view rests longer
+
+
 async def test_without_the_stream_views_poll_and_then_follow_again(holder: Holder, backend: FakeAppBackend) -> None:
     page = holder.page
     app = await holder.account.app(backend)
@@ -89,4 +108,16 @@ async def test_a_view_recovers_from_an_outage(holder: Holder, backend: FakeAppBa
     await holder.account.call("POST", f"/account/apps/{app.name}/hooks", {"name": "meanwhile"})
     await page.context.set_offline(False)
     await expect(holder.row("meanwhile")).to_be_visible()
+    await expect(page.get_by_text(LATE)).to_be_hidden()
+
+
+async def test_an_output_that_is_followed_again_is_not_called_out_of_date(holder: Holder) -> None:
+    page = holder.page
+    app = await holder.app(build={"start": "exec node server.js"})
+    logs = f"**/account/apps/{app}/logs*"
+    await page.route(logs, lambda route: route.abort())
+    await holder.log_in()
+    await holder.go(f"apps/{app}")
+    await expect(page.get_by_text(LATE)).to_be_visible()
+    await page.unroute(logs)
     await expect(page.get_by_text(LATE)).to_be_hidden()

@@ -35,14 +35,16 @@ async function send(method, path, { body, accept, reason, signal: left, deadline
   throw toRefused(response, text);
 }
 
-// Calls `take` with the new lines of a stream of events until it ends. The service sends data every 15 seconds.
-export async function stream(path, left, take) {
+// Calls `opened`, and then `take` with the new lines of a stream of events until it ends. The service sends data every 15
+// seconds.
+export async function stream(path, left, take, opened = () => {}) {
   const silent = new AbortController();
   let timer = setTimeout(() => silent.abort(), SILENCE);
   try {
     const signal = AbortSignal.any([left, silent.signal]);
     const response = await fetch(path, { headers: { Accept: "text/event-stream" }, signal, cache: "no-store" });
     if (!response.ok) throw toRefused(response, await response.text());
+    opened();
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {

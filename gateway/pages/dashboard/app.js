@@ -28,7 +28,7 @@ export async function draw(signal, { app: name }) {
   const [attention, check] = attentionStrip(signal, name);
   const [about, traffic, health, spent, deploys, troubles] = Array.from({ length: 6 }, () => h("div", { class: "stack" }));
   let app;
-  const refresh = async () => {
+  const refresh = async (changed) => {
     const parts = [`${at}/findings`, `${at}/crashes`, `/account/deploys?app=${name}&limit=${DEPLOYS}`, `${at}/spend`];
     const [hours, account, capabilities, found, ...lists] = await Promise.all([
       fetchUsage(RANGES["24h"], "none", signal, name),
@@ -43,10 +43,9 @@ export async function draw(signal, { app: name }) {
     redraw(deploys, lists[2], (rows) => deployList(rows, app.name));
     redraw(troubles, [lists[0], lists[1], app.openFindings], () => troubleCards(lists[0], lists[1], app.openFindings));
     redraw(buttons, lists[2].some(isReplaced), (can) => actions(app, at, can, line, signal));
-    await check(account, capabilities, [app]);
+    await check(account, capabilities, [app], changed);
   };
-  await refresh();
-  follow(["apps", "deploys", "usage"], signal, refresh);
+  await follow(["apps", "deploys", "requests", "usage"], signal, refresh);
   const drag = ({ dataTransfer }) =>
     dataTransfer?.types.includes("Files") && !document.querySelector("dialog[open]") && openPublish(app.name, signal);
   addEventListener("dragenter", drag, { signal });
@@ -152,10 +151,11 @@ function deployList(deploys, name) {
 function output(at, name, signal) {
   const none = "No output yet.";
   const log = new LogView("Output", `${name}.log`, none);
-  poll(500, signal, async () => {
+  const add = (lines) => log.add(lines.map((text) => ({ text, at: null })));
+  poll(500, signal, async (answered) => {
     log.clear();
     log.say(none);
-    await stream(`${at}/logs?tail=${TAIL}`, signal, (lines) => log.add(lines.map((text) => ({ text, at: null }))));
+    await stream(`${at}/logs?tail=${TAIL}`, signal, add, answered);
   });
   return log.panel;
 }

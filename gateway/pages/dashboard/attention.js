@@ -7,7 +7,6 @@ import { badge, redraw } from "./parts.js";
 
 const DEPLOYS = 50; // the newest
 const REFUSALS = 100; // the newest of each code
-const LOG_REFRESHES = 3; // refreshes of the view for each reading of the logs
 const RECENT = 3_600_000; // ms in which a refused token counts
 const NEAR = 0.8; // of a cap
 
@@ -19,8 +18,8 @@ const STATUS = {
   "provider-unreachable": "The model provider cannot be reached. Requests fail until it answers.",
 };
 
-// Returns the strip of all apps or of one, and a function that brings it up to date. It reads the logs less often than
-// the rest.
+// Returns the strip of all apps or of one, and a function that brings it up to date. `changed` has the topics that may
+// have changed; it reads the logs only if they did.
 export function attentionStrip(signal, app) {
   const only = app ? `&app=${app}` : "";
   const strip = h("section", { class: "card attention", "aria-labelledby": "attention", hidden: true });
@@ -29,9 +28,9 @@ export function attentionStrip(signal, app) {
     `/account/requests?code=APP_CAP_REACHED&limit=${REFUSALS}${only}`,
     `/account/requests?code=TOKEN_INVALID&limit=${REFUSALS}${only}`,
   ];
-  let [logs, refreshes] = [[], 0];
-  const refresh = async (account, capabilities, apps) => {
-    if (refreshes++ % LOG_REFRESHES === 0) logs = await Promise.all(paths.map((path) => get(path, signal)));
+  let logs;
+  const refresh = async (account, capabilities, apps, changed) => {
+    if (changed.has("deploys") || changed.has("requests")) logs = await Promise.all(paths.map((path) => get(path, signal)));
     const [deploys, capped, tokens] = logs;
     const names = new Set(apps.map(({ name }) => name));
     const problems = [

@@ -12,15 +12,14 @@ const DAY = 86_400_000; // ms
 
 const banner = document.querySelector("#banner");
 
-// Runs until the signal aborts. If a refresh fails, the banner does not change: the view reports the failure.
-export async function watchSpend(signal) {
+// Until the signal aborts. If a refresh fails, the banner does not change: the view reports the failure.
+export function watchSpend(signal) {
   const attempt = () =>
     refresh(signal).catch((error) => {
       if (!signal.aborted && error.status === undefined) reportError(error); // a bug
     });
-  await attempt();
-  await follow(["apps", "usage"], signal, attempt);
-  banner.hidden = true; // logged out
+  follow(["apps", "usage"], signal, attempt);
+  signal.addEventListener("abort", () => (banner.hidden = true), { once: true }); // logged out
 }
 
 async function refresh(signal) {

@@ -77,8 +77,7 @@ export async function draw(signal, { app: name }) {
     "": (snapshot) => h("div", { class: "row" }, download(snapshot), restore(snapshot)),
   });
 
-  await refresh();
-  follow(["data"], signal, refresh);
+  await follow(["data"], signal, refresh);
   return [heading(title, `The files that ${name} keeps, and their snapshots.`), body];
 }
 

@@ -33,14 +33,13 @@ export const stateOf = (deploy) =>
 export async function draw(signal, { app: chosen = "" }, query) {
   const log = new Log(signal, chosen || (query.get("app") ?? ""));
   const only = h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps"));
-  const [apps] = await Promise.all([get("/account/apps", signal), log.refresh()]);
+  const [apps] = await Promise.all([get("/account/apps", signal), follow(["deploys"], signal, log.refresh)]);
   only.append(...apps.map(({ name }) => h("option", {}, name)));
   only.value = log.app;
   only.addEventListener("change", () => {
     keepQuery({ app: only.value });
     log.choose(only.value);
   });
-  follow(["deploys"], signal, log.refresh);
   const title = h("div", { class: "row apart" }, h("h2", {}, "History"), !chosen && apps.length > 1 && h("div", {}, only));
   return [
     heading("Deploys", `The last 1,000 deploys${chosen && ` of ${chosen}`}${chosen ? " in" : " of"} the past 90 days, newest first.`),

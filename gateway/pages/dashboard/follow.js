@@ -7,30 +7,47 @@ import { sessionEnded } from "./parts.js";
 const PACE = 1_000; // ms between two refreshes of a view, at least
 const SHARE = 4; // after a refresh, a view rests this many times as long as it took
 const SLOW = 30_000; // ms between two refreshes while the stream is away
+const READY = "ready"; // the first event of the stream
 const RETRY = 2_000; // ms until the stream is opened again; doubles up to SLOW while it cannot be opened
 
-const followers = new Set(); // { topics, changed, wake }
+const followers = new Set(); // { topics, changed, wake }; `changed` has the topics that changed since the last refresh
 let reading = null; // aborts the stream
 let isOpen = false;
 
-// Calls `work` when one of the topics changes, until it returns "done". The API's documentation lists the topics.
+// Calls `work` at once, and again whenever one of the topics has changed. `work` gets the set of topics that may have
+// changed: at first, all. Settles with the first call. The API's documentation lists the topics.
 export async function follow(topics, signal, work) {
-  const follower = { topics, changed: false, wake() {} };
+  const follower = { topics, changed: new Set(), wake() {} };
   let rest = PACE;
   const refresh = async () => {
     const began = performance.now();
-    const result = await work();
+    const changed = follower.changed.size ? follower.changed : new Set(topics);
+    follower.changed = new Set();
+    try {
+      await work(changed);
+    } catch (error) {
+      follower.changed = new Set(topics);
+      throw error;
+    }
     rest = Math.min(Math.max(PACE, SHARE * (performance.now() - began)), SLOW);
-    return result;
   };
-  followers.add(follower);
+  const leave = () => {
+    followers.delete(follower);
+    setTimeout(stopUnused, PACE); // the next view may follow at once
+  };
+  followers.add(follower); // first, so that a change during the first call causes another one
   read();
-  await repeat(signal, refresh, (failures) => untilChanged(follower, signal, rest, failures));
-  followers.delete(follower);
-  setTimeout(stopUnused, PACE); // the next view may follow at once
+  try {
+    await refresh();
+  } catch (error) {
+    leave();
+    throw error;
+  }
+  repeat(signal, refresh, (failures) => untilChanged(follower, signal, rest, failures)).finally(leave);
 }
 
-// Calls `work` at intervals, until it returns "done". For what no topic reports.
+// Calls `work` at intervals, until it returns "done". For what no topic reports. Work that takes long calls the function
+// that it gets when the service has answered.
 export const poll = (milliseconds, signal, work) =>
   repeat(signal, work, (failures) => pause(Math.min(milliseconds * 2 ** failures, SLOW), signal));
 
@@ -38,19 +55,23 @@ export const poll = (milliseconds, signal, work) =>
 async function repeat(signal, work, wait) {
   const late = h("p", { class: "late", role: "status" }, "Out of date: the service does not respond. Trying again …");
   let failures = 0;
+  const answered = () => {
+    failures = 0;
+    late.remove();
+  };
   try {
     for (;;) {
       await wait(failures);
       await untilVisible(signal);
       try {
-        if ((await work()) === "done") return;
-        failures = 0;
+        if ((await work(answered)) === "done") return;
+        answered();
       } catch (error) {
         if (signal.aborted || error.status === undefined) throw error;
         if (error.status === 401) return sessionEnded();
         failures = Math.min(failures + 1, 5);
+        document.querySelector("main > .view")?.prepend(late);
       }
-      failures ? document.querySelector("main > .view")?.prepend(late) : late.remove();
     }
   } catch (error) {
     if (!signal.aborted) reportError(error);
@@ -62,14 +83,13 @@ async function repeat(signal, work, wait) {
 // Resolves after the next change. After a failure, and while the stream is away, it resolves after a while anyway.
 async function untilChanged(follower, signal, rest, failures) {
   await pause(Math.min(rest * 2 ** failures, SLOW), signal);
-  if (!failures && !follower.changed) {
+  if (!failures && !follower.changed.size) {
     await new Promise((resolve, reject) => {
       follower.wake = resolve;
       if (!isOpen) setTimeout(resolve, SLOW);
       signal.addEventListener("abort", () => reject(signal.reason), { once: true });
     });
   }
-  follower.changed = false;
 }
 
 // -- the stream -------------------------------------------------------------------------------------------------
@@ -80,7 +100,7 @@ async function read() {
   const { signal } = reading;
   let retry = RETRY;
   const take = (topics) => {
-    for (const topic of topics) wake((follower) => topic === "ready" || follower.topics.includes(topic));
+    topics.forEach(note);
     isOpen = true;
     retry = RETRY;
   };
@@ -97,16 +117,18 @@ async function read() {
   }
 }
 
-function wake(concerns) {
-  for (const follower of [...followers].filter(concerns)) {
-    follower.changed = true;
-    follower.wake();
+// After "ready", anything may have changed before.
+function note(topic) {
+  for (const follower of followers) {
+    const changed = follower.topics.filter((its) => its === topic || topic === READY);
+    for (const its of changed) follower.changed.add(its);
+    if (changed.length) follower.wake();
   }
 }
 
 // The views refresh once, in case of changes that were not reported any more.
 function lose() {
-  if (isOpen) wake(() => true);
+  if (isOpen) note(READY);
   isOpen = false;
 }
 

@@ -33,8 +33,8 @@ export async function hookCards(signal, app = "") {
     const hooks = await get("/account/hooks", signal);
     redraw(list, app ? hooks.filter((hook) => hook.app === app) : hooks, (rows) => hookTable(rows, refresh));
   };
-  const [apps] = await Promise.all([app ? [{ name: app }] : get("/account/apps", signal), refresh()]);
-  follow(["apps", "hooks"], signal, refresh);
+  const following = follow(["apps", "hooks"], signal, refresh);
+  const [apps] = await Promise.all([app ? [{ name: app }] : get("/account/apps", signal), following]);
   const created = h("div", { class: "view" });
   const none = empty("No apps yet", "A hook rebuilds an app. Create an app first.");
   return [

@@ -78,8 +78,7 @@ export async function limitsCard(name, signal) {
   const button = h("button", { class: "main" }, "Save limits");
 
   show(await get(`${at}/limits`, signal));
-  await refresh();
-  follow(["apps", "usage"], signal, refresh);
+  await follow(["apps", "usage"], signal, refresh);
   return card(
     "Limits",
     today,

@@ -28,16 +28,15 @@ let [names, shown] = [[], ""]; // the account's apps, and the app whose tabs are
 
 list.addEventListener("change", () => (location.hash = list.value ? `#/apps/${list.value}` : "#/"));
 
-// Runs until the signal aborts. The view reports a failure.
-export async function watchApps(signal) {
+// Until the signal aborts. The view reports a failure.
+export function watchApps(signal) {
   const refresh = async () => {
     const apps = await get("/account/apps", signal).catch(() => null);
     if (apps) names = apps.map(({ name }) => name);
     offer();
   };
-  await refresh();
-  await follow(["apps"], signal, refresh);
-  names = []; // logged out
+  follow(["apps"], signal, refresh);
+  signal.addEventListener("abort", () => (names = []), { once: true }); // logged out
 }
 
 export function showNavigation(bar, path) {

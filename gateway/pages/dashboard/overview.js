@@ -26,7 +26,7 @@ export async function draw(signal) {
   const [steps, guide] = onboarding(signal, () => refresh());
   const [attention, check] = attentionStrip(signal);
   let account;
-  const refresh = async () => {
+  const refresh = async (changed = new Set()) => {
     const [found, capabilities, usage, owned] = await Promise.all([
       get("/account", signal),
       get("/capabilities", signal),
@@ -37,10 +37,9 @@ export async function draw(signal) {
     redraw(spending, [account, capabilities], () => spend(account, capabilities));
     redraw(traffic, fill(RANGES["24h"], usage), lastDay);
     redraw(apps, [owned, usage], () => appList(owned, usage));
-    await Promise.all([guide(account, owned), check(account, capabilities, owned)]);
+    await Promise.all([guide(account, owned), check(account, capabilities, owned, changed)]);
   };
-  await refresh();
-  follow(["apps", "deliveries", "deploys", "keys", "service", "usage"], signal, refresh);
+  await follow(["apps", "deliveries", "deploys", "keys", "requests", "service", "usage"], signal, refresh);
   return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), attention, steps, h("div", { class: "pair" }, spending, traffic), apps];
 }
 

@@ -103,6 +103,8 @@ async function navigate({ oldURL }) {
 
 function fail(error, again = () => show()) {
   if (error.status === 401) return logIn("Your session has ended.");
+  leave(); // a part of the view may have begun to follow changes
+  main.removeAttribute("aria-busy");
   main.replaceChildren(h("div", { class: "view" }, failure(error, again)));
   main.querySelector("h1").focus();
   if (error.status === undefined) reportError(error); // a bug in this page

@@ -98,10 +98,7 @@ export async function draw(signal, { app = "" }, query) {
     if (row) openRequest(rows[row.sectionRowIndex].id, signal).catch(fail);
   });
 
-  rows = await fetchRows();
-  complete = rows.length < BATCH;
-  show();
-  follow(["requests"], signal, refresh);
+  await follow(["requests"], signal, refresh);
   if (query.get("id")) queueMicrotask(() => openRequest(query.get("id"), signal).catch(fail));
   const csv = action("Download CSV", {}, line, () => saveCsv("requests.csv", toCsv(rows.slice(0, shown))));
   const clear = action("Clear filters", {}, line, () => {

@@ -48,8 +48,7 @@ async function stored(at, signal, cardOf) {
 async function showDomain(at, name, signal) {
   const domain = domainCard(at);
   const refresh = async () => domain.refresh(await get(at, signal), signal);
-  await refresh();
-  follow(["apps"], signal, refresh);
+  await follow(["apps"], signal, refresh);
   return domain.card;
 }
 

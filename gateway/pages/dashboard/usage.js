@@ -46,8 +46,7 @@ export async function draw(signal, { app = "" }, query) {
     refresh().catch(() => {});
   };
   for (const choice of [range, group]) choice.addEventListener("change", choose);
-  await refresh();
-  follow(["usage"], signal, refresh);
+  await follow(["usage"], signal, refresh);
   const line = refusal();
   const csv = action("Download CSV", {}, line, () => download(RANGES[range.value], group.value, signal));
   return [

@@ -37,9 +37,8 @@ export async function draw(signal, _groups, query) {
     getIfThere("/account/webhook", signal),
     get("/account/apps", signal),
     get("/capabilities", signal),
-    log.refresh(),
+    follow(["deliveries"], signal, log.refresh),
   ]);
-  follow(["deliveries"], signal, () => log.refresh());
   const [test, again] = [tester(eventTypes), redeliverer(log)];
   // Without a webhook, events are dropped.
   const changed = (webhook) => (test.hidden = again.hidden = !webhook);
