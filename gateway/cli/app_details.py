@@ -82,7 +82,9 @@ def _format_uptime(days: Any) -> str:
     monitored = f"{len(probed)} day{'s' if len(probed) > 1 else ''} monitored"
     if not down:
         return monitored
-    return f"{monitored}, down {format_duration(down)} in {outages} outage{'s' if outages > 1 else ''}"
+    # An outage counts on its first day, which may be more than 90 days ago.
+    often = f" in {outages} outage{'s' if outages > 1 else ''}" if outages else ""
+    return f"{monitored}, down {format_duration(down)}{often}"
 
 
 def _show_findings(findings: list[dict[str, Any]], app: Row) -> None:

@@ -1,8 +1,8 @@
 """The history of an app's health: the downtime and the number of outages on each of the last 90 UTC days.
 
 A day is recorded once the app was probed on it, so a day without probes does not count as a day without outages. An
-outage is added when it ends; until then, `read_history` adds it from the app's state. An outage over midnight counts on
-both days.
+outage is added when it ends; until then, `read_history` adds it from the app's state. An outage over midnight is down
+on both days, and counts on the first, so that a sum over days counts it once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ def count_ended_outage(before: AppHealth, after: AppHealth, now: int) -> dict[st
 
 
 def split_outage(since: int, until: int) -> dict[str, int]:
-    """Returns the counts of an outage by day, of at most the last 90 days. Times in ms. Pure."""
-    counts: dict[str, int] = {}
-    start = max(since, until - DAYS * DAY_MS)
+    """Returns the counts of an outage by day, of at most 90 days. Times in ms. Pure."""
+    start = max(since, (until // DAY_MS - DAYS + 1) * DAY_MS)  # the first day that `read_history` returns
+    counts = {f"{day_of(start)}:outages": 1} if start < until else {}
     while start < until:
         end = min(until, (start // DAY_MS + 1) * DAY_MS)
         counts[f"{day_of(start)}:down"] = end - start
-        counts[f"{day_of(start)}:outages"] = 1
         start = end
     return counts
 

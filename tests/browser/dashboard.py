@@ -91,12 +91,13 @@ class Holder:
         await report_phases(self.gateway, deploy, *phases, ok=ok, reason=reason)
 
     async def suffer(self, app: str) -> None:
-        """Creates a finding, a crash with its last output, and an outage three days ago."""
+        """Creates a finding, a crash with its last output, and an outage at the start of the day three days ago."""
         tag, now = partition_tag(self.account.id), int(time.time() * 1000)
         found = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
         assert (await self.gateway.platform("POST", f"apps/{app}/findings", {"findings": [found]})).is_success
         crash = {"at": now_iso(), "reason": "exit", "exitCode": 7, "lines": ["GET / 200", "about to end"]}
-        days = history.split_outage(now - 3 * history.DAY_MS, now - 3 * history.DAY_MS + 60_000)
+        began = (now // history.DAY_MS - 3) * history.DAY_MS
+        days = history.split_outage(began, began + 60_000)
         with self.gateway.redis.client() as client:
             client.xadd(crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
             client.hset(health_days_key(tag, app), mapping={**days, f"{day_of(now)}:down": 0})

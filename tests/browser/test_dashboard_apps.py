@@ -11,7 +11,8 @@ from gateway.data.commands import DataAnswer, DataCommands
 from gateway.data.records import DataRecords, DataStatus, Snapshot, snapshot_key
 from gateway.deploys.keys import deploy_key, deploys_key
 from gateway.ids import now_iso
-from gateway.monitors.keys import certificate_key
+from gateway.monitors import history
+from gateway.monitors.keys import certificate_key, health_days_key
 from gateway.redis.partitions import partition_tag
 from gateway.storage import FolderStorage
 from tests.browser.axe import EVERY_LOOK, assert_accessible
@@ -143,6 +144,20 @@ async def test_the_data_of_an_app(holder: Holder) -> None:
         await page.wait_for_url("**/dashboard#/deploys/*")
         [newest, _] = (await account.get(f"/account/deploys?app={app}")).json()
         assert (newest["trigger"], newest["release"]) == ("restore", deploy)
+
+
+async def test_an_outage_over_midnight_is_one_outage(holder: Holder) -> None:
+    app, midnight = await holder.app(), (int(time.time() * 1000) // history.DAY_MS - 2) * history.DAY_MS
+    with holder.gateway.redis.client() as client:
+        key = health_days_key(partition_tag(holder.account.id), app)
+        client.hset(key, mapping=dict(history.split_outage(midnight - 60_000, midnight + 60_000)))
+        client.expire(key, 600)
+    await holder.log_in()
+    await holder.go(f"apps/{app}")
+    await expect(holder.page.get_by_text("Down for 2 min 0 s in 1 outage in 2 days of probes.")).to_be_visible()
+    days = holder.page.get_by_role("list", name="Health, day by day").get_by_role("listitem")
+    both = [re.compile(r": down for 1 min 0 s in 1 outage$"), re.compile(r": down for 1 min 0 s$")]
+    await expect(days.filter(has_text="down for")).to_have_text(both)
 
 
 async def test_a_custom_domain_from_the_first_record_to_its_removal(holder: Holder, resolver: DnsServer) -> None:

@@ -14,7 +14,7 @@ export function healthDays(days) {
     return empty("Not probed yet", plans);
   }
   const [down, outages] = ["downMs", "outages"].map((name) => probed.reduce((sum, day) => sum + day[name], 0));
-  const fell = down > 0 ? `Down for ${duration(down)} in ${plural(outages, "outage")}` : "No outage";
+  const fell = down > 0 ? `Down for ${duration(down)}${inOutages(outages)}` : "No outage";
   const texts = days.map(describe);
   const list = h("ol", { class: "days", "aria-label": "Health, day by day" }, days.map((day, n) => bar(day, texts[n])));
   const tip = (n) => [h("span", {}, texts[n])];
@@ -35,10 +35,12 @@ export function healthDays(days) {
 }
 
 function describe({ day, downMs, outages }) {
-  const words =
-    downMs === null ? "not probed" : downMs ? `down for ${duration(downMs)} in ${plural(outages, "outage")}` : "no outage";
+  const words = downMs === null ? "not probed" : downMs ? `down for ${duration(downMs)}${inOutages(outages)}` : "no outage";
   return `${date.format(Date.parse(day))}: ${words}`;
 }
+
+// An outage counts on its first day only.
+const inOutages = (outages) => (outages ? ` in ${plural(outages, "outage")}` : "");
 
 const bar = ({ downMs }, text) =>
   h("li", { class: downMs === null ? "unknown" : downMs ? "down" : "up" }, h("span", { class: "unseen" }, text));
