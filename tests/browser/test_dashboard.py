@@ -389,10 +389,11 @@ async def test_hidden_pages_and_finished_deploys_send_no_requests(holder: Holder
     await page.evaluate(f"location.hash = '#/deploys/{deploy}'")
     await expect(page.get_by_role("log")).to_be_visible()
     await page.evaluate("window.away = true")
+    before = len(requests)
     await page.clock.run_for(20_000)
-    assert len(requests) == 1
+    assert len(requests) == before
     await page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    await wait_until(lambda: len(requests) >= 2)
+    await wait_until(lambda: len(requests) > before)
     await holder.report(deploy, "build", ok=False, reason="no")
     await page.clock.run_for(2_000)
     await expect(page.get_by_text("Build: no")).to_be_visible()
