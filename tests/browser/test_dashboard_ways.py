@@ -180,8 +180,10 @@ async def test_a_failing_service_shows_an_error_and_is_retried(holder: Holder, s
 
 
 async def test_a_gateway_that_hangs_shows_an_error(holder: Holder) -> None:
-    await holder.hurry(deadlines=True)
     await holder.log_in("hooks")
+    await holder.hurry(deadlines=True)  # after the login, which is not repeated
+    await holder.page.reload()
+    await expect(holder.page.get_by_text("No hooks yet")).to_be_visible()
     assert holder.gateway.process
     os.kill(holder.gateway.process.pid, signal.SIGSTOP)
     try:
