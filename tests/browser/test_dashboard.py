@@ -24,6 +24,19 @@ from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+# Scrolls a log to its start just before the answer with the newest line is drawn, before the browser sends the event.
+SCROLL_UP = """
+const read = Response.prototype.text;
+Response.prototype.text = async function () {
+  const answer = await read.call(this);
+  if (answer.includes("✓ built in 3 s")) {
+    Response.prototype.text = read;
+    document.querySelector("[role=log]").scrollTop = 0;
+  }
+  return answer;
+};
+"""
+
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
 
@@ -311,6 +324,27 @@ async def test_a_deploy_is_followed_to_its_end(holder: Holder) -> None:
     await expect(page.get_by_role("status")).to_have_text("The deploy is live.")
     await expect(phases).to_contain_text("Canary: done")
     await expect(page.get_by_role("link", name=f"{app}.apps.localhost")).to_be_visible()
+
+
+async def test_a_reader_who_scrolls_up_as_a_line_arrives_stays_there(holder: Holder) -> None:
+    page, deploy = holder.page, await holder.deploy(await holder.app())
+    await page.add_init_script(SCROLL_UP)
+    await holder.hurry()
+    await holder.log_in()
+    await holder.go(f"deploys/{deploy}")
+    log, follow = page.get_by_role("log"), holder.button("Follow")
+    await expect(log).to_have_text("No log output yet.")
+    holder.log(deploy, "npm run build\n" * 100)
+    await expect(log).to_contain_text("npm run build")
+    assert await log.evaluate("log => log.scrollTop") > 0
+    holder.log(deploy, "✓ built in 3 s\n")
+    await expect(log).to_contain_text("✓ built in 3 s")
+    assert await log.evaluate("log => log.scrollTop") == 0
+    await expect(follow).to_have_attribute("aria-pressed", "false")
+    await follow.click()
+    holder.log(deploy, "✓ checked\n")
+    await expect(log).to_contain_text("✓ checked")
+    assert await log.evaluate("log => log.scrollTop + log.clientHeight >= log.scrollHeight - 8")
 
 
 async def test_a_failed_deploy_says_where_and_why(holder: Holder) -> None:

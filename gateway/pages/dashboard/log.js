@@ -11,6 +11,7 @@ export class LogView {
   // `file` is the name of the download, `missing` the text of an empty log.
   constructor(label, file, missing) {
     this.lines = []; // { text, at, row }; `at` in ms, or null
+    this.top = 0; // where the log was scrolled to when the state of the button was last set
     this.file = file;
     this.log = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": label }, missing);
     this.search = h("input", { type: "search", placeholder: "Filter lines", "aria-label": `Filter: ${label}` });
@@ -28,7 +29,9 @@ export class LogView {
     );
   }
 
+  // The event of a reader who has just scrolled comes with the next frame; lines may come before it.
   get isFollowed() {
+    if (this.log.scrollTop !== this.top) return this.isAtEnd;
     return this.following.getAttribute("aria-pressed") === "true";
   }
 
@@ -38,11 +41,12 @@ export class LogView {
 
   press(on) {
     this.following.setAttribute("aria-pressed", on);
+    this.top = this.log.scrollTop;
   }
 
   follow(on) {
-    this.press(on);
     if (on) this.log.scrollTop = this.log.scrollHeight;
+    this.press(on);
   }
 
   say(text) {
@@ -60,25 +64,28 @@ export class LogView {
   add(lines) {
     if (!lines.length) return;
     if (!this.lines.length) this.log.textContent = "";
+    const follows = this.isFollowed; // the new lines move the end
     const wanted = this.search.value.toLowerCase();
     const added = lines.map(({ text, at }) => ({ text, at, row: row(text, at) }));
     for (const line of added) line.row.hidden = !line.text.toLowerCase().includes(wanted);
     this.log.append(...added.map((line) => line.row));
     this.lines.push(...added);
     for (const line of this.lines.splice(0, this.lines.length - MAX_LINES)) line.row.remove();
-    if (this.isFollowed) this.follow(true);
+    if (follows) this.follow(true);
     if (wanted) this.count();
   }
 
   clear() {
     this.lines = [];
     this.log.textContent = "";
+    this.top = 0;
   }
 
   filter() {
+    const follows = this.isFollowed;
     const wanted = this.search.value.toLowerCase();
     for (const { text, row } of this.lines) row.hidden = !text.toLowerCase().includes(wanted);
-    if (this.isFollowed) this.follow(true);
+    if (follows) this.follow(true);
     this.found.textContent = "";
     if (!wanted) return;
     this.count();
