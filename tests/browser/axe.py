@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from playwright.async_api import Page
+from playwright.async_api import Page, expect
 
 from tests.browser.packages import require
 
@@ -15,6 +15,13 @@ FAULTS = """async (tags) => {
     const about = ({ target, failureSummary }) => `${target}: ${failureSummary}`;
     return violations.map(({ id, nodes }) => [id, ...nodes.map(about)]);
 }"""
+
+
+async def open_view(page: Page, view: str) -> None:
+    """Marks the present heading, which may have the same words and the focus, and waits for that of the view."""
+    address = f"#/{view}"
+    await page.locator("h1").evaluate("(h1, address) => { h1.dataset.old = ''; location.hash = address }", address)
+    await expect(page.locator("h1:not([data-old])")).to_be_focused()
 
 
 async def assert_accessible(page: Page, looks: list[Any] = LOOKS) -> None:

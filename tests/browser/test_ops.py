@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.axe import EVERY_LOOK, assert_accessible
+from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
 from tests.browser.conftest import SOON
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
@@ -393,6 +393,5 @@ async def test_the_new_views_are_accessible(inside: Page, gw: Gateway, backend: 
     app = await gw.app(backend)
     await app.ask("x")
     for address in ("?period=24h", f"accounts/{app.account.id}", f"apps/{app.name}", "audit"):
-        await inside.goto(f"/ops#/{address}")
-        await expect(inside.get_by_role("heading", level=1)).to_be_focused()
+        await open_view(inside, address)
         await assert_accessible(inside, EVERY_LOOK)
