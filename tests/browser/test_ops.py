@@ -115,6 +115,32 @@ async def test_requests_refused_by_the_switch_are_counted_separately(
     await expect(refused).to_have_text("1refused while off", timeout=15_000)
 
 
+async def test_figures_leave_the_focus_and_a_press_to_the_operator(
+    inside: Page, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    app = await gw.app(backend)
+    drawing, reader = (
+        inside.locator("#requests svg"),
+        inside.get_by_role("slider", name="Requests per minute, bar by bar"),
+    )
+
+    async def wait_for_snapshot() -> None:
+        before = str(await drawing.get_attribute("aria-label"))
+        await app.ask("x")
+        await expect(drawing).not_to_have_attribute("aria-label", before)
+
+    await reader.focus()
+    for _ in range(2):
+        await wait_for_snapshot()
+        await expect(reader).to_be_focused()
+    await inside.get_by_role("link", name="No worker running").hover()
+    await inside.mouse.down()
+    await wait_for_snapshot()
+    await inside.mouse.up()
+    await expect(inside).to_have_url(re.compile("#/system$"))
+    await expect(inside.get_by_role("heading", name="System", level=1)).to_be_focused()
+
+
 async def test_dead_letters_and_storage(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
     await view(inside, "System")
     await expect(inside.get_by_role("heading", name="Dead letters")).to_be_hidden()

@@ -1,9 +1,10 @@
-// Draws a snapshot into the page's cards. It keeps the elements of buttons, and so their focus.
+// Draws a snapshot into those of the page's cards whose data has changed. It keeps the elements of buttons.
 
 import { h } from "/pages/dom.js";
 import { count, duration, money, plural, roughly } from "/pages/format.js";
 import { key, share } from "/pages/chart.js";
 import { kindOf } from "/pages/outcomes.js";
+import { redraw } from "/dashboard/parts.js";
 import { minuteChart, total } from "./minutes.js";
 
 const STATUS = {
@@ -16,14 +17,8 @@ const STATUS = {
 const OLD = 60_000; // ms after which a waiting entry needs attention
 const LATE = 10_000; // ms since the last heartbeat; workers send one every five seconds
 
-// Replaces the content of a card. A link that had the focus gets it again.
-function put(id, ...children) {
-  const card = document.getElementById(id);
-  const focused = card.contains(document.activeElement) ? document.activeElement.href : undefined;
-  card.replaceChildren(...children.flat(Infinity).filter(Boolean));
-  if (focused) [...card.querySelectorAll("a")].find(({ href }) => href === focused)?.focus();
-}
-
+const put = (id, data, draw) => redraw(document.getElementById(id), data, draw);
+const goTo = (href, text) => h("a", { href, "data-focus": href }, text);
 const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
 const there = (id) => document.getElementById(id) !== null;
 
@@ -45,7 +40,7 @@ function overview(snapshot) {
 
 function system(snapshot) {
   redis(snapshot.redis);
-  queue("webhooks", snapshot.webhooks, "event", outcomes(snapshot.outcomes));
+  queue("webhooks", snapshot.webhooks, "event", snapshot.outcomes);
   queue("deploys", snapshot.deploys, "deploy");
   deadLetters(snapshot.deadLetters);
   storage(snapshot.storage);
@@ -60,14 +55,13 @@ function glance({ gateways, minutes, firstToken, spend }) {
   const streams = gateways.reduce((sum, gateway) => sum + gateway.streams, 0);
   const sums = total(minutes);
   const requests = minutes.reduce((sum, minute) => sum + minute.requests, 0);
-  put(
-    "glance",
+  put("glance", [streams, requests, sums, firstToken, spend.total], () => [
     tile("Open streams", count(streams)),
     tile("Requests, last hour", roughly(requests), refusedWords(sums)),
     tile("Answered", answeredShare(sums), "excluding refused requests"),
     tile("First token, p50", duration(firstToken.p50), firstToken.p99 === null ? "" : `p99 ${duration(firstToken.p99)}`),
     tile("Spending today", money(spend.total)),
-  );
+  ]);
 }
 
 // Returns the share of answered requests. It excludes requests that the service had to refuse, and abandoned ones.
@@ -92,8 +86,7 @@ function inference({ managedInferenceStatus, enabled, approved, emergencyOff }) 
     !approved && "processing is not approved",
     emergencyOff && "the emergency-off file exists",
   ].filter(Boolean);
-  put(
-    "inference-why",
+  put("inference-why", closed, () =>
     closed.length
       ? `Requests are refused: ${closed.join(", ")}.`
       : "Switch on, processing approved, no emergency-off file.",
@@ -108,9 +101,8 @@ function label(id, open, close, reopen) {
   button.dataset.open = open;
 }
 
-function provider({ limit, used, waiting, top }) {
-  put(
-    "provider",
+function provider(figures) {
+  put("provider", figures, ({ limit, used, waiting, top }) => [
     facts({
       "Requests at the provider": limit ? `${count(used)} of ${count(limit)}` : `${count(used)}, no limit`,
       "Waiting for a permit": count(waiting),
@@ -118,7 +110,7 @@ function provider({ limit, used, waiting, top }) {
     limit > 0 && share(limit, { used }, `${used} of ${limit} requests at the provider`),
     top.length > 0 &&
       facts(Object.fromEntries(top.map(({ account, name, waiting }) => [name || account, plural(waiting, "request")]))),
-  );
+  ]);
 }
 
 function attention({ inference: { managedInferenceStatus }, needsAttention, deadLetters, workers, webhooks, deploys }) {
@@ -134,13 +126,12 @@ function attention({ inference: { managedInferenceStatus }, needsAttention, dead
       ["#/system", `No worker running: ${needsAttention.missingWorkers.join(", ")}`, "bad"],
     late && ["#/system", `${plural(late, "queue")} with old entries`, "bad"],
   ].filter(Boolean);
-  const item = ([href, text, tone]) => h("li", {}, badge(h("a", { href }, text), tone));
-  put("attention", found.length ? h("ul", { class: "attention" }, found.map(item)) : badge("Nothing", "good"));
+  const item = ([href, text, tone]) => h("li", {}, badge(goTo(href, text), tone));
+  put("attention", found, () => (found.length ? h("ul", { class: "attention" }, found.map(item)) : badge("Nothing", "good")));
 }
 
 function models(figures) {
-  put(
-    "models",
+  put("models", figures, () =>
     figures.length
       ? table(
           ["Model", "Requests", "Failed at the provider", "First token, p50", "First token, p99"],
@@ -156,18 +147,19 @@ function models(figures) {
   );
 }
 
-function redis({ latencyMs, memory, memoryLimit, clients, commandsPerSecond }) {
-  const used = bytes(memory);
-  put(
-    "redis",
-    facts({
-      "Round trip": `${latencyMs.toFixed(2)} ms`,
-      "Commands per second": count(commandsPerSecond),
-      Clients: count(clients),
-      Memory: memoryLimit ? `${used} of ${bytes(memoryLimit)}` : `${used}, no limit`,
-    }),
-    memoryLimit > 0 && share(memoryLimit, { memory }, `${used} of ${bytes(memoryLimit)} of memory used`),
-  );
+function redis(figures) {
+  put("redis", figures, ({ latencyMs, memory, memoryLimit, clients, commandsPerSecond }) => {
+    const used = bytes(memory);
+    return [
+      facts({
+        "Round trip": `${latencyMs.toFixed(2)} ms`,
+        "Commands per second": count(commandsPerSecond),
+        Clients: count(clients),
+        Memory: memoryLimit ? `${used} of ${bytes(memoryLimit)}` : `${used}, no limit`,
+      }),
+      memoryLimit > 0 && share(memoryLimit, { memory }, `${used} of ${bytes(memoryLimit)} of memory used`),
+    ];
+  });
 }
 
 const bytes = (number) =>
@@ -186,24 +178,22 @@ function requests(minutes) {
     for (const [code, often] of Object.entries(minute.codes)) codes[code] = (codes[code] ?? 0) + often;
   }
   const sorted = Object.entries(codes).sort(([, a], [, b]) => b - a);
-  put(
-    "requests",
+  put("requests", minutes, () => [
     minuteChart(minutes),
     sorted.length > 0 && h("ul", { class: "codes" }, sorted.map(([code, often]) =>
       h("li", {}, h("i", { class: kindOf(code) }), h("code", {}, code), h("b", {}, count(often))))),
-  );
+  ]);
 }
 
-function spend({ day, total, top }) {
-  put("spend-day", `${day}, UTC`);
-  put(
-    "spend",
+function spend(figures) {
+  put("spend-day", figures.day, (day) => `${day}, UTC`);
+  put("spend", figures, ({ total, top }) => [
     h("p", { class: "figure" }, money(total)),
     top.length
       ? table(
           ["Account", "Plan", "Settled", "Reserved", "Share of cap"],
           top.map(({ account, name, plan, settled, reserved, cap }) => [
-            [h("a", { href: `#/accounts/${account}` }, name), h("span", { class: "small quiet cut" }, account)],
+            [goTo(`#/accounts/${account}`, name), h("span", { class: "small quiet cut" }, account)],
             plan,
             money(settled),
             money(reserved),
@@ -215,19 +205,18 @@ function spend({ day, total, top }) {
           "spenders",
         )
       : h("p", { class: "empty" }, "No account has spent anything today."),
-  );
+  ]);
 }
 
-function queue(id, { waiting, pending, oldestMs }, one, ...more) {
-  put(
-    id,
+function queue(id, figures, one, ended) {
+  put(id, [figures, ended], ([{ waiting, pending, oldestMs }]) => [
     facts({
       Waiting: badge(plural(waiting, one), waiting ? "busy" : "good"),
       "Longest wait": oldestMs === null ? "–" : badge(duration(oldestMs), oldestMs > OLD ? "bad" : "good"),
       "In progress": count(pending),
     }),
-    more,
-  );
+    ended && outcomes(ended),
+  ]);
 }
 
 function outcomes(counts) {
@@ -243,10 +232,9 @@ function outcomes(counts) {
   ];
 }
 
-function deadLetters({ count: all, newest }) {
-  document.getElementById("dead-letters-card").hidden = !all;
-  put(
-    "dead-letters",
+function deadLetters(letters) {
+  document.getElementById("dead-letters-card").hidden = !letters.count;
+  put("dead-letters", letters, ({ count: all, newest }) => [
     h("p", { class: "small quiet" }, `${plural(all, "entry", "entries")} of the last 30 days that no worker could process. The worker’s log has details.`),
     table(
       ["Removed at", "Stream", "Reason", "Fields"],
@@ -257,12 +245,11 @@ function deadLetters({ count: all, newest }) {
         h("code", { class: "small" }, Object.entries(fields).map(([name, value]) => `${name}=${value}`).join(" ")),
       ]),
     ),
-  );
+  ]);
 }
 
-function storage({ limit, top }) {
-  put(
-    "storage",
+function storage(figures) {
+  put("storage", figures, ({ limit, top }) => [
     h("p", { class: "small quiet" }, `Delivery logs and event data, up to ${bytes(limit)} per account`),
     top.length
       ? table(
@@ -274,12 +261,11 @@ function storage({ limit, top }) {
           "storage",
         )
       : h("p", { class: "empty" }, "No account stores any data yet."),
-  );
+  ]);
 }
 
 function workers({ workers }) {
-  put(
-    "workers",
+  put("workers", workers, () =>
     workers.length
       ? table(
           ["Worker", "Heartbeat", "In progress"],
@@ -294,15 +280,11 @@ function workers({ workers }) {
 }
 
 function gateways(processes) {
-  put(
-    "gateways",
+  const rows = processes.map(({ id, startedAt, streams }) => [id, formatUptime(Date.now() - Date.parse(startedAt)), streams]);
+  put("gateways", rows, () =>
     table(
       ["Process", "Uptime", "Streams"],
-      processes.map(({ id, startedAt, streams }) => [
-        h("span", { class: "cut" }, id),
-        formatUptime(Date.now() - Date.parse(startedAt)),
-        count(streams),
-      ]),
+      rows.map(([id, uptime, streams]) => [h("span", { class: "cut" }, id), uptime, count(streams)]),
     ),
   );
 }
