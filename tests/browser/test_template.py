@@ -182,6 +182,64 @@ async def test_notes_stay_change_and_come_back(page: Page) -> None:
     await shoot(page, "notes")
 
 
+async def test_a_save_keeps_what_is_written_meanwhile(page: Page) -> None:
+    text, items = page.get_by_label("New note"), page.locator("#list li")
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        arrived.set()
+        await go_on.wait()
+        await route.continue_()
+
+    async def save(words: str) -> None:
+        arrived.clear()
+        go_on.clear()
+        await page.locator("#text").fill(words)
+        await page.keyboard.press("Control+Enter")
+        await asyncio.wait_for(arrived.wait(), 5)
+
+    await expect(page.locator("#none")).to_be_visible()
+    await page.route("**/api/notes**", hold)
+    await save("One")
+    await text.fill("Two")
+    go_on.set()
+    await expect(items).to_have_count(1)
+    await expect(text).to_have_value("Two")
+    await save("Two")
+    await items.get_by_role("button", name="Edit").click()
+    go_on.set()
+    await expect(items).to_have_count(2)
+    await expect(page.get_by_label("Change the note")).to_have_value("One")
+    await save("Three")
+    go_on.set()
+    await expect(items.first).to_contain_text("Three")
+    await expect(text).to_have_value("")
+
+
+async def test_a_late_list_keeps_what_was_saved_meanwhile(page: Page) -> None:
+    items, go_on = page.locator("#list li p"), asyncio.Event()
+    await page.get_by_label("New note").fill("One")
+    await page.keyboard.press("Control+Enter")
+    await expect(items).to_have_text(["One"])
+
+    body = await page.evaluate("fetch('/api/notes').then((response) => response.text())")
+
+    async def delay(route: Route) -> None:
+        if route.request.method != "GET" or go_on.is_set():
+            return await route.continue_()
+        await go_on.wait()
+        await route.fulfill(body=body, content_type="application/json")
+
+    await page.route("**/api/notes", delay)
+    async with page.expect_request("**/api/notes"):
+        await page.reload()
+    await page.get_by_label("New note").fill("Two")
+    await page.keyboard.press("Control+Enter")
+    await expect(items).to_have_text(["Two"])
+    go_on.set()
+    await expect(items).to_have_text(["Two", "One"])
+
+
 async def test_an_answer_streams_and_becomes_a_note(page: Page, provider: FakeProvider) -> None:
     await shoot(page, "empty", "#ask")
     go_on = asyncio.Event()

@@ -25,7 +25,15 @@ export function startNotes(askAbout: (text: string) => void) {
   let deleted: Note | undefined;
 
   async function load(): Promise<void> {
-    await attempt(async () => void (notes = await call<Note[]>("GET", "/api/notes")));
+    await attempt(async () => {
+      let before: Note[];
+      let found: Note[];
+      do {
+        before = notes;
+        found = await call<Note[]>("GET", "/api/notes");
+      } while (notes !== before); // a note was saved or deleted meanwhile, and the answer may be older
+      notes = found;
+    });
     draw();
   }
 
@@ -103,12 +111,14 @@ export function startNotes(askAbout: (text: string) => void) {
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const words = text.value.trim();
+    const [written, note] = [text.value, edited];
+    const words = written.trim();
     if (!words || save.disabled) return;
     save.disabled = true;
     await attempt(async () => {
-      await (edited ? change(edited, words) : add(words));
-      edit(undefined);
+      await (note ? change(note, words) : add(words));
+      // Meanwhile the user may have written more, or opened another note.
+      if (text.value === written && edited === note) edit(undefined);
     });
     save.disabled = false;
     text.focus();
