@@ -224,10 +224,12 @@ class Availability:
 
     def note_signal(self, signal: ProviderSignal) -> None:
         """Records a signal in the background. Writes nothing if the signal changes nothing."""
-        if not self._signals and self._health.after(signal) == self._health:
+        # While a write is in progress, this process does not know the health that follows it.
+        writing = self._recorder is not None and not self._recorder.done()
+        if not writing and self._health.after(signal) == self._health:
             return
         self._signals = condense([*self._signals, signal])
-        if self._recorder is None or self._recorder.done():
+        if not writing:
             self._recorder = asyncio.create_task(self._write_signals())
 
     def check_credential(self) -> None:

@@ -1,12 +1,20 @@
 """Each inference status, and its effect on requests. `test_availability_switches.py` covers the switches."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from gateway.events.catalog import SAMPLES
+from gateway.inference import availability
+from gateway.inference.availability import Availability
+from gateway.inference.keys import PROVIDER_KEY
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.redis.compare_and_set import change_record
+from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE
@@ -17,6 +25,7 @@ from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_wi
 from tests.support.inference_status import OPERATIONAL, QUOTA_ERROR, SOON, capabilities, status, status_becomes
 from tests.support.polling import wait_until
 from tests.support.prices import PRICES, cost
+from tests.support.registries import process
 from tests.support.responses import answered, failed, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -153,3 +162,27 @@ async def test_processes_share_the_providers_health(app: App, moody: FakeProvide
 async def test_a_quota_error_inside_a_stream(app: App, moody: FakeProvider) -> None:
     prompt = moody.plays(ROLE, chunk("a"), event(QUOTA_ERROR), DONE)
     assert failed(await app.events(prompt)) in ("PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED")
+
+
+async def test_a_success_during_the_write_of_a_failure_counts(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, gate = asyncio.Event(), asyncio.Event()
+
+    async def change_slowly(*given: Any, **named: Any) -> Any:
+        result = await change_record(*given, **named)
+        written.set()
+        await gate.wait()
+        return result
+
+    async def probe() -> None:
+        raise AssertionError("not needed")
+
+    monkeypatch.setattr(availability, "change_record", change_slowly)
+    async with process(redis_url) as registry:
+        health = Availability(Settings(), registry, lambda: True, probe)
+        health.note_signal(ProviderSignal.FAILED)
+        await asyncio.wait_for(written.wait(), 5)
+        health.note_signal(ProviderSignal.COMPLETION)
+        gate.set()
+        assert health._recorder is not None
+        await asyncio.wait_for(health._recorder, 5)
+        assert await registry.store.get(PROVIDER_KEY) == "{}"
