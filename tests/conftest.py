@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from gateway.memory import freeze_heap
 from gateway.redis.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate
+from tests.support.full_hours import DAY_SECONDS, wait_past_end_of
 from tests.support.key_leaks import assert_no_leak
 from tests.support.redis_servers import RedisServer
 from tests.support.stores import opened
@@ -86,6 +87,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     freeze_heap()
+
+
+def pytest_runtest_setup() -> None:
+    wait_past_end_of(DAY_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG, answer
 from tests.gateway.conftest import COUNTED_SOON, Launch
 from tests.support.accounts import Account, App
+from tests.support.full_hours import HOUR_SECONDS, wait_past_end_of
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
@@ -228,14 +229,15 @@ async def test_the_log_is_in_the_order_of_time_over_all_processes(twin: Gateway,
 async def test_the_wait_for_a_permit(launch: Launch, backend: FakeAppBackend) -> None:
     async with launch(COUNTED_SOON, GATEWAY_PROVIDER_CONCURRENCY="1") as gw:
         app = await gw.app(backend)
-        first = asyncio.create_task(app.ask(gw.provider.plays(0.5, tokens("a"))))
-        await asyncio.sleep(0.1)
+        prompt = gw.provider.plays(2.0, tokens("a"))
+        first = asyncio.create_task(app.ask(prompt))
+        await wait_until(lambda: gw.provider.asked(prompt))
         second, _ = await app.ask("x"), await first
         await requests_of(app.account, 2)
         shown = (await app.account.get(f"/account/requests/{second.headers['X-Request-Id']}")).json()
-        assert 100 <= shown["waitedMs"] <= shown["durationMs"]
+        assert 1000 <= shown["waitedMs"] <= shown["durationMs"]
         shown = (await app.account.get(f"/account/requests/{first.result().headers['X-Request-Id']}")).json()
-        assert shown["waitedMs"] < 100
+        assert shown["waitedMs"] < 1000
 
 
 async def test_a_request_of_another_account_is_not_found(gw: Gateway, app: App) -> None:
@@ -281,6 +283,7 @@ async def test_requests_while_redis_is_unavailable_are_logged(launch: Launch, ba
 @pytest.fixture
 def hours(gw: Gateway, app: App) -> int:
     """Counts a request in each of the last 50 hours and their days. Returns the start of the current hour."""
+    wait_past_end_of(HOUR_SECONDS)
     present = int(time.time()) // 3600 * 3600
     with gw.redis.client() as client:
         for ago in range(50):
