@@ -10,14 +10,16 @@ from gateway.process import Gateway as Process
 from gateway.settings import Settings
 from gateway.telemetry.keys import requests_key, usage_key
 from tests.fakes import FakeAppBackend
-from tests.hostile.bystander import FULL, Bystander, measure_app, report_row, run_attack
+from tests.hostile.bystander import FULL, Bystander, assert_unharmed, measure_app, report_row, run_attack
 from tests.support.accounts import App
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CONNECTIONS = 32
-HARM_MS = 20 if FULL else 200  # allowed increase of the p99; without HOSTILE=full, other tests share the machine
+# The allowed increase of the p99. Without HOSTILE=full, other tests share the machine, and the few visits' p99 is their
+# longest wait, so this is the increase of the p50.
+HARM_MS = 20 if FULL else 50
 BODIES = {
     ("POST", "/account/apps"): {"name": "another"},
     ("PATCH", "/account/apps/{app}"): {"customDomain": None},
@@ -84,5 +86,6 @@ async def test_an_overloaded_account_api_delays_no_other_account(bystander: Byst
         async with run_attack(gateway, "hammer", CONNECTIONS, data):
             during = await measure_app(bystander.app)
         report_row(f"{CONNECTIONS} connections on {name}", before, during)
-        assert during.failed == 0, name
-        assert during.p99 < before.p99 + HARM_MS, (name, before, during)
+        assert_unharmed(before, during)
+        harm = during.p99 - before.p99 if FULL else during.p50 - before.p50
+        assert harm < HARM_MS, (name, before, during)
