@@ -64,7 +64,6 @@ class Exchange:
     writer: asyncio.StreamWriter
     at: float = field(default_factory=time.monotonic)
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
-    canceled_at: float | None = None
     finished: bool = False
     written: int = 0
     chunked: bool | None = None
@@ -229,7 +228,6 @@ class FakeServer:
             exchange.finished = True
         except OSError as end:
             if not isinstance(end, ConnectionAbortedError):
-                exchange.canceled_at = time.monotonic()
                 exchange.canceled.set()
             raise
         finally:

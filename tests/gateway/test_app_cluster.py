@@ -15,7 +15,7 @@ from tests.support.accounts import DOMAIN, Account
 from tests.support.deploys import publish, report_phases
 from tests.support.dns_server import DnsServer
 from tests.support.gateway_process import Gateway, gateway
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import BINARIES, cluster
 from tests.support.responses import answered, counted, refused, text_of
@@ -95,7 +95,7 @@ async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAp
 
         await wait_until(is_counted, 10)
     await gw.switch(enabled=False)
-    await wait_until(lambda: apps[1].ask("x"), 1, 0.1, holds=lambda answer: answer.status_code == 503)
+    await wait_until(lambda: apps[1].ask("x"), PATIENCE_SECONDS, 0.1, holds=lambda answer: answer.status_code == 503)
     assert (await gw.http.get("/ready")).status_code == 200
     assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
     await gw.switch(enabled=True)

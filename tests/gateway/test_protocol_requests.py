@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.support.accounts import App
+from tests.support.polling import PATIENCE_SECONDS
 from tests.support.prices import cost, max_cost
 from tests.support.raw_http import bearer, error_of, is_healthy, request, send
 
@@ -94,11 +94,12 @@ async def test_a_body_that_drips(app: App, provider: FakeProvider) -> None:
 async def test_incomplete_requests_do_not_delay_others(app: App) -> None:
     """A hundred incomplete requests do not delay a complete one."""
     half = request(app.path, b"", bearer(app), "Content-Length: 500") + b'{"prompt":'
-    slow = [asyncio.create_task(send(app.gateway.port, half, timeout=2)) for _ in range(100)]
+    slow = [asyncio.create_task(send(app.gateway.port, half, timeout=60)) for _ in range(100)]
     await asyncio.sleep(0.2)
-    started = time.monotonic()
     assert await is_healthy(app)
-    assert time.monotonic() - started < 1
+    assert not any(each.done() for each in slow)
+    for each in slow:
+        each.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
     assert (await app.account.spend())["reserved"] == 0
 
@@ -129,7 +130,7 @@ async def test_garbage_in_the_middle_of_a_stream(app: App, provider: FakeProvide
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
-    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 1)
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), PATIENCE_SECONDS)
     assert await app.account.settled() == max_cost(prompt)
     assert await is_healthy(app)
 

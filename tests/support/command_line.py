@@ -86,7 +86,7 @@ def run_process(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]
         env=_environment(tool),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 

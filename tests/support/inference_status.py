@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.gateway_process import OPERATOR, Gateway
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 
 OPERATIONAL = ("operational", True)
 PUBLISHED_WITHIN_SECONDS = 0.2
@@ -23,5 +23,5 @@ async def status(gw: Gateway) -> tuple[str, bool]:
     return document["managedInferenceStatus"], document["platform"]["features"]["managedInference"]
 
 
-async def status_becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = 1) -> None:
+async def status_becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = PATIENCE_SECONDS) -> None:
     await wait_until(lambda: status(gw), timeout, holds=lambda found: found == expected)

@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+PATIENCE_SECONDS = 5.0  # for what takes milliseconds, and far more on a machine that is busy with other tests
+
 
 async def wait_until(
     read: Callable[[], Any], timeout: float = 10, every: float = 0.02, *, holds: Callable[[Any], object] = bool

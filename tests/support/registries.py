@@ -10,7 +10,7 @@ from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.redis import servers
 from gateway.redis.client import Store
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 
 KEY = "k" * 32
 
@@ -36,11 +36,11 @@ def an_app(name: str = "shop", account: str = "acc_one", **fields: object) -> Ap
 
 
 async def wait_for_change(registry: Registry, changed: App) -> None:
-    """Waits until the registry returns the changed app, for at most a second."""
+    """Waits until the registry returns the changed app."""
 
     async def is_changed() -> bool:
         with suppress(BackboneUnavailable):  # a connection of the pool that was cut
             return await registry.app(changed.name) == changed
         return False
 
-    await wait_until(is_changed, timeout=1)
+    await wait_until(is_changed, PATIENCE_SECONDS)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import time
 from typing import Any
 
 import httpx
@@ -17,7 +16,7 @@ from tests.fakes.server import HANG
 from tests.support.accounts import Account, App
 from tests.support.deploys import a_hook, an_app, publish, trigger
 from tests.support.gateway_process import Gateway
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import max_cost
 from tests.support.responses import answered, refused
 
@@ -38,20 +37,19 @@ async def resume(gw: Gateway, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["app", "account"])
-async def test_running_streams_end_within_a_second(
+async def test_running_streams_end(
     gw: Gateway, twin: Gateway, backend: FakeAppBackend, provider: FakeProvider, what: str
 ) -> None:
-    app, other = await gw.app(backend), await gw.app(backend)
-    prompt, untouched = provider.plays(ROLE, chunk("a"), HANG), provider.plays(ROLE, chunk("a"), 3.0, chunk("b"), DONE)
+    app, other, gate = await gw.app(backend), await gw.app(backend), asyncio.Event()
+    prompt, untouched = provider.plays(ROLE, chunk("a"), HANG), provider.plays(ROLE, chunk("a"), gate, chunk("b"), DONE)
     async with app.at(twin).stream(prompt) as stream, other.at(twin).stream(untouched) as other_stream:
         events, others = stream.aiter_sse(), other_stream.aiter_sse()
         assert (await anext(events)).json() == (await anext(others)).json() == {"token": "a"}
-        began = time.monotonic()
         await suspend(gw, f"apps/{app.name}" if what == "app" else f"accounts/{app.account.id}")
-        error = await asyncio.wait_for(anext(events), 2)
-        assert time.monotonic() - began < 1.5
+        error = await asyncio.wait_for(anext(events), PATIENCE_SECONDS)
         assert (error.event, error.json()["error"]["code"]) == ("error", "APP_SUSPENDED")
         assert REASON not in error.data
+        gate.set()
         assert [event.json().get("token") for event in [await anext(others)]] == ["b"]
     assert await app.account.settled() == max_cost(prompt)
 
@@ -64,7 +62,7 @@ async def test_an_answer_in_one_piece_is_refused_when_its_app_is_suspended(
     ask = asyncio.create_task(app.ask(prompt))
     await wait_until(lambda: provider.asked(prompt))
     await suspend(gw, f"apps/{app.name}")
-    refused(await asyncio.wait_for(ask, 2), *SUSPENDED)
+    refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), *SUSPENDED)
     assert await app.account.settled() == max_cost(prompt)  # the provider may charge for it
 
 
@@ -80,9 +78,7 @@ def suspensions(gw: Gateway, account: Account) -> set[str]:
     return {name.decode() for name in fields if account.id in name.decode() or name.startswith(b"app:")}
 
 
-async def test_a_suspended_app_is_refused_everywhere_within_a_second(
-    gw: Gateway, twin: Gateway, backend: FakeAppBackend
-) -> None:
+async def test_a_suspended_app_is_refused_everywhere(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend)
     for process in (gw, twin):
         answered(await app.at(process).ask("hello"))
@@ -95,7 +91,7 @@ async def test_a_suspended_app_is_refused_everywhere_within_a_second(
     async def twin_refuses() -> bool:
         return (await app.at(twin).ask("hello")).status_code == 403
 
-    await wait_until(twin_refuses, 1)
+    await wait_until(twin_refuses, PATIENCE_SECONDS)
     # Before the origin and the token are checked, and without the reason.
     for headers in ({}, {"Authorization": "Bearer x"}, app.headers(Origin="https://other.example")):
         answer = await app.post({"prompt": "hello"}, headers=headers)
@@ -215,7 +211,7 @@ async def test_only_its_own_delete_lifts_a_suspension(gw: Gateway, backend: Fake
         assert answer.json()["suspension"]["reason"] == REASON
     refused(await renamed.ask("hello"), *SUSPENDED)
     await gw.platform("PATCH", f"accounts/{other.id}", {"plan": "free"})
-    await wait_until(lambda: f"app:{app.name}" in suspensions(gw, other), 1)
+    await wait_until(lambda: f"app:{app.name}" in suspensions(gw, other), PATIENCE_SECONDS)
     if partition_tag(other.id) != partition_tag(app.account.id):
         assert f"app:{app.name}" not in suspensions(gw, app.account)
     await resume(gw, f"apps/{renamed.name}")

@@ -41,21 +41,21 @@ async def start(app: App) -> asyncio.subprocess.Process:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(INITIALIZE).encode() + b"\n")
-    line = await asyncio.wait_for(process.stdout.readline(), 20)
+    line = await asyncio.wait_for(process.stdout.readline(), 60)
     assert json.loads(line)["result"]["serverInfo"]["name"] == "capsule"
     return process
 
 
 async def test_it_ends_with_its_standard_input(app: App) -> None:
     process = await start(app)
-    out, err = await asyncio.wait_for(process.communicate(b""), 10)
+    out, err = await asyncio.wait_for(process.communicate(b""), 60)
     assert (process.returncode, out, err) == (0, b"", b"")
 
 
 async def test_ctrl_c_ends_it(app: App) -> None:
     process = await start(app)
     process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 10)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, out, err) == (-signal.SIGINT, b"", b"")
 
 

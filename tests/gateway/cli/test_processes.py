@@ -106,7 +106,7 @@ async def test_a_worker_without_redis_is_found_within_seconds(capsule: Tool, red
     try:
         began = time.monotonic()
         run = await check(capsule, redis.url, "webhooks")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
     finally:
         redis.thaw()
     assert run.code == 1

@@ -90,6 +90,6 @@ async def test_workers_wait_for_redis(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["gateway.cli.main", "workers.__main__"])
 async def test_a_python_that_is_too_old(module: str) -> None:
     code = f"import sys; sys.version, sys.version_info = '3.10.9 (main)', (3, 10, 9); import {module}"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     line = "Capsule Gateway needs Python 3.11 or newer; this is 3.10.9. Start it with a newer version.\n"
     assert (run.returncode, run.stderr) == (1, line)

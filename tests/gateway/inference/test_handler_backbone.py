@@ -14,7 +14,7 @@ from tests.fakes.server import HANG, Exchange
 from tests.support.accounts import App
 from tests.support.gateway_process import OPERATOR, Gateway, gateway
 from tests.support.key_leaks import assert_no_leak
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered, refused, text_of
@@ -66,7 +66,7 @@ async def test_redis_killed_and_back(provider: FakeProvider, backend: FakeAppBac
             assert text_of(heard) == "Guten"
             assert heard[-1].event == "done"
             await stack.aclose()
-            await asyncio.wait_for(provider.asked(leaving)[0].canceled.wait(), 1)
+            await asyncio.wait_for(provider.asked(leaving)[0].canceled.wait(), PATIENCE_SECONDS)
         gw.redis.start()
         await wait_until(lambda: gw.answers("/ready"), 5)
         assert await settles(app) == spent + cost(3, 2) + max_cost(leaving)

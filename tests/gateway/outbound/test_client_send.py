@@ -14,7 +14,7 @@ from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Exchange, Head, Raw, Script, answer
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BODY = b'{"type":"app.crashed"}'
@@ -83,7 +83,7 @@ async def test_calls_without_a_response_fail(
     receiver.plays("/s3cret", script)
     began = time.monotonic()
     assert await failure(client, receiver.url("/s3cret"), budget=0.5) == reason
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < PATIENCE_SECONDS
     await asyncio.sleep(0.05)
     assert len(receiver.exchanges) == 1, "tried once"
 
@@ -103,7 +103,7 @@ async def test_the_headers_decide_the_outcome(client: Client, receiver: FakeRece
     receiver.plays("/events", body)
     began = time.monotonic()
     assert await post(client, receiver.url(), budget=0.5) == 200
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < PATIENCE_SECONDS
 
 
 async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:
@@ -171,7 +171,7 @@ async def test_a_look_up_that_hangs_is_in_the_budget(client: Client, monkeypatch
     names(monkeypatch, ["hangs"])
     began = time.monotonic()
     assert await failure(client, "http://slow.example.com/s3cret", budget=0.3) == "timeout"
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < PATIENCE_SECONDS
 
 
 async def test_all_addresses_of_a_name_are_tried(

@@ -48,7 +48,7 @@ async def test_one_message_names_every_invalid_variable(gw: Gateway) -> None:
         cwd=gw.folder,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     assert run.returncode not in (0, None)
     output = run.stdout + run.stderr
@@ -91,7 +91,7 @@ async def test_a_port_that_is_taken(gw: Gateway) -> None:
         cwd=gw.folder,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     action = "stop the process that listens there, or choose another --port"
     line = f"capsule: port {gw.port} of 127.0.0.1 is in use: {action}\n"

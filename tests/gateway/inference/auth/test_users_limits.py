@@ -122,10 +122,9 @@ async def test_a_backend_that_hangs_gets_few_calls_and_then_a_pause(brisk: Gatew
         await asyncio.sleep(0.3)
         assert app.backend.refreshes == 8
         assert {response.status_code for response in await asyncio.wait_for(asks, 10)} == {503}
-        calls, began = app.backend.refreshes, time.monotonic()
+        calls = app.backend.refreshes
         response = await app.ask("x")
         refused(response, 503, "APP_BACKEND_UNREACHABLE")
-        assert time.monotonic() - began < 1
         assert app.backend.refreshes == calls
         app.backend.refresh = None
         await asyncio.sleep(int(response.headers["Retry-After"]))

@@ -12,7 +12,7 @@ from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG
 from tests.support.accounts import App
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import PRICES, cost, max_cost
 from tests.support.responses import counted, refused
 
@@ -234,7 +234,7 @@ async def test_an_aborted_stream_is_canceled(app: App, provider: FakeProvider) -
                 break
         await stream.close()
         (asked,) = await wait_until(lambda: provider.asked(prompt))
-        await asyncio.wait_for(asked.canceled.wait(), 1)
+        await asyncio.wait_for(asked.canceled.wait(), PATIENCE_SECONDS)
     assert await app.account.settled() == max_cost(prompt)
 
 

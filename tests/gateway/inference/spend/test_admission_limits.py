@@ -9,7 +9,7 @@ from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import CLOSE
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import EURO, cost, max_cost
 from tests.support.responses import answered, counted, refused
 
@@ -110,7 +110,7 @@ async def test_the_cap_holds_for_simultaneous_requests(
     assert len(provider.asked(prompt)) == fitting
 
 
-async def test_a_larger_plan_takes_effect_within_a_second(gw: Gateway, backend: FakeAppBackend) -> None:
+async def test_a_larger_plan_takes_effect(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, "free")
     big = {"prompt": "z" * 60_000, "model": "llama-3.3-70b-instruct"}
     refused(await app.post(big), 402, "SPEND_CAP_REACHED")
@@ -120,7 +120,7 @@ async def test_a_larger_plan_takes_effect_within_a_second(gw: Gateway, backend: 
     async def passes() -> bool:
         return (await app.post(big)).status_code == 200
 
-    await wait_until(passes, 1, 0.1)
+    await wait_until(passes, PATIENCE_SECONDS, 0.1)
     assert (await app.account.spend())["cap"] == EURO // 2
 
 

@@ -11,7 +11,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.support import accounts
 from tests.support.gateway_process import Gateway
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.prices import cost, max_cost
 from tests.support.responses import answered, counted, refused
 
@@ -44,14 +44,14 @@ async def set_limits(app: accounts.App, **limits: Any) -> None:
 
 
 async def takes_effect(app: accounts.App, twin: Gateway, status: int) -> None:
-    """Waits until both processes answer with the status, each request with a new user, for a second at most."""
+    """Waits until both processes answer with the status, each request with a new user."""
     people = iter(range(10**6))
 
     async def both() -> bool:
         asks = [each.ask("x", token=each.token(f"user-{next(people)}")) for each in (app, app.at(twin))]
         return [(await ask).status_code for ask in asks] == [status] * 2
 
-    await wait_until(both, 1, 0.2)
+    await wait_until(both, PATIENCE_SECONDS, 0.2)
 
 
 @session
