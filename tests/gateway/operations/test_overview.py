@@ -258,7 +258,7 @@ class Counted:
 
 
 async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operations.overview.SNAPSHOT_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.operations.overview.SNAPSHOT_SECONDS", 0.3)
     overview = Counted()
     feed = SnapshotFeed(overview)  # type: ignore[arg-type]
     viewers = [feed.stream_events() for _ in range(20)]
@@ -270,7 +270,7 @@ async def test_all_viewers_share_a_snapshot_and_without_viewers_none_is_taken(mo
     for viewer in [*viewers, late]:
         await viewer.aclose()
     taken = overview.taken
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.4)
     assert (feed.viewers, overview.taken) == (0, taken)
     again = feed.stream_events()
     assert await anext(again) == b'data: {"n":%d}\n\n' % (taken + 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.metrics import metric
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -58,16 +59,22 @@ async def waiting(
 
 
 async def test_the_provider_never_gets_more_requests_than_the_limit(
-    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    apps = [await narrow.app(backend) for _ in range(3)]
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "10"}
+    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
+        await twelve_requests_take_turns(gw, backend, provider)
+
+
+async def twelve_requests_take_turns(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    apps = [await gw.app(backend) for _ in range(3)]
     prompt = provider.plays(ROLE, chunk("a"), 0.2, *tokens("b")[1:])
     answers = await asyncio.gather(*(app.ask(prompt) for app in apps for _ in range(4)))
     assert [answer.status_code for answer in answers] == [200] * 12
     began = sorted(exchange.at for exchange in provider.asked(prompt))
     assert all(later - earlier > 0.18 for earlier, later in zip(began, began[2:], strict=False))
-    assert await metric(narrow, "gateway_provider_permits") == 2
-    assert await metric(narrow, "gateway_provider_wait_seconds_count") >= 8
+    assert await metric(gw, "gateway_provider_permits") == 2
+    assert await metric(gw, "gateway_provider_wait_seconds_count") >= 8
 
 
 async def test_a_request_that_waits_too_long_is_refused_and_costs_nothing(
@@ -120,7 +127,7 @@ async def test_the_emergency_off_file_ends_waits(
         ask = await waiting(narrow, other, provider.plays(tokens("never")))
         file.touch()
         try:
-            refused(await asyncio.wait_for(ask, 1.5), 503, "INFERENCE_DISABLED")
+            refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), 503, "INFERENCE_DISABLED")
         finally:
             file.unlink()
     assert await other.account.settled() == 0
@@ -133,7 +140,7 @@ async def test_the_requests_of_a_deleted_app_stop_waiting(
     async with busy(narrow, app, provider):
         ask = await waiting(narrow, other, provider.plays(tokens("never")))
         await narrow.platform("DELETE", f"/apps/{other.name}")
-        refused(await asyncio.wait_for(ask, 1.5), 404, "APP_NOT_FOUND")
+        refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), 404, "APP_NOT_FOUND")
 
 
 async def test_the_requests_of_a_suspended_app_stop_waiting(
@@ -143,7 +150,7 @@ async def test_the_requests_of_a_suspended_app_stop_waiting(
     async with busy(narrow, app, provider):
         ask = await waiting(narrow, other, provider.plays(tokens("never")))
         await narrow.platform("PUT", f"apps/{other.name}/suspension", {"reason": "test"})
-        refused(await asyncio.wait_for(ask, 1), 403, "APP_SUSPENDED")
+        refused(await asyncio.wait_for(ask, PATIENCE_SECONDS), 403, "APP_SUSPENDED")
 
 
 async def test_a_429_without_a_quota_halves_the_limit(
@@ -165,10 +172,10 @@ async def test_a_429_without_a_quota_halves_the_limit(
 async def test_waiting_requests_end_with_the_drain(
     backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_DRAIN": "1"}
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_DRAIN": "2"}
     async with gateway_with_redis(provider, tmp_path, **settings) as gw:
-        app = await gw.app(backend)
-        prompt = provider.plays(ROLE, chunk("a"), 0.6, *tokens("b")[1:])
+        app, gate = await gw.app(backend), asyncio.Event()
+        prompt = provider.plays(ROLE, chunk("a"), gate, *tokens("b")[1:])
         first = asyncio.create_task(app.ask(prompt))
         await wait_until(lambda: provider.asked(prompt))
         second = await waiting(gw, app, provider.plays(tokens("in time")))
@@ -176,6 +183,8 @@ async def test_waiting_requests_end_with_the_drain(
         third = await waiting(gw, app, hanging, 2)
         fourth = await waiting(gw, app, provider.plays(tokens("never")), 3)
         stopping = asyncio.create_task(gw.stop())
+        await asyncio.sleep(0.1)  # SIGTERM is sent
+        gate.set()
         assert (await first).status_code == 200
         assert (await second).json()["text"] == "in time", "it was served while the process drained"
         refused(await third, 503, "BACKBONE_UNAVAILABLE")
@@ -212,7 +221,7 @@ async def test_a_stream_that_waits_is_kept_alive(
         assert answer.text.count('"delta":{') >= 2
         assert '"code":"PROVIDER_QUOTA_EXHAUSTED"' in answer.text
         answer = await patient
-        assert answer.text.startswith(': keep-alive\n\n: keep-alive\n\n: keep-alive\n\ndata: {"token":"second"}')
+        assert re.match(r'(: keep-alive\n\n){2,}data: {"token":"second"}', answer.text)
         assert "event: done" in answer.text
 
 

@@ -9,7 +9,7 @@ from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.receiver import certificate
 from tests.fakes.server import HANG
 from tests.gateway.conftest import Launch
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.responses import answered, text_of
 
 
@@ -29,4 +29,4 @@ async def test_a_trusted_authority(launch: Launch, backend: FakeAppBackend, tmp_
             left = secure.plays(ROLE, chunk("a"), HANG)
             async with app.stream(left) as source:
                 await anext(source.aiter_sse())
-            await wait_until(lambda: secure.asked(left)[0].canceled.is_set(), 1)
+            await wait_until(lambda: secure.asked(left)[0].canceled.is_set(), PATIENCE_SECONDS)

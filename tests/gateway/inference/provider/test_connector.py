@@ -121,18 +121,20 @@ def test_several_black_holes(run: Run) -> None:
             assert failure is None
             assert 0.4 < passed < 1.5
         with black_hole() as one, black_hole() as two:
-            failure, passed = await connect("http://model.test/v1", [one, two], timeouts={"connect": 0.6})
+            failure, passed = await connect("http://model.test/v1", [one, two], timeouts={"connect": 1.5})
         assert isinstance(failure, ProviderUnreachable)
-        assert 0.5 < passed < 1.1, "one limit holds for all addresses and both tries"
+        assert 1.4 < passed < 2.9, "one limit holds for all addresses and both tries"
 
     run(scenario())
 
 
-def test_a_refusing_address_costs_no_time(run: Run) -> None:
+def test_a_refusing_address_costs_no_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connector, "ATTEMPT_DELAY_SECONDS", 2.0)
+
     async def scenario() -> None:
         async with FakeProvider() as provider:
             addresses = [refusing(), refusing(), ("127.0.0.1", provider.port)]
-            failure, passed = await connect("http://model.test/v1", addresses)
+            failure, passed = await connect("http://model.test/v1", addresses, timeouts={"connect": 10})
         assert failure is None
         assert passed < connector.ATTEMPT_DELAY_SECONDS
 
@@ -166,9 +168,9 @@ def test_a_connection_that_fails_is_tried_once_more(run: Run) -> None:
     """A provider that restarts refuses connections for a moment, and nothing of the request was sent."""
 
     async def scenario() -> None:
-        failure, passed = await connect("http://model.test/v1", [refusing()])
+        failure, passed = await connect("http://model.test/v1", [refusing()], timeouts={"connect": 10})
         assert isinstance(failure, ProviderUnreachable)
-        assert (Resolving.lookups, passed < 0.5) == (2, True)
+        assert (Resolving.lookups, passed < 5) == (2, True)
         failure, _ = await connect("http://model.test/v1", [])
         assert isinstance(failure, ProviderUnreachable)
         assert Resolving.lookups == 4, "a name that could not be resolved too"
@@ -239,7 +241,7 @@ def test_a_limited_number_of_addresses_is_tried(run: Run) -> None:
         with black_hole() as hole:
             failure, passed = await connect("http://model.test/v1", [*ports, *[hole] * 1000], timeouts={"connect": 0.6})
         assert isinstance(failure, ProviderUnreachable)
-        assert passed < 1.1
+        assert passed < 5
 
     run(scenario())
 
