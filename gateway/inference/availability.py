@@ -255,13 +255,15 @@ class Availability:
             self.note_signal(signal)
 
     async def _write_signals(self) -> None:
-        """Writes the collected signals until there are none."""
+        """Writes the collected signals until none is left that changes anything."""
         loop = asyncio.get_running_loop()
         while self._signals:
             await asyncio.sleep(self._written + PUBLISH_INTERVAL_SECONDS - loop.time())
             signals, self._signals = self._signals, []
             with suppress(BackboneUnavailable):  # the next request reveals the same
                 await self._change_health(signals)
+            if reduce(ProviderHealth.after, self._signals, self._health) == self._health:
+                self._signals = []
 
     async def _change_health(self, signals: list[ProviderSignal]) -> None:
         async def compute(present: str) -> Change[tuple[ProviderHealth, bool]]:
