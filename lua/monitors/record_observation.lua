@@ -13,7 +13,8 @@
 --          due again (only if it is still due at that end), number of the following arguments that are names and values
 --          to write (0: nothing changes); then events: id, account, app, type, data
 --
--- Returns  1 | 0 if the record has changed since, or the app is no longer monitored
+-- Returns  1 | 0 if the record has changed since (the app is then due at once, unless its next time is set), or the app
+--          is no longer monitored
 
 local AWAITED_SECONDS = 2 * 86400  -- an event that waits for longer than one day is dropped
 
@@ -21,14 +22,15 @@ local record, stream, log, outcomes, awaited, schedule = KEYS[1], KEYS[2], KEYS[
 local version, next_version, app, lease_end = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local due_in, fields = tonumber(ARGV[5]), tonumber(ARGV[6])
 
-if (redis.call('HGET', record, 'version') or '') ~= version then return 0 end
+local is_current = (redis.call('HGET', record, 'version') or '') == version
 if schedule then
   local due = redis.call('ZSCORE', schedule, app)
   if not due then return 0 end
   if tonumber(due) == lease_end then
-    redis.call('ZADD', schedule, string.format('%.0f', now_ms() + due_in), app)
+    redis.call('ZADD', schedule, string.format('%.0f', now_ms() + (is_current and due_in or 0)), app)
   end
 end
+if not is_current then return 0 end
 if fields > 0 then
   redis.call('HSET', record, 'version', next_version, unpack(ARGV, 7, 6 + fields))
 end

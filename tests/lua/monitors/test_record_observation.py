@@ -22,11 +22,12 @@ class Monitor(Deliveries):
         known: tuple[str, ...] = ("state", "{}"),
         due: bool = True,
         again: int = 60_000,
+        lease_end: int = LEASE_END,
         **bounds: int,
     ) -> int:
         keys = [KNOWN, *EVENT_KEYS, AWAITED, *([DUE] if due else [])]
         flat_events = [part for event in events for part in event]
-        args = [expected, version, "shop", LEASE_END, again, len(known), *known, *flat_events]
+        args = [expected, version, "shop", lease_end, again, len(known), *known, *flat_events]
         return self.script("monitors/record_observation", **bounds)(keys, args)
 
     def known(self) -> dict[str, str]:
@@ -86,6 +87,15 @@ def test_an_app_that_has_become_due_meanwhile_stays_due(monitor: Monitor) -> Non
     assert monitor.observe("", "v1", UNHEALTHY) == 1
     assert monitor.types() == ["app.unhealthy"]
     assert monitor.client.zscore(DUE, "shop") == 0
+
+
+def test_of_two_inspections_at_once_the_later_claim_is_repeated(monitor: Monitor) -> None:
+    monitor.client.zadd(DUE, {"shop": LEASE_END + 1})  # it became due during the first, and was claimed again
+    assert monitor.observe("", "v1") == 1
+    assert monitor.client.zscore(DUE, "shop") == LEASE_END + 1
+    assert monitor.observe("", "v2", UNHEALTHY, lease_end=LEASE_END + 1) == 0
+    assert monitor.types() == []
+    assert abs(monitor.client.zscore(DUE, "shop") - time.time() * 1000) < 5_000
 
 
 def test_without_a_schedule(monitor: Monitor) -> None:
