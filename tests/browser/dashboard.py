@@ -1,5 +1,6 @@
 """An account holder who uses the dashboard in a real browser, and the events that the gateway gets meanwhile."""
 
+import asyncio
 import json
 import secrets
 import time
@@ -7,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from playwright.async_api import Browser, Locator, Page, expect
+from playwright.async_api import Browser, Locator, Page, Route, expect
 
 from gateway.deploys.keys import deploy_log_key
 from gateway.ids import day_of, now_iso
@@ -109,6 +110,24 @@ class Holder:
             key = deploy_log_key(self.account.id, deploy)
             client.append(key, text)
             client.expire(key, 3600)
+
+
+@asynccontextmanager
+async def withholding(page: Page, path: str, method: str = "GET") -> AsyncIterator[asyncio.Event]:
+    """Withholds the answers to matching requests until the block ends. The event is set once there is one."""
+    answered, release = asyncio.Event(), asyncio.Event()
+
+    async def withhold(route: Route) -> None:
+        if route.request.method != method:
+            return await route.fallback()
+        response = await route.fetch()
+        answered.set()
+        await release.wait()
+        await route.fulfill(response=response)
+
+    await page.route(path, withhold)
+    yield answered
+    release.set()
 
 
 @asynccontextmanager

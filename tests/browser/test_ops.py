@@ -10,6 +10,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
 from tests.browser.conftest import SOON
+from tests.browser.dashboard import withholding
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
@@ -359,6 +360,20 @@ async def test_the_cap_and_the_keys_of_an_account(inside: Page, gw: Gateway) -> 
     await dialog.get_by_role("button", name="Revoke key").click()
     await expect(inside.get_by_text("The account has no API keys.")).to_be_visible()
     assert (await account.get()).status_code == 401
+
+
+async def test_a_late_answer_does_not_replace_the_view(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend)
+    await inside.goto(f"/ops#/apps/{app.name}")
+    async with withholding(inside, "**/suspension", "PUT") as answered:
+        await inside.get_by_role("button", name=f"Suspend {app.name}").click()
+        await inside.get_by_role("dialog").get_by_label("Reason").fill("An exercise")
+        await inside.get_by_role("dialog").get_by_role("button", name="Suspend").click()
+        await answered.wait()
+        await view(inside, "Accounts")
+        await inside.get_by_label("Name or id").fill("typed meanwhile")
+    await expect(inside.get_by_role("status")).to_have_text(f"{app.name} is suspended.")
+    await expect(inside.get_by_label("Name or id")).to_have_value("typed meanwhile")
 
 
 async def test_the_page_of_an_app_shows_its_usage_and_deletes_it(

@@ -67,7 +67,7 @@ function actions(app, at, canRollBack, line, signal) {
     const effect = "After a health check, the release before the current one is live again. This counts toward today’s deploys.";
     if (!(await confirmAction(`Roll back ${app.name}?`, effect, "Roll back", { keep: "Not now", tone: "main" }))) return button.focus();
     const { deployId } = await call("POST", `${at}/rollback`);
-    location.hash = `#/deploys/${deployId}`;
+    return `#/deploys/${deployId}`;
   });
   const publish = h("button", { type: "button", class: "main", "data-focus": "publish", onclick: () => openPublish(app.name, signal) }, "Publish");
   return [link(app.url, "Visit", "button"), canRollBack && back, publish];

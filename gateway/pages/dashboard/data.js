@@ -30,15 +30,15 @@ export async function draw(signal, { app: name }) {
 
   const make = action("Make a snapshot", { class: "main", "data-focus": "make" }, line, async () => {
     const made = await call("POST", `${at}/data/snapshots`, { deadline: PATIENCE });
-    await refresh();
     announce(`Made a snapshot of ${size(made.bytes)}.`);
+    await refresh();
   });
   const clear = action("Clear", { class: "danger", "data-focus": "clear" }, line, async (button) => {
     const loss = "The app starts again with an empty folder. Its present data are kept as a snapshot first.";
     if (!(await confirmAction("Clear all data?", loss, "Clear"))) return button.focus();
     await call("DELETE", `${at}/data`, { deadline: PATIENCE });
-    await refresh();
     announce("Cleared the data.");
+    await refresh();
     button.focus();
   });
   const download = ({ id }) =>
@@ -51,7 +51,7 @@ export async function draw(signal, { app: name }) {
       if (!sure) return button.focus();
       const { deployId } = await call("POST", `${at}/data/restore`, { body: { snapshotId: id } });
       announce("Queued a deploy on the restored data.");
-      location.hash = `#/deploys/${deployId}`;
+      return `#/deploys/${deployId}`;
     });
   };
 

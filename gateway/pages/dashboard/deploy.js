@@ -69,8 +69,8 @@ function actions({ id, app, kind, state, current }, line, refresh) {
     action(label, { class: tone, "data-focus": label }, line, async (button) => {
       if (!(await confirmAction(...question, label, { keep: "Not now" }))) return button.focus();
       const { deployId } = await call("POST", at(path), { body });
-      if (deployId) location.hash = `#/deploys/${deployId}`;
-      else await refresh();
+      if (deployId) return `#/deploys/${deployId}`;
+      await refresh();
     });
   const quota = "This counts toward today’s deploys.";
   const buttons = [];

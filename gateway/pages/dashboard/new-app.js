@@ -7,14 +7,14 @@ import { announce, card, field, form, heading } from "./parts.js";
 export const title = "New app";
 
 export function draw() {
-  const created = (app) => (location.hash = `#/apps/${app.name}`);
+  const created = (app) => `#/apps/${app.name}`;
   return [
     heading(title, "The name becomes the first part of the app’s address. You cannot change it here later."),
     card(null, appForm(created)),
   ];
 }
 
-// Calls `created` with the app as the list shows it.
+// Calls `created` with the app as the list shows it. It can return the address of a view to open.
 export function appForm(created) {
   const name = h("input", {
     id: "app-name",
@@ -28,7 +28,7 @@ export function appForm(created) {
   const create = async () => {
     const app = await call("POST", "/account/apps", { body: { name: name.value.trim() } });
     announce(`Created the app ${app.name}.`);
-    await created(app);
+    return created(app);
   };
   const offer = h("button", { type: "button", class: "plain", hidden: true });
   offer.addEventListener("click", () => {

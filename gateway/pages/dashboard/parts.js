@@ -130,7 +130,7 @@ export const choice = (id, options, prompt = "") =>
     options.map((option) => h("option", {}, option)),
   );
 
-// `layout` is a CSS class for the row of fields and button.
+// `layout` is a CSS class for the row of fields and button. `work` is called upon submission, as in `action`.
 export function form(layout, fields, button, work, beside) {
   const line = refusal();
   const submit = (event) => (event.preventDefault(), attempt(button, line, work));
@@ -143,6 +143,7 @@ export function form(layout, fields, button, work, beside) {
   return h("form", { class: "stack", onsubmit: submit }, row, line);
 }
 
+// `work` can resolve with the address of a view, which opens unless the user has opened another one meanwhile.
 export function action(text, properties, line, work) {
   const button = h("button", { type: "button", ...properties }, text);
   button.addEventListener("click", () => attempt(button, line, () => work(button)));
@@ -153,9 +154,12 @@ async function attempt(button, line, work) {
   if (button.getAttribute("aria-disabled") === "true") return;
   button.setAttribute("aria-disabled", "true"); // `disabled` would take the focus away
   line.textContent = "";
+  const here = location.href;
   try {
-    await work();
+    const next = await work();
+    if (next && location.href === here) location.hash = next;
   } catch (error) {
+    if (error.name === "AbortError") return; // the user has left the view
     if (error.status === 401) return sessionEnded();
     if (error.status === undefined) reportError(error);
     line.textContent = explain(error)[1];

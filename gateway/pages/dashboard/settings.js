@@ -199,7 +199,7 @@ function deletion(at, name) {
     if (!(await confirmByName(name))) return button.focus();
     await call("DELETE", at);
     announce(`Deleted the app ${name}.`);
-    location.hash = "#/";
+    return "#/";
   });
   return card(
     "Delete",

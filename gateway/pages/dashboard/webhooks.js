@@ -68,7 +68,10 @@ function redeliverer(log) {
     result.textContent = "";
     const from = new Date(since.value).toISOString();
     const failed = await countFailed(from);
-    if (!failed) return (result.textContent = "No event has failed since then.");
+    if (!failed) {
+      result.textContent = "No event has failed since then.";
+      return;
+    }
     const text = "The events keep their ids and get new timestamps and signatures. You can do this once per minute.";
     const options = { keep: "Cancel", tone: "main" };
     const title = `Redeliver ${plural(failed, "event")}?`;

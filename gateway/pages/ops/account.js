@@ -6,7 +6,7 @@ import { call, get } from "/dashboard/api.js";
 import { share } from "/pages/chart.js";
 import { action, announce, card, facts, field, form, heading, refusal, showOnce, table } from "/dashboard/parts.js";
 import { columns as appColumns } from "./apps.js";
-import { confirmAction } from "./confirm.js";
+import { confirmAction, makeChange } from "./confirm.js";
 import { listDeploys } from "./deploys.js";
 import { brake, suspended } from "./suspension.js";
 import { chosenPeriod, fetchUsage, showUsage } from "./usage.js";
@@ -50,8 +50,7 @@ function plan(account, at) {
     const text = `${account.name} moves from ${account.plan} to ${select.value}. Its limits change within a second.`;
     const reason = await confirmAction("Change the plan?", text, "Change plan");
     if (reason === null) return;
-    await call("PATCH", at, { body: { plan: select.value }, reason });
-    dispatchEvent(new CustomEvent("show-again", { detail: `The account is on the ${select.value} plan.` }));
+    await makeChange("PATCH", at, { body: { plan: select.value }, reason }, `The account is on the ${select.value} plan.`);
   };
   const planForm = form("with-button", field("Plan", select), h("button", {}, "Change plan"), change);
   return card("Plan", planForm, cap(account, at));
@@ -67,8 +66,7 @@ function cap({ name, dailyEuro }, at) {
     const text = `${name} may spend ${wanted === null ? "what its plan allows" : `€${wanted}`} per day.`;
     const reason = await confirmAction("Change the daily cap?", text, "Change cap");
     if (reason === null) return;
-    await call("PATCH", at, { body: { dailyEuro: wanted }, reason });
-    dispatchEvent(new CustomEvent("show-again", { detail: "The daily cap is changed." }));
+    await makeChange("PATCH", at, { body: { dailyEuro: wanted }, reason }, "The daily cap is changed.");
   };
   return form("with-button", field("Daily cap in euro, in place of the plan’s", euro), h("button", {}, "Change cap"), change);
 }
@@ -96,8 +94,7 @@ function keys({ name: account, keys: rows }, at) {
     const text = `Requests of ${account} with the key ${name} get 401 at once, and its dashboard sessions end.`;
     const reason = await confirmAction("Revoke this API key?", text, "Revoke key", { required: true });
     if (reason === null) return;
-    await call("DELETE", `${at}/keys/${encodeURIComponent(id)}`, { reason });
-    dispatchEvent(new CustomEvent("show-again", { detail: "The key is revoked." }));
+    await makeChange("DELETE", `${at}/keys/${encodeURIComponent(id)}`, { reason }, "The key is revoked.");
   };
   const columns = {
     Name: ({ name }) => name,

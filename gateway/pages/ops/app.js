@@ -70,7 +70,7 @@ function access(record, app) {
     const reason = await confirmAction(`Delete ${record.name}?`, text, "Delete app", { type: record.name, required: true });
     if (reason === null) return;
     await call("DELETE", at, { reason });
-    location.hash = `#/accounts/${record.account}`;
+    return `#/accounts/${record.account}`;
   };
   return card(
     "Access",

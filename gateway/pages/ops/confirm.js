@@ -1,6 +1,8 @@
-// Asks an operator to confirm a change that affects others, and why it is made.
+// Asks an operator to confirm a change that affects others, and why it is made. Makes the change.
 
 import { h, showDialog } from "/pages/dom.js";
+import { call } from "/dashboard/api.js";
+import { announce } from "/dashboard/parts.js";
 
 const MOST = 500; // characters of a reason
 
@@ -37,4 +39,12 @@ export async function confirmAction(title, text, action, { type = "", required =
   if (type) typed.focus();
   else if (required) reason.focus();
   return (await answer) === "yes" ? reason.value.trim().replace(/\s+/g, " ") : null;
+}
+
+// Draws the view again after the change, unless the operator has opened another one meanwhile. Announces `text`.
+export async function makeChange(method, path, options, text) {
+  const here = location.href;
+  await call(method, path, options);
+  if (location.href === here) dispatchEvent(new CustomEvent("show-again", { detail: text }));
+  else announce(text);
 }

@@ -144,7 +144,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 addEventListener("session-ended", () => logIn("Your session has ended."));
 // A view has changed what it shows.
 addEventListener("show-again", async ({ detail }) => {
-  await show();
+  if (inside) await show();
   announce(detail);
 });
 addEventListener("hashchange", () => inside && show());

@@ -2,9 +2,8 @@
 
 import { h } from "/pages/dom.js";
 import { since } from "/pages/format.js";
-import { call } from "/dashboard/api.js";
 import { action, badge } from "/dashboard/parts.js";
-import { confirmAction } from "./confirm.js";
+import { confirmAction, makeChange } from "./confirm.js";
 
 const EFFECT = "Requests and pages are refused within a second, builds are canceled, and start commands stop.";
 
@@ -24,14 +23,12 @@ async function suspend(at, name) {
   const asked = { required: true, label: "Reason, which the owner sees" };
   const reason = await confirmAction(`Suspend ${name}?`, EFFECT, "Suspend", asked);
   if (reason === null) return;
-  await call("PUT", `${at}/suspension`, { body: { reason } });
-  dispatchEvent(new CustomEvent("show-again", { detail: `${name} is suspended.` }));
+  await makeChange("PUT", `${at}/suspension`, { body: { reason } }, `${name} is suspended.`);
 }
 
 async function resume(at, name) {
   const text = "Requests, pages and deploys work again within a second. Canceled deploys stay canceled.";
   const reason = await confirmAction(`Resume ${name}?`, text, "Resume");
   if (reason === null) return;
-  await call("DELETE", `${at}/suspension`, { reason });
-  dispatchEvent(new CustomEvent("show-again", { detail: `The suspension of ${name} is lifted.` }));
+  await makeChange("DELETE", `${at}/suspension`, { reason }, `The suspension of ${name} is lifted.`);
 }

@@ -1,0 +1,54 @@
+"""Answers that arrive late: after the user has left the view, has chosen something else, or has clicked again."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from playwright.async_api import expect
+
+from tests.browser.dashboard import Holder, withholding
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+# -- a view that the user has left -------------------------------------------------------------------------------
+
+
+async def create_app(holder: Holder, app: str) -> None:
+    await holder.page.get_by_label("Name").fill(f"{app}-2")
+    await holder.button("Create app").click()
+
+
+async def delete_app(holder: Holder, app: str) -> None:
+    await holder.button("Delete the app").click()
+    await holder.page.get_by_label("To confirm").fill(app)
+    await holder.button("Delete it").click()
+
+
+async def revoke_key(holder: Holder, app: str) -> None:
+    await holder.button("Revoke laptop").click()
+    await holder.page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+
+
+@pytest.mark.parametrize(
+    ("view", "act", "method", "text"),
+    [
+        ("new-app", create_app, "POST", "Created the app {app}-2."),
+        ("apps/{app}/settings/delete", delete_app, "DELETE", "Deleted the app {app}."),
+        ("account", revoke_key, "DELETE", "Revoked laptop."),
+    ],
+)
+async def test_a_late_answer_does_not_replace_the_view(
+    holder: Holder, view: str, act: Callable[[Holder, str], Awaitable[None]], method: str, text: str
+) -> None:
+    page, app = holder.page, await holder.app()
+    made = await holder.account.call("POST", "/account/keys", {"name": "laptop"})
+    holder.gateway.confidential.add(made.json()["key"])
+    await holder.log_in()
+    await page.evaluate(f"location.hash = '#/{view.format(app=app)}'")
+    async with withholding(page, "**/account/**", method) as answered:
+        await act(holder, app)
+        await answered.wait()
+        await page.evaluate("location.hash = '#/webhooks'")
+        await expect(holder.heading("Webhooks")).to_be_focused()
+    await expect(page.locator("#status")).to_have_text(text.format(app=app))
+    assert page.url.endswith("#/webhooks")
