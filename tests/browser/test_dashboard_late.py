@@ -52,3 +52,35 @@ async def test_a_late_answer_does_not_replace_the_view(
         await expect(holder.heading("Webhooks")).to_be_focused()
     await expect(page.locator("#status")).to_have_text(text.format(app=app))
     assert page.url.endswith("#/webhooks")
+
+
+# -- dialogs ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_confirmation_ends_with_its_view(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    dialog = page.get_by_role("dialog")
+    await holder.log_in()
+    for view, heading in (("new-app", "New app"), ("hooks", "Deploy hooks")):  # the first is drawn without a request
+        await page.evaluate(f"location.hash = '#/{view}'")
+        await expect(holder.heading(heading)).to_be_focused()
+        await page.evaluate(f"location.hash = '#/apps/{app}/settings/delete'")
+        await holder.button("Delete the app").click()
+        await expect(dialog).to_be_visible()
+        await page.go_back()
+        await expect(holder.heading(heading)).to_be_focused()
+        await expect(dialog).to_be_hidden()
+    assert (await holder.account.get(f"/account/apps/{app}")).is_success
+
+
+async def test_dialogs_end_with_the_session(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.log_in()
+    for view, button in ((f"apps/{app}/settings/delete", "Delete the app"), (f"apps/{app}", "Publish")):
+        await page.evaluate(f"location.hash = '#/{view}'")
+        await holder.button(button, exact=True).click()
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        await page.evaluate("dispatchEvent(new Event('session-ended'))")
+        await expect(page.get_by_label("API key")).to_be_focused()
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+        await page.reload()

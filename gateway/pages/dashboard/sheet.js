@@ -1,6 +1,6 @@
 // A panel at the right of the page with the details of a row.
 
-import { h } from "/pages/dom.js";
+import { h, showDialog } from "/pages/dom.js";
 
 // Opens the panel, and returns its dialog. Closing it returns the focus.
 export function openSheet(title, ...children) {
@@ -11,15 +11,8 @@ export function openSheet(title, ...children) {
     { class: "sheet", "aria-labelledby": "sheet" },
     h("div", { class: "stack" }, h("div", { class: "row apart head" }, name, close), children),
   );
-  const leave = () => dialog.close();
   // The content fills the dialog, so a click on the dialog itself is one on its backdrop.
   dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
-  dialog.addEventListener("close", () => {
-    removeEventListener("hashchange", leave);
-    dialog.remove();
-  });
-  addEventListener("hashchange", leave);
-  document.body.append(dialog);
-  dialog.showModal();
+  showDialog(dialog);
   return dialog;
 }

@@ -36,6 +36,13 @@ export function showDialog(dialog) {
   );
 }
 
+// A dialog ends with its view and with the session. This module's listeners are called before those of the page, so that
+// the next view can take the focus.
+function endDialogs() {
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close("");
+}
+for (const event of ["hashchange", "session-ended"]) addEventListener(event, endDialogs);
+
 // Rejects when the signal aborts.
 export const pause = (milliseconds, signal) =>
   new Promise((resolve, reject) => {
