@@ -1,11 +1,15 @@
 """Answers that arrive late: after the user has left the view, has chosen something else, or has clicked again."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
+from gateway.ids import now_iso
 from tests.browser.dashboard import Holder, withholding
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -84,3 +88,35 @@ async def test_dialogs_end_with_the_session(holder: Holder) -> None:
         await expect(page.get_by_label("API key")).to_be_focused()
         await expect(page.get_by_role("dialog")).to_be_hidden()
         await page.reload()
+
+
+# -- another choice -----------------------------------------------------------------------------------------------
+
+
+async def test_older_requests_of_another_choice_are_not_shown(holder: Holder) -> None:
+    page, release = holder.page, asyncio.Event()
+    asked: list[str] = []
+
+    async def answer(route: Route) -> None:
+        """200 requests per page that were answered, and one that was refused."""
+        query = parse_qs(urlsplit(route.request.url).query)
+        asked.extend(query.get("before", []))
+        if "before" in query:
+            await release.wait()
+        found = ["r"] if "outcome" in query else [f"a-{len(asked)}-{n}" for n in range(200)]
+        figures = dict.fromkeys(("inputTokens", "outputTokens", "nanoEuro", "ttftMs", "durationMs"), 0)
+        row = {"at": now_iso(), "app": "an-app", "model": "", "status": 200, "code": "", "reason": "", **figures}
+        await route.fulfill(json=[{**row, "id": name} for name in found])
+
+    await page.route("**/account/requests*", answer)
+    await holder.log_in("requests")
+    requests = page.get_by_role("table", name="Requests", exact=True).locator("tbody").get_by_role("row")
+    for number in range(20, 201, 20):
+        await expect(requests).to_have_count(number)
+        await holder.button("Load older").click()
+    await wait_until(lambda: asked)
+    await page.get_by_label("Outcome").select_option("Refused")
+    await expect(requests).to_have_count(1)
+    async with page.expect_response("**/account/requests?*before=*"):
+        release.set()
+    await expect(requests).to_have_count(1)

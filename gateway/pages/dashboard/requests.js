@@ -37,9 +37,12 @@ export async function draw(signal, { app = "" }, query) {
     from: toIso(inputs.from.value),
     to: toIso(inputs.to.value),
   });
-  const fetchRows = (more = {}) => {
-    const filters = Object.entries({ ...chosen(), ...(app && { app }), limit: BATCH, ...more });
-    return get(`/account/requests?${new URLSearchParams(filters.filter(([, value]) => value))}`, signal);
+  // Resolves with null if the choice has changed meanwhile.
+  const fetchRows = async (more = {}) => {
+    const asked = chosen();
+    const filters = Object.entries({ ...asked, ...(app && { app }), limit: BATCH, ...more });
+    const found = await get(`/account/requests?${new URLSearchParams(filters.filter(([, value]) => value))}`, signal);
+    return JSON.stringify(asked) === JSON.stringify(chosen()) ? found : null;
   };
   const show = () => {
     offer(inputs.app, rows.map((row) => row.app));
@@ -55,6 +58,7 @@ export async function draw(signal, { app = "" }, query) {
   const loadOlder = async () => {
     if (rows.length < shown + PAGE && !complete) {
       const older = await fetchRows({ before: rows.at(-1).id });
+      if (!older) return;
       rows = [...rows, ...older];
       complete = older.length < BATCH;
     }
@@ -64,19 +68,17 @@ export async function draw(signal, { app = "" }, query) {
   // Keeps older rows that were loaded, unless so much is new that there would be a gap.
   const refresh = async () => {
     if (!live.checked) return;
-    const asked = JSON.stringify(chosen());
     const newest = await fetchRows();
-    if (asked !== JSON.stringify(chosen())) return; // the choice has changed
+    if (!newest) return;
     const known = rows.findIndex(({ id }) => id === newest.at(-1)?.id);
     if (known < 0) complete = newest.length < BATCH;
     rows = known < 0 ? newest : [...newest, ...rows.slice(known + 1)];
     show();
   };
   const restart = async () => {
-    const asked = chosen();
-    keepQuery({ ...asked, app: app ? "" : asked.app });
+    keepQuery(chosen());
     const found = await fetchRows();
-    if (JSON.stringify(asked) !== JSON.stringify(chosen())) return;
+    if (!found) return;
     [rows, shown, complete] = [found, PAGE, found.length < BATCH];
     show();
   };
