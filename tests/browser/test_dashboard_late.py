@@ -120,3 +120,29 @@ async def test_older_requests_of_another_choice_are_not_shown(holder: Holder) ->
     async with page.expect_response("**/account/requests?*before=*"):
         release.set()
     await expect(requests).to_have_count(1)
+
+
+@pytest.mark.parametrize(
+    ("view", "label", "option"),
+    [
+        ("usage", "Range", "Last 7 days"),
+        ("deploys", "Show", "{app}"),
+        ("webhooks", "All outcomes", "Failed"),
+        ("requests", "Outcome", "Refused"),
+    ],
+)
+async def test_a_failed_choice_is_reported_until_the_rows_arrive(
+    holder: Holder, view: str, label: str, option: str
+) -> None:
+    page, path = holder.page, "**/account/*?*"
+    app, _ = await holder.app(), await holder.app()
+    await page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.away ?? false })")
+    await holder.log_in(view)
+    await page.route(path, lambda route: route.abort())
+    await page.get_by_label(label, exact=True).select_option(option.format(app=app))
+    failure = page.get_by_role("alert").filter(has_text="The service cannot be reached.")
+    await expect(failure).to_be_visible()
+    await page.unroute(path)
+    for away in ("true", "false"):  # a page that is seen again refreshes
+        await page.evaluate(f"window.away = {away}; document.dispatchEvent(new Event('visibilitychange'))")
+    await expect(failure).to_be_hidden()

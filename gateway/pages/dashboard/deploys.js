@@ -14,6 +14,7 @@ import {
   heading,
   redraw,
   refusal,
+  run,
   table,
 } from "./parts.js";
 import { publishZone } from "./publish.js";
@@ -44,7 +45,7 @@ export async function draw(signal, { app: chosen = "" }, query) {
   return [
     heading("Deploys", `The last 1,000 deploys${chosen && ` of ${chosen}`}${chosen ? " in" : " of"} the past 90 days, newest first.`),
     apps.length > 0 && card("Publish", chosen ? publishZone(() => chosen, signal) : publishForm(apps, signal)),
-    card(title, log.panel),
+    card(title, log.stale, log.panel),
   ];
 }
 
@@ -53,6 +54,7 @@ class Log {
   constructor(signal, app) {
     this.signal = signal;
     this.app = app;
+    this.stale = refusal(); // tells why the rows are not those of the choice
     this.panel = h("div", { class: "stack" });
     this.rows = new Map(); // by id
     this.more = false;
@@ -62,8 +64,7 @@ class Log {
     this.app = app;
     this.rows.clear();
     this.more = false;
-    // The next refresh, seconds away, reports a failure.
-    this.refresh().catch(() => {});
+    run(this.stale, this.refresh);
   }
 
   refresh = () => this.load();
@@ -74,6 +75,7 @@ class Log {
     for (const [name, value] of Object.entries({ app, before })) if (value) query.set(name, value);
     const page = await get(`/account/deploys?${query}`, this.signal);
     if (app !== this.app) return; // the choice has changed
+    this.stale.textContent = "";
     if (before || !this.rows.size) this.more = page.length === PAGE;
     // A new deploy can replace the current one, but older pages are not fetched again.
     if (page.some(({ current }) => current)) {

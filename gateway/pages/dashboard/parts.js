@@ -153,18 +153,22 @@ export function action(text, properties, line, work) {
 async function attempt(button, line, work) {
   if (button.getAttribute("aria-disabled") === "true") return;
   button.setAttribute("aria-disabled", "true"); // `disabled` would take the focus away
-  line.textContent = "";
   const here = location.href;
+  const next = await run(line, work);
+  button.removeAttribute("aria-disabled");
+  if (next && location.href === here) location.hash = next;
+}
+
+// Runs the work, and shows in the line why it failed.
+export async function run(line, work) {
+  line.textContent = "";
   try {
-    const next = await work();
-    if (next && location.href === here) location.hash = next;
+    return await work();
   } catch (error) {
     if (error.name === "AbortError") return; // the user has left the view
     if (error.status === 401) return sessionEnded();
     if (error.status === undefined) reportError(error);
     line.textContent = explain(error)[1];
-  } finally {
-    button.removeAttribute("aria-disabled");
   }
 }
 

@@ -6,7 +6,7 @@ import { count, duration, money } from "/pages/format.js";
 import { KINDS, kindOf } from "/pages/outcomes.js";
 import { get } from "./api.js";
 import { follow } from "./follow.js";
-import { action, badge, card, empty, facts, field, heading, redraw, refusal, table } from "./parts.js";
+import { action, badge, card, empty, facts, field, heading, redraw, refusal, run, table } from "./parts.js";
 import { keepQuery, saveCsv } from "./query.js";
 import { openRequest } from "./request.js";
 
@@ -29,7 +29,7 @@ export async function draw(signal, { app = "" }, query) {
   const inputs = makeFilters(app, query);
   const live = h("input", { type: "checkbox", id: "live", checked: true });
   const [graph, summary, list] = [1, 2, 3].map(() => h("div", { class: "stack" }));
-  const line = refusal();
+  const [line, stale] = [refusal(), refusal()]; // the second tells why the rows are not those of the choice
   let [rows, shown, complete] = [[], PAGE, false];
 
   const chosen = () => ({
@@ -57,7 +57,7 @@ export async function draw(signal, { app = "" }, query) {
   };
   const loadOlder = async () => {
     if (rows.length < shown + PAGE && !complete) {
-      const older = await fetchRows({ before: rows.at(-1).id });
+      const older = await fetchRows({ before: rows.at(-1)?.id });
       if (!older) return;
       rows = [...rows, ...older];
       complete = older.length < BATCH;
@@ -66,42 +66,35 @@ export async function draw(signal, { app = "" }, query) {
     show();
   };
   // Keeps older rows that were loaded, unless so much is new that there would be a gap.
-  const refresh = async () => {
-    if (!live.checked) return;
+  const load = async () => {
     const newest = await fetchRows();
     if (!newest) return;
     const known = rows.findIndex(({ id }) => id === newest.at(-1)?.id);
     if (known < 0) complete = newest.length < BATCH;
     rows = known < 0 ? newest : [...newest, ...rows.slice(known + 1)];
+    stale.textContent = "";
     show();
   };
-  const restart = async () => {
+  const refresh = async () => live.checked && (await load());
+  const restart = () => {
     keepQuery(chosen());
-    const found = await fetchRows();
-    if (!found) return;
-    [rows, shown, complete] = [found, PAGE, found.length < BATCH];
-    show();
+    [rows, shown] = [[], PAGE]; // the page shows the rows of the choice before until there are others
+    return run(stale, load);
   };
   const choose = ({ from, to, code }) => {
     if (from) [inputs.from.value, inputs.to.value] = [toLocal(from), toLocal(to)];
     if (code) offer(inputs.code, [code]), (inputs.code.value = code);
-    return restart().catch(fail);
+    restart();
   };
-  const fail = (error) => signal.aborted || (line.textContent = error.message || "The service does not respond.");
-  for (const input of Object.values(inputs)) {
-    input.addEventListener("change", () => {
-      line.textContent = "";
-      restart().catch(fail);
-    });
-  }
-  live.addEventListener("change", () => refresh().catch(fail));
+  for (const input of Object.values(inputs)) input.addEventListener("change", restart);
+  live.addEventListener("change", () => run(stale, refresh));
   list.addEventListener("click", ({ target }) => {
     const row = target.closest("tbody tr");
-    if (row) openRequest(rows[row.sectionRowIndex].id, signal).catch(fail);
+    if (row) run(line, () => openRequest(row.querySelector("button").dataset.focus, signal));
   });
 
   await follow(["requests"], signal, refresh);
-  if (query.get("id")) queueMicrotask(() => openRequest(query.get("id"), signal).catch(fail));
+  if (query.get("id")) queueMicrotask(() => run(line, () => openRequest(query.get("id"), signal)));
   const csv = action("Download CSV", {}, line, () => saveCsv("requests.csv", toCsv(rows.slice(0, shown))));
   const clear = action("Clear filters", {}, line, () => {
     for (const input of Object.values(inputs)) input.value = "";
@@ -113,6 +106,7 @@ export async function draw(signal, { app = "" }, query) {
     h("div", { class: "fields asked" }, filterFields(inputs, app)),
     h("div", { class: "row apart" }, searchForm(line, signal), buttons),
     line,
+    stale,
     card("Over time", graph, summary),
     card("Newest first", list),
   ];

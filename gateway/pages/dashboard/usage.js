@@ -5,7 +5,7 @@ import { h } from "/pages/dom.js";
 import { count, money, plural } from "/pages/format.js";
 import { getText } from "./api.js";
 import { follow } from "./follow.js";
-import { action, empty, facts, field, heading, redraw, refusal, table } from "./parts.js";
+import { action, empty, facts, field, heading, redraw, refusal, run, table } from "./parts.js";
 import {
   RANGES,
   addUp,
@@ -31,28 +31,29 @@ export async function draw(signal, { app = "" }, query) {
   const range = select("range", Object.entries(RANGES).map(([value, { name }]) => [value, name]), query);
   const group = select("group", Object.entries(app ? { none: GROUPS.none } : GROUPS), query);
   const [figures, charts, list] = [1, 2, 3].map(() => h("section", { class: "card" }));
+  const [line, stale] = [refusal(), refusal()]; // the second tells why the figures are not those of the choice
   const refresh = async () => {
     const [chosen, split] = [range.value, group.value];
     const wanted = [fetchUsage(RANGES[chosen], split, signal, app), fetchUsage(RANGES.month, "none", signal, app)];
     const [rows, month] = await Promise.all(wanted);
     if (chosen !== range.value || split !== group.value) return; // the choice has changed
+    stale.textContent = "";
     redraw(figures, [chosen, rows, month], () => summary(RANGES[chosen], addUp(rows), addUp(month)));
     redraw(charts, [chosen, fill(RANGES[chosen], rows)], ([, filled]) => timelines(RANGES[chosen], filled, app));
     redraw(list, [chosen, split, rows], () => breakdown(RANGES[chosen], split, rows));
   };
-  // The next refresh, seconds away, reports a failure.
   const choose = () => {
     keepQuery({ range: range.value, group: app ? "" : group.value });
-    refresh().catch(() => {});
+    run(stale, refresh);
   };
   for (const choice of [range, group]) choice.addEventListener("change", choose);
   await follow(["usage"], signal, refresh);
-  const line = refusal();
   const csv = action("Download CSV", {}, line, () => download(RANGES[range.value], group.value, signal));
   return [
     heading("Usage", "Your apps’ requests and their cost. Hourly figures are kept for 14 days, daily figures for 400 days."),
     h("div", { class: "fields" }, field("Range", range), !app && field("Group by", group), !app && csv),
     line,
+    stale,
     figures,
     charts,
     list,

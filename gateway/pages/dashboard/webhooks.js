@@ -17,6 +17,7 @@ import {
   heading,
   redraw,
   refusal,
+  run,
   table,
 } from "./parts.js";
 import { keepQuery } from "./query.js";
@@ -45,7 +46,7 @@ export async function draw(signal, _groups, query) {
   return [
     heading(title, "The service sends your apps’ events to your URL as signed JSON."),
     webhookPanel(webhook, changed),
-    card("Deliveries", h("div", { class: "pair" }, test, again), log.filters(eventTypes, apps), log.panel),
+    card("Deliveries", h("div", { class: "pair" }, test, again), log.filters(eventTypes, apps), log.stale, log.panel),
   ];
 }
 
@@ -103,6 +104,7 @@ function localTime(milliseconds) {
 class Log {
   constructor(signal, query) {
     this.signal = signal;
+    this.stale = refusal(); // tells why the rows are not those of the choice
     this.panel = h("div", { class: "below" });
     this.chosen = Object.fromEntries(FILTERS.map((name) => [name, query.get(name) ?? ""]));
     this.rows = new Map(); // by attempt; a row never changes
@@ -116,8 +118,7 @@ class Log {
         keepQuery(this.chosen);
         this.rows.clear();
         this.more = false;
-        // The next refresh, seconds away, reports a failure.
-        this.refresh().catch(() => {});
+        run(this.stale, this.refresh);
       };
       const options = values.map((value) => h("option", { value }, name === "outcome" ? capital(value) : value));
       const list = h("select", { "aria-label": all, onchange: change }, h("option", { value: "" }, all), options);
@@ -139,6 +140,7 @@ class Log {
     for (const [name, value] of Object.entries({ ...chosen, before })) if (value) query.set(name, value);
     const page = await get(`/account/deliveries?${query}`, this.signal);
     if (JSON.stringify(chosen) !== JSON.stringify(this.chosen)) return; // the filter has changed
+    this.stale.textContent = "";
     if (before || !this.rows.size) this.more = page.length === PAGE;
     for (const row of page) this.rows.set(row.attempt, row);
     const rows = [...this.rows.values()].sort((a, b) => compare(b.attempt, a.attempt));
