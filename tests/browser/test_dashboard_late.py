@@ -90,6 +90,19 @@ async def test_dialogs_end_with_the_session(holder: Holder) -> None:
         await page.reload()
 
 
+async def test_the_focus_returns_to_a_list_that_was_drawn_again(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    hooks = f"/account/apps/{app}/hooks"
+    urls = [(await holder.account.call("POST", hooks, {"name": "first"})).json()["url"]]
+    await holder.log_in("hooks")
+    await holder.button("Revoke first").click()
+    urls.append((await holder.account.call("POST", hooks, {"name": "second"})).json()["url"])
+    await expect(page.get_by_role("row", include_hidden=True).filter(has_text="second")).to_have_count(1)
+    await page.keyboard.press("Escape")
+    await expect(holder.button("Revoke first")).to_be_focused()
+    holder.gateway.confidential |= {url.rpartition("/")[2] for url in urls}
+
+
 # -- another choice -----------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 // The elements that views are made of.
 
-import { h, showDialog } from "/pages/dom.js";
+import { h, refocus, showDialog } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 
 export const heading = (title, lead, beside) =>
@@ -258,5 +258,5 @@ export function redraw(element, data, draw) {
   drawn.set(element, text);
   const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
   element.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
-  if (focus) element.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
+  refocus(element, focus);
 }

@@ -24,13 +24,18 @@ function dress(element, properties, children) {
 export const link = (address, text = address, style = null) =>
   /^https?:\/\//.test(address ?? "") ? h("a", { href: address, rel: "noreferrer", class: style }, text) : h("span", {}, text);
 
+// Returns the focus to an element of a list that has been drawn again.
+export const refocus = (list, name) => name && list.querySelector(`[data-focus="${CSS.escape(name)}"]`)?.focus();
+
 // Shows a dialog, and resolves with the value with which it was closed.
 export function showDialog(dialog) {
+  const before = document.activeElement;
   document.body.append(dialog);
   dialog.showModal();
   return new Promise((resolve) =>
     dialog.addEventListener("close", () => {
       dialog.remove();
+      if (!before.isConnected) refocus(document, before.dataset.focus);
       resolve(dialog.returnValue);
     }),
   );
