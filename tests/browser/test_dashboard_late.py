@@ -9,6 +9,7 @@ from playwright.async_api import Route, expect
 
 from gateway.ids import now_iso
 from tests.browser.dashboard import Holder, withholding
+from tests.fakes import FakeAppBackend
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -159,3 +160,28 @@ async def test_a_failed_choice_is_reported_until_the_rows_arrive(
     for away in ("true", "false"):  # a page that is seen again refreshes
         await page.evaluate(f"window.away = {away}; document.dispatchEvent(new Event('visibilitychange'))")
     await expect(failure).to_be_hidden()
+
+
+# -- another click ------------------------------------------------------------------------------------------------
+
+
+async def test_a_double_click_opens_one_request(holder: Holder, backend: FakeAppBackend) -> None:
+    page, app = holder.page, await holder.account.app(backend)
+    answer = await app.ask("x", token="no.token.at.all")
+    request, sheet = answer.headers["X-Request-Id"], page.get_by_role("dialog", name="Request")
+    await wait_until(lambda: holder.account.get("/account/requests"), 15, holds=lambda rows: rows.json())
+    await holder.log_in("requests")
+    row = holder.row("TOKEN_INVALID")
+    async with withholding(page, f"**/account/requests/{request}") as answered:
+        await row.click()
+        await answered.wait()
+        await row.click()
+        await page.get_by_label("Request id").fill(request)
+        await page.keyboard.press("Enter")
+    await expect(sheet).to_be_visible()
+    await page.mouse.down(click_count=2)  # of a double click whose first click has opened the sheet
+    await page.mouse.up(click_count=2)
+    await expect(sheet).to_have_count(1)
+    await page.mouse.down()
+    await page.mouse.up()
+    await expect(sheet).to_have_count(0)

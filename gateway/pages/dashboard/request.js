@@ -3,7 +3,7 @@
 import { h } from "/pages/dom.js";
 import { capital, count, duration, money } from "/pages/format.js";
 import { KINDS, kindOf } from "/pages/outcomes.js";
-import { get } from "./api.js";
+import { getIfThere } from "./api.js";
 import { badge, facts, table } from "./parts.js";
 import { REASONS } from "./reasons.js";
 import { openSheet } from "./sheet.js";
@@ -51,9 +51,9 @@ const SETTINGS = [
 
 const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
 
-// Rejects with Refused if the request is not among the last ones.
 export async function openRequest(id, signal) {
-  const request = await get(`/account/requests/${encodeURIComponent(id)}`, signal);
+  const request = await getIfThere(`/account/requests/${encodeURIComponent(id)}`, signal);
+  if (!request) throw { status: 400, message: "None of the last 1,000 requests has this id." };
   const { app, code, status, reason, nanoEuro, reservedNanoEuro, ttftMs, durationMs, waitedMs, limits } = request;
   const [name, tone] = KINDS[kindOf(code)];
   const tokens = request.inputTokens || request.outputTokens;

@@ -88,13 +88,20 @@ export async function draw(signal, { app = "" }, query) {
   };
   for (const input of Object.values(inputs)) input.addEventListener("change", restart);
   live.addEventListener("change", () => run(stale, refresh));
+  let opening = false; // a second click would open a second sheet
+  const open = async (id) => {
+    if (opening) return;
+    opening = true;
+    await run(line, () => openRequest(id, signal));
+    opening = false;
+  };
   list.addEventListener("click", ({ target }) => {
     const row = target.closest("tbody tr");
-    if (row) run(line, () => openRequest(row.querySelector("button").dataset.focus, signal));
+    if (row) open(row.querySelector("button").dataset.focus);
   });
 
   await follow(["requests"], signal, refresh);
-  if (query.get("id")) queueMicrotask(() => run(line, () => openRequest(query.get("id"), signal)));
+  if (query.get("id")) queueMicrotask(() => open(query.get("id")));
   const csv = action("Download CSV", {}, line, () => saveCsv("requests.csv", toCsv(rows.slice(0, shown))));
   const clear = action("Clear filters", {}, line, () => {
     for (const input of Object.values(inputs)) input.value = "";
@@ -104,7 +111,7 @@ export async function draw(signal, { app = "" }, query) {
   return [
     heading("Requests", "The last 1,000 requests to your apps. Contents and users are not recorded."),
     h("div", { class: "fields asked" }, filterFields(inputs, app)),
-    h("div", { class: "row apart" }, searchForm(line, signal), buttons),
+    h("div", { class: "row apart" }, searchForm(open), buttons),
     line,
     stale,
     card("Over time", graph, summary),
@@ -146,17 +153,12 @@ function offer(select, values) {
   for (const value of [...missing].sort()) select.append(h("option", { value }, value));
 }
 
-function searchForm(line, signal) {
+function searchForm(open) {
   const id = h("input", { id: "request-id", autocomplete: "off", spellcheck: "false", placeholder: "X-Request-Id", required: true });
   const button = h("button", { class: "plain" }, "Find");
-  const find = async (event) => {
+  const find = (event) => {
     event.preventDefault();
-    line.textContent = "";
-    try {
-      await openRequest(id.value.trim(), signal);
-    } catch (error) {
-      line.textContent = error.status === 404 ? "None of the last 1,000 requests has this id." : error.message;
-    }
+    open(id.value.trim());
   };
   return h("form", { class: "row find", onsubmit: find }, h("label", { for: "request-id" }, "Request id"), id, button);
 }

@@ -11,8 +11,9 @@ export function openSheet(title, ...children) {
     { class: "sheet", "aria-labelledby": "sheet" },
     h("div", { class: "stack" }, h("div", { class: "row apart head" }, name, close), children),
   );
-  // The content fills the dialog, so a click on the dialog itself is one on its backdrop.
-  dialog.addEventListener("click", ({ target }) => target === dialog && dialog.close());
+  // The content fills the dialog, so a click on the dialog itself is one on its backdrop. The second of a double click may
+  // be one on the row that opened the sheet.
+  dialog.addEventListener("click", ({ target, detail }) => target === dialog && detail < 2 && dialog.close());
   showDialog(dialog);
   return dialog;
 }
