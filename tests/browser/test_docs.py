@@ -4,7 +4,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser.axe import EVERY_LOOK, assert_accessible
-from tests.browser.dashboard import Holder
+from tests.browser.dashboard import Holder, withholding
 from tests.fakes import FakeAppBackend
 from tests.support.gateway_process import Gateway
 
@@ -40,6 +40,19 @@ async def test_search_by_keyboard(browser: Browser, gw: Gateway) -> None:
     await expect(page.get_by_role("option").first).to_have_attribute("aria-selected", "true")
     await page.keyboard.press("Enter")
     await page.wait_for_url("**/docs/*")
+    await page.context.close()
+
+
+async def test_a_search_that_was_cleared_finds_nothing(browser: Browser, gw: Gateway) -> None:
+    """Also if the index arrives only then."""
+    page = await opened(browser, gw, "/docs")
+    field = page.get_by_role("combobox", name="Search the documentation")
+    async with page.expect_event("requestfinished"), withholding(page, "**/docs/search.json") as answered:
+        await field.fill("webhook")
+        await answered.wait()
+        await field.fill("")
+    await page.evaluate("new Promise(requestAnimationFrame)")
+    await expect(page.locator("#found")).to_be_hidden()
     await page.context.close()
 
 

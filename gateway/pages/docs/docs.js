@@ -38,8 +38,10 @@ function rank(entries, words) {
 }
 
 async function search() {
-  const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const text = input.value;
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const entries = words.length ? rank(await load(), words) : [];
+  if (input.value !== text) return; // the index took a while
   chosen = -1;
   const option = ([address, page, section], n) =>
     h(
