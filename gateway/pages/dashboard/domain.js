@@ -2,11 +2,11 @@
 
 import { h } from "/pages/dom.js";
 import { call, get } from "./api.js";
+import { follow } from "./follow.js";
 import { action, announce, badge, card, confirmAction, field, form, redraw, refusal } from "./parts.js";
 import { snippet } from "./snippets.js";
 
-// Returns the card, and a function that brings it up to date with the app's record.
-export function domainCard(at) {
+export async function domainCard(at, signal) {
   const body = h("div", { class: "stack" });
   let [domain, problem] = [null, ""]; // the problem that the last verification in this page found
 
@@ -15,8 +15,11 @@ export function domainCard(at) {
     [domain, problem] = [answer, found];
     draw();
   };
-  const refresh = async (app, signal) => {
-    const answer = app.customDomain ? await get(`${at}/domain`, signal).catch(gone) : null;
+  const refresh = async () => {
+    const before = domain;
+    const { customDomain } = await get(at, signal);
+    const answer = customDomain ? await get(`${at}/domain`, signal).catch(gone) : null;
+    if (domain !== before) return; // it was changed here meanwhile, and the answer may be older
     const same = answer && domain && answer.domain === domain.domain && answer.verified === domain.verified;
     show(answer, same ? problem : "");
   };
@@ -72,7 +75,8 @@ export function domainCard(at) {
     ];
   };
 
-  return { card: card("Custom domain", body), refresh };
+  await follow(["apps"], signal, refresh);
+  return card("Custom domain", body);
 }
 
 // The domain was removed elsewhere since the app's record was read.

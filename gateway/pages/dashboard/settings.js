@@ -5,7 +5,6 @@ import { plural } from "/pages/format.js";
 import { Refused, call, get } from "./api.js";
 import { domainCard } from "./domain.js";
 import { environmentCard } from "./environment.js";
-import { follow } from "./follow.js";
 import { hookCards } from "./hooks.js";
 import { limitsCard } from "./limits.js";
 import { action, announce, card, field, form, heading, refusal } from "./parts.js";
@@ -19,7 +18,7 @@ const SECTIONS = {
   source: ["Source and build", (at, name, signal) => stored(at, signal, source)],
   tokens: ["Users’ tokens", (at, name, signal) => stored(at, signal, tokens)],
   environment: ["Environment", (at, name, signal) => environmentCard(at, signal)],
-  domain: ["Custom domain", showDomain],
+  domain: ["Custom domain", (at, name, signal) => domainCard(at, signal)],
   limits: ["Limits", (at, name, signal) => limitsCard(name, signal)],
   hooks: ["Deploy hooks", (at, name, signal) => hookCards(signal, name)],
   delete: ["Delete", (at, name) => deletion(at, name)],
@@ -43,13 +42,6 @@ async function stored(at, signal, cardOf) {
   const draw = (settings) => place.replaceChildren(cardOf(at, settings, draw));
   draw(await get(`${at}/settings`, signal));
   return place;
-}
-
-async function showDomain(at, name, signal) {
-  const domain = domainCard(at);
-  const refresh = async () => domain.refresh(await get(at, signal), signal);
-  await follow(["apps"], signal, refresh);
-  return domain.card;
 }
 
 const input = (id, value, more = {}) =>
