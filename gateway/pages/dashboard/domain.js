@@ -59,7 +59,7 @@ export async function domainCard(at, signal) {
       await call("DELETE", `${at}/domain`);
       announce("Removed the domain.");
       show(null);
-      document.querySelector("#domain").focus();
+      document.querySelector("#domain")?.focus(); // null if the user has left the view
     });
     const wrong = domain.problem ?? problem;
     const records = domain.records.map(({ type, name, value }) => [
@@ -85,7 +85,7 @@ function gone(error) {
   throw error;
 }
 
-const focusState = () => document.querySelector("#domain-state").focus();
+const focusState = () => document.querySelector("#domain-state")?.focus();
 
 function state({ domain, verified }) {
   const tone = verified ? badge("Verified", "good") : badge("Not verified", "warn");

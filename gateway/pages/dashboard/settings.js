@@ -51,12 +51,13 @@ async function save(at, body, draw, id) {
   document.querySelector(".saved")?.remove();
   const settings = await call("PATCH", at, { body, deadline: SAVE_DEADLINE });
   draw(settings);
+  announce("Saved.");
   const button = document.getElementById(id);
+  if (!button) return; // the user has left the view
   button.focus();
   button.closest("form").append(
     h("p", { class: "small quiet saved" }, "Saved. ", settings.authCheck && describeCheck(settings.authCheck, body.auth)),
   );
-  announce("Saved.");
 }
 
 // Says whether users' tokens can be verified with what was saved.

@@ -81,7 +81,7 @@ function urlForm(panel, before) {
     const { secret, ...webhook } = await call("PUT", "/account/webhook", { body: { url: url.value.trim() } });
     show(panel, secret ? webhook : { ...before, ...webhook });
     if (secret) reveal(panel, "Your signing secret", secret);
-    else document.querySelector("main h1").focus();
+    else if (panel.isConnected) document.querySelector("main h1").focus();
     announce("Saved the webhook.");
   };
   const cancel = () => {
