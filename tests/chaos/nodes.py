@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 
 from gateway.redis.partitions import PARTITION_TAGS
-from tests.support.redis_servers import SLOTS, RedisServer, binary, free_port, is_in_sync
+from tests.support.redis_servers import SLOTS, RedisServer, binary, free_port, introduce, is_in_sync, wait_for_servers
 
 DISK_MIB = 256
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
@@ -264,14 +264,6 @@ async def _takes_write(node: Node, replicas: int) -> bool:
     return written is True and confirmed >= replicas
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the servers did not find each other")
-        time.sleep(0.05)
-
-
 class Single(Servers):
     """One server."""
 
@@ -307,7 +299,7 @@ class Sentinels(Servers):
             with node.client() as client:
                 client.execute_command("REPLICAOF", "127.0.0.1", self.nodes[0].port)
                 client.execute_command("CONFIG", "REWRITE")
-        _wait_until(lambda: all(map(is_in_sync, self.nodes[1:])))
+        wait_for_servers(lambda: all(map(is_in_sync, self.nodes[1:])))
         self._ports = [free_port() for _ in range(3)]
         self._processes = []
         for port in self._ports:
@@ -322,7 +314,7 @@ class Sentinels(Servers):
             command = [binary("valkey"), str(folder / "sentinel.conf"), "--sentinel"]
             self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         self._sentinels = [redis.asyncio.Redis(port=port, socket_timeout=1) for port in self._ports]
-        _wait_until(lambda: all(map(self._sentinel_is_ready, self._ports)))
+        wait_for_servers(lambda: all(map(self._sentinel_is_ready, self._ports)))
 
     def _sentinel_is_ready(self, port: int) -> bool:
         with contextlib.suppress(redis.RedisError), redis.Redis(port=port, socket_timeout=1) as client:
@@ -373,19 +365,17 @@ class Cluster(Servers):
 
     def _start(self) -> None:
         self._make_nodes(6, *CLUSTER_OPTIONS)
-        for node in self.nodes:
-            with node.client() as client:
-                client.execute_command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
+        introduce(self.nodes)
         for node, first, end in zip(self.nodes[:3], SLOTS, SLOTS[1:], strict=False):
             with node.client() as client:
                 client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
-        _wait_until(lambda: all(self._node_is_ready(node) for node in self.nodes))
+        wait_for_servers(lambda: all(map(self._node_is_ready, self.nodes)), lambda: introduce(self.nodes))
         for primary, replica in zip(self.nodes[:3], self.nodes[3:], strict=True):
             with primary.client() as client:
                 own = client.execute_command("CLUSTER MYID")
             with replica.client() as client:
                 client.execute_command("CLUSTER REPLICATE", own)
-        _wait_until(lambda: all(map(is_in_sync, self.nodes[3:])))
+        wait_for_servers(lambda: all(map(is_in_sync, self.nodes[3:])))
 
     def _node_is_ready(self, node: Node) -> bool:
         with node.client() as client:

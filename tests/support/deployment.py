@@ -159,7 +159,7 @@ async def all_processes(url: str, provider: FakeProvider, site: FakeReceiver, fo
         host_on(gw, receiver, free_port()) as host,
     ):
         await host.worker("sites", joined=False)
-        await wait_until(lambda: "sites.serving" in host.workers[0].log, 20)
+        await wait_until(lambda: "sites.serving" in host.workers[0].log, 60)
         await host.worker("webhooks", "deploys", "monitors")
         yield host
         for worker in host.workers:

@@ -183,24 +183,24 @@ def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list
     try:
         for node in everyone:
             node.start()
-        _introduce(everyone)
+        introduce(everyone)
         for node, first, end in zip(nodes, SLOTS, SLOTS[1:], strict=False):
             with node.client() as client:
                 client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
-        _wait_for(lambda: all(_whole(node, len(everyone)) for node in everyone), lambda: _introduce(everyone))
+        wait_for_servers(lambda: all(_whole(node, len(everyone)) for node in everyone), lambda: introduce(everyone))
         for node, replica in zip(nodes, replicas, strict=False):
             with node.client() as client:
                 own = client.execute_command("CLUSTER MYID")
             with replica.client() as client:
                 client.execute_command("CLUSTER REPLICATE", own)
-        _wait_for(lambda: all(is_in_sync(replica) for replica in replicas))
+        wait_for_servers(lambda: all(is_in_sync(replica) for replica in replicas))
         yield nodes
     finally:
         for node in everyone:
             node.stop()
 
 
-def _introduce(nodes: Sequence[RedisServer]) -> None:
+def introduce(nodes: Sequence[RedisServer]) -> None:
     """Lets each node of a cluster meet each other one, because gossip takes seconds."""
     for n, node in enumerate(nodes):
         with node.client() as client:
@@ -208,7 +208,7 @@ def _introduce(nodes: Sequence[RedisServer]) -> None:
                 client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
 
 
-def _wait_for(condition: Callable[[], bool], introduce: Callable[[], None] = lambda: None) -> None:
+def wait_for_servers(condition: Callable[[], bool], introduce: Callable[[], None] = lambda: None) -> None:
     """Raises TimeoutError after 30 seconds. Introduces the nodes again meanwhile: on a busy machine, they miss some."""
     began = introduced = time.monotonic()
     while not condition():
@@ -257,10 +257,10 @@ class ReplicatedCluster:
     def fail_back(self, index: int) -> None:
         """Starts the former primary as a replica, which catches up and takes over without a loss."""
         former = self.primaries[index].start()
-        _wait_for(lambda: is_in_sync(former))
+        wait_for_servers(lambda: is_in_sync(former))
         with former.client() as client:
             client.execute_command("CLUSTER FAILOVER")
-            _wait_for(lambda: client.info("replication")["role"] == "master")
+            wait_for_servers(lambda: client.info("replication")["role"] == "master")
 
 
 @contextlib.contextmanager
@@ -281,7 +281,7 @@ def replicated(name: str = "valkey", *options: str, replicas: int = 1) -> Iterat
     try:
         for replica in followers:
             replica.start()
-        _wait_for(lambda: all(map(is_in_sync, followers)))
+        wait_for_servers(lambda: all(map(is_in_sync, followers)))
         yield [primary, *followers]
     finally:
         for server in (primary, *followers):
@@ -301,7 +301,7 @@ def sentinels(primary: RedisServer, service: str = "gateway", name: str = "valke
     command = [binary(name), str(folder / "sentinel.conf"), "--sentinel"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_for(lambda: _knows_a_replica(port, service))
+        wait_for_servers(lambda: _knows_a_replica(port, service))
         yield f"redis+sentinel://127.0.0.1:{port}/{service}"
     finally:
         process.kill()

@@ -39,7 +39,7 @@ class S3Server:
                 except httpx.TransportError:
                     return False
 
-        await wait_until(answers, 20)
+        await wait_until(answers, 60)
         return self
 
     def stop(self) -> None:
