@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,12 +260,13 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_deploy_succeeds(
     app = await own.app(build=BUILD)
     worker = await own.worker("deploys")
     begun = "echo begun; mkdir dist; echo done > dist/index.html; "
-    killed = await own.publish(app, {"build.sh": begun + "sleep 61.234"})
-    await wait_until(lambda: own.deploy(killed), 10, holds=lambda deploy: "begun" in deploy["log"])
+    sleep = f"sleep 61.{secrets.randbelow(10**9)}"  # which no other process of the machine runs
+    killed = await own.publish(app, {"build.sh": begun + sleep})
+    await wait_until(lambda: own.deploy(killed), 60, holds=lambda deploy: "begun" in deploy["log"])
     waits = await own.publish(app, {"build.sh": begun})
     assert (await own.deploy(waits))["state"] == "queued"
     worker.kill()
-    await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 61.234"], capture_output=True).stdout, 5)
+    await wait_until(lambda: not subprocess.run(["pgrep", "-f", sleep], capture_output=True).stdout, 10)
     await own.worker("webhooks")
     await own.worker("deploys", **SOON)
     deploy = await own.over(killed)

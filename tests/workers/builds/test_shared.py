@@ -109,7 +109,7 @@ async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
 
 
 async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
-    one, dies, stops = await start(host, "one", "two", "three", GATEWAY_CANARY="2")
+    one, dies, stops = await start(host, "one", "two", "three", GATEWAY_CANARY="5")
     app = await host.app(build=PAGE)
     await live(host, app, page("good"))
     # A canary that fails on one host is undone on all.
@@ -144,7 +144,7 @@ async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
     await wait_until(caught_up, 20)
     assert pages <= {"503", "second"}, "it answers no visitor before it has caught up"
     began = asyncio.create_task(dies.start("sites"))
-    await wait_until(lambda: caddy.catching_up_file(dies.folder).exists())
+    await wait_until(lambda: began.done() or caddy.catching_up_file(dies.folder).exists(), 60)
     while not began.done():
         assert await dies.page(app) in ("503", "second")
     await began
@@ -199,8 +199,8 @@ async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
 async def test_each_step_waits_for_every_host(
     host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str], error: str
 ) -> None:
-    monkeypatch.setitem(QUICK, "workers.builds.shared.STEP_SECONDS", 4.0)
-    monkeypatch.setitem(QUICK, "workers.builds.shared.NO_HOST_SECONDS", 3.0)
+    monkeypatch.setitem(QUICK, "workers.builds.shared.STEP_SECONDS", 10.0)  # the good deploy needs some of it
+    monkeypatch.setitem(QUICK, "workers.builds.shared.NO_HOST_SECONDS", 8.0)
     (one,) = await start(host, "one")
     app = await host.app(build=PAGE)
     await live(host, app, page("good"))

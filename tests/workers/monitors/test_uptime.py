@@ -162,7 +162,7 @@ async def test_app_recovered_waits_for_the_outcome_of_app_unhealthy(own: Fleet) 
 async def test_a_worker_killed_during_an_incident(own: Fleet) -> None:
     app = await own.app()
     await own.worker("webhooks")
-    first = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2", GATEWAY_PROBE_INTERVAL="0.5")
+    first = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2", GATEWAY_PROBE_INTERVAL="2")
     await app.until("healthy")
     app.fails()
     await wait_until(app.health, holds=lambda health: health.failures == 2)
