@@ -293,14 +293,16 @@ async def test_each_entry_of_a_dead_worker_is_claimed_once(events: Stream) -> No
 
 async def test_many_entries_of_a_live_worker_do_not_hide_those_of_a_dead_one(events: Stream) -> None:
     """One XAUTOCLAIM scans a thousand entries, and a live worker may hold all of them."""
-    live = await events.reader()
+    idle = 4  # seconds: a third of it suffices to renew all entries
+    live = await events.reader(idle=idle)
     await wait_until(got(await events.add(2500), live))
     live.has_room.clear()
-    await asyncio.sleep(stream.BLOCK_MS / 1000 + 0.1)  # a read that had already started ends
+    # The reads that had already started end.
+    await wait_until(lambda: events.client.info("clients"), holds=lambda clients: clients["blocked_clients"] == 0)
     left = await events.add(5)
     await events.read_as("dead-1")
-    two = await events.reader()
-    await wait_until(lambda: set(left) <= set(two.taken), 2 * IDLE + 3)
+    two = await events.reader(idle=idle)
+    await wait_until(lambda: set(left) <= set(two.taken), 2 * idle + 3)
     assert not set(two.taken) & set(live.taken)
 
 
@@ -331,15 +333,16 @@ async def test_claims_start_after_live_workers_could_renew_their_entries(events:
 
 async def test_after_an_outage_no_entry_of_a_live_worker_is_claimed(events: Stream, proxy: Proxy) -> None:
     """During an outage no worker can renew its entries, and all of them become idle."""
-    one, two = await events.reader(proxy.url), await events.reader(proxy.url)
+    idle = 3  # seconds: as in production, a third of it is longer than the pause before a retry
+    one, two = await events.reader(proxy.url, idle), await events.reader(proxy.url, idle)
     numbers = await events.add(50)
     await wait_until(got(numbers, one, two))
     proxy.go_down()
-    await asyncio.sleep(1.5 * IDLE)
+    await asyncio.sleep(1.5 * idle)
     proxy.down = False
     numbers += await events.add(50)
     await wait_until(lambda: len(one.taken) + len(two.taken) >= 100, 10)
-    await asyncio.sleep(1.5 * IDLE)
+    await asyncio.sleep(1.5 * idle)
     assert got(numbers, one, two)()
 
 

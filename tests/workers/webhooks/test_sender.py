@@ -375,7 +375,7 @@ async def test_sigterm_finishes_deliveries_and_releases_the_rest(own: Queue, rec
     account = await own.account(receiver)
     answering = asyncio.Event()
     receiver.plays(f"/{account.id}", answering, OK)
-    worker = await own.worker()
+    worker = await own.worker(GATEWAY_WEBHOOK_CLAIM_IDLE="30")
     ids = await account.emit_many(50)
     await wait_until(lambda: receiver.got(f"/{account.id}"))
     worker.signal(signal.SIGTERM)
@@ -386,10 +386,8 @@ async def test_sigterm_finishes_deliveries_and_releases_the_rest(own: Queue, rec
     under_way = [exchange.header("x-service-delivery") for exchange in receiver.got(f"/{account.id}")]
     assert sorted(row["id"] for row in await account.log()) == sorted(map(str, under_way))
     assert len(under_way) < 50
-    began = time.monotonic()
-    await own.worker()
-    await own.drained(8)
-    assert time.monotonic() - began < 6
+    await own.worker(GATEWAY_WEBHOOK_CLAIM_IDLE="30")
+    await own.drained(8)  # long before the claim time
     assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
 
 
@@ -401,7 +399,7 @@ async def test_sigterm_waits_for_hanging_receivers_only_within_the_budget(own: Q
     await wait_until(lambda: receiver.got(f"/{account.id}"))
     began = time.monotonic()
     assert await worker.stop() == 0
-    assert time.monotonic() - began < 4, "one budget, not one per event"
+    assert time.monotonic() - began < 8, "one budget, not one per event"
     assert await own.waiting() == 9
 
 

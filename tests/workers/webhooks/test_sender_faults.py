@@ -162,7 +162,9 @@ async def test_one_worker_is_killed_and_one_stalls(own: Queue, receiver: FakeRec
     """A third worker claims the events of both. The stalled worker resumes, and sends none of the claimed events."""
     gate = asyncio.Event()
     receiver.default = [gate, *OK]
-    killed, frozen = await own.worker(), await own.worker()
+    # No delivery times out before the gate opens. The claim time must exceed the budget.
+    patient = {"workers.webhooks.sender.BUDGET_SECONDS": 15}
+    killed, frozen = [await own.worker(constants=patient, GATEWAY_WEBHOOK_CLAIM_IDLE="30") for _ in range(2)]
     await asyncio.gather(killed.joined(), frozen.joined())
     accounts = [await own.account(receiver) for _ in range(16)]
     tags = {partition_tag(account.id) for account in accounts}
@@ -177,8 +179,17 @@ async def test_one_worker_is_killed_and_one_stalls(own: Queue, receiver: FakeRec
                 pending[consumer["name"]] = pending.get(consumer["name"], 0) + consumer["pending"]
         return len(pending) == 2 and min(pending.values()) > 10
 
-    await wait_until(both_hold_some, 4)
-    await asyncio.sleep(0.5)  # each account has exactly one delivery under way now
+    async def all_have_one_under_way() -> bool:
+        """Returns whether each worker that has events of an account has sent exactly one of them."""
+        holders: list[tuple[str, str]] = []
+        for tag in tags:
+            entries = dict(await own.store.client.xrange(f"{tag}:events"))
+            pending = await own.store.client.xpending_range(f"{tag}:events", "webhooks", "-", "+", 1000)
+            holders += [(held["consumer"], entries[held["message_id"]]["account"]) for held in pending]
+        return len(holders) == len(ids) and len(receiver.exchanges) == len(set(holders))
+
+    await wait_until(both_hold_some)
+    await wait_until(all_have_one_under_way)
     killed.kill()
     frozen.signal(signal.SIGSTOP)
     under_way = {exchange.header("x-service-delivery") for exchange in receiver.exchanges}
