@@ -309,8 +309,12 @@ class Watchdog:
                 yield uid, msgspec.structs.replace(detached, data=data.folder, locks=[lock])
 
     async def _clean_up(self, release: Path) -> None:
-        """Waits until the keeper has stopped the app, and removes the app's files."""
-        await _until_ended(read_state(self._folder, release.name))
+        """Waits until the keeper has stopped the app, and removes its files. Leaves them if the link comes back."""
+        state = read_state(self._folder, release.name)
+        while is_running(state.keeper, state.began):
+            await asyncio.sleep(CHECK_SECONDS)
+            if (self._releases.running / release.name).is_symlink():
+                return  # the keeper may not have noticed, so the app is watched again
         await asyncio.to_thread(self._remove_files, release.name)
 
     def _remove_leftovers(self) -> None:

@@ -18,7 +18,7 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.runtime_log import FORMER
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked
 from tests.support.watched_apps import USERS, Watch, watching
 from workers.hosting.environment import write_environment
@@ -178,11 +178,37 @@ async def test_a_release_that_is_stopped_and_served_again_has_not_crashed(watch:
     keeper = watch.state("dep_1").keeper
     release = (watch.hosting.releases.running / "dep_1").resolve()
     watch.hosting.releases.stop("dep_1")
-    await asyncio.sleep(0.5)  # the keeper has noticed
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
     watch.hosting.releases.run(release)
     await wait_until(lambda: watch.state("dep_1").keeper not in (0, keeper), 15)
     assert await watch.ask("dep_1", "/born") != before
     assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
+
+
+async def test_a_release_that_is_served_again_before_its_keeper_notices_is_watched_again(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed, clean_up = asyncio.Event(), Watchdog._clean_up
+
+    async def notice_and_clean_up(watchdog: Watchdog, release: Path) -> None:
+        noticed.set()
+        await clean_up(watchdog, release)
+
+    monkeypatch.setattr(Watchdog, "_clean_up", notice_and_clean_up)
+    watch.publish("dep_1")
+    watch.start()
+    born = await watch.ask("dep_1", "/born")
+    keeper = watch.state("dep_1").keeper
+    release = (watch.hosting.releases.running / "dep_1").resolve()
+    os.kill(keeper, signal.SIGSTOP)
+    watch.hosting.releases.stop("dep_1")
+    await asyncio.wait_for(noticed.wait(), PATIENCE_SECONDS)
+    watch.hosting.releases.run(release)
+    os.kill(keeper, signal.SIGCONT)
+    assert await watch.ask("dep_1", "/born") == born
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: watch.crashes, 20)
+    assert watch.crashes == [("shop", "exit", 3)]
 
 
 async def test_the_next_watchdog_reports_a_crash_that_happened_without_one(watch: Watch) -> None:
