@@ -29,7 +29,6 @@ QUICK: dict[str, float] = {
     "workers.hosting.leases.TAKEOVER_SECONDS": 6.0,
     "workers.hosting.leases.STEADY_SECONDS": 1.0,
     "workers.hosting.leases.PRESENT_SECONDS": 2.0,
-    "workers.hosting.ownership.TURN_SECONDS": 1.0,
     "workers.hosting.ownership.CHECK_SECONDS": 0.2,
     "workers.hosting.ownership.EXISTS_SECONDS": 1.0,
 }

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import shutil
 import signal
+import tarfile
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -21,6 +23,7 @@ from tests.support.machines import QUICK, Machine, live, start
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
+from workers.hosting.claims import Claim
 from workers.hosting.processes import is_running
 from workers.hosting.watchdog import read_state
 
@@ -157,11 +160,20 @@ async def counting(host: Host, *names: str) -> AsyncIterator[Watch]:
 async def until_copied(host: Host, watch: Watch) -> None:
     """Waits until a copy of the present data is in the storage."""
     copies = host.gateway.folder / "storage" / "data" / watch.app / "copies"
-    await wait_until(lambda: copies.is_dir() and [*copies.iterdir()], 20)
-    newest = max(path.stat().st_mtime for path in copies.iterdir())
-    changed = (watch.owner().folder / "data" / watch.app / "files" / "count").stat().st_mtime
-    if newest < changed:
-        await asyncio.sleep(3)
+    files = watch.owner().folder / "data" / watch.app / "files"
+    claims = claims_key(partition_tag(host.account.id))
+
+    def is_copied() -> bool:
+        copy = msgspec.json.decode(client.hget(claims, watch.app), type=Claim).copy
+        if copy is None:
+            return False
+        # A newer copy removes it, and the first one may have no file.
+        with contextlib.suppress(FileNotFoundError, KeyError), tarfile.open(copies / copy.name) as tar:
+            return tar.extractfile("count").read() == (files / "count").read_bytes()
+        return False
+
+    with host.gateway.redis.client() as client:
+        await wait_until(is_copied, 20)
 
 
 async def test_every_host_answers_for_the_one_that_runs_the_app(host: Host) -> None:
@@ -253,7 +265,11 @@ async def test_a_host_takes_over_from_one_that_dies_or_stands_still(host: Host, 
         assert watch.runners() == [other]
 
 
-async def test_without_redis_the_app_ends_in_time_and_continues_where_it_was(host: Host) -> None:
+async def test_without_redis_the_app_ends_in_time_and_continues_where_it_was(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The owner has the time in between to come back before its claim is free.
+    monkeypatch.setitem(QUICK, "workers.hosting.leases.TAKEOVER_SECONDS", 9.0)
     async with counting(host, "one", "two") as watch, watch.asking() as seen:
         owner = watch.owner()
         await asyncio.to_thread(host.gateway.redis.freeze)
@@ -291,8 +307,11 @@ async def test_an_app_whose_claim_is_lost_ends_and_is_claimed_again(host: Host) 
         assert seen <= {"a 3", "503", ""}, seen
 
 
-async def test_an_app_goes_on_while_its_worker_restarts(host: Host) -> None:
+async def test_an_app_goes_on_while_its_worker_restarts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no other host, so it need not move."""
+    # As in production, because the lease must outlast the restart.
+    monkeypatch.setitem(QUICK, "workers.hosting.leases.LEASE_SECONDS", 11.0)
+    monkeypatch.setitem(QUICK, "workers.hosting.leases.TAKEOVER_SECONDS", 15.0)
     async with counting(host, "one") as watch:
         [owner] = watch.machines
         answer = await owner.ask(watch.app)
@@ -330,11 +349,11 @@ async def test_a_suspended_app_stops_wherever_it_runs_and_its_data_stay(host: Ho
         target, owner = f"apps/{watch.app}/suspension", watch.owner()
         assert (await host.gateway.platform("PUT", target, {"reason": "test"})).status_code == 200
         for machine in watch.machines:
-            await wait_until(lambda machine=machine: machine.page(watch.app), 2, holds=lambda page: page == "503")
+            await wait_until(lambda machine=machine: machine.page(watch.app), holds=lambda page: page == "503")
             answer = await machine.ask(watch.app)
             assert answer is not None
             assert answer.text == "This app is suspended.\n", "each host answers itself"
-        await wait_until(lambda: not watch.runners(), 3)
+        await wait_until(lambda: not watch.runners())
         # A host that comes later does not start it, and is ready soon.
         third = await Machine(host, "three").start("sites")
         assert await third.page(watch.app) in ("503", "404")
