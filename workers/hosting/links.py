@@ -7,11 +7,13 @@ Each link is replaced by its target: by the file, or by a folder with the same c
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 
 OPENAT2 = 437  # the number of the system call, on every architecture
 NO_MAGIC_LINKS, BENEATH = 0x02, 0x08
+ATTEMPTS = 1_000  # at a path with `..`: the kernel refuses it while anything on the machine is being renamed
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,10 +50,13 @@ def replace_link(link: str, top: str, owner: int) -> bool:
 def _open_beneath(folder: int, path: str) -> int:
     """Opens a path below the folder. Raises OSError."""
     how = _How(os.O_PATH | os.O_CLOEXEC, 0, BENEATH | NO_MAGIC_LINKS)
-    found: int = _libc.syscall(OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
-    if found < 0:
-        raise OSError(ctypes.get_errno(), "the file can't be opened")
-    return found
+    for _ in range(ATTEMPTS):
+        found: int = _libc.syscall(OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+        if found >= 0:
+            return found
+        if ctypes.get_errno() != errno.EAGAIN:
+            break
+    raise OSError(ctypes.get_errno(), "the file can't be opened")
 
 
 def _find_beneath(link: str, top: str) -> str | None:

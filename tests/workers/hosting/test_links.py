@@ -1,6 +1,8 @@
-"""`replace_link` leaves links alone that it cannot replace by a file or a folder."""
+"""`replace_link` replaces links also on a busy machine, and leaves those alone that it cannot replace."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,29 @@ def test_without_openat2_no_link_is_replaced(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "link").symlink_to("page")
     monkeypatch.setattr(links, "OPENAT2", 100_000)
     assert not replace_link(os.fspath(tmp_path / "link"), os.fspath(tmp_path), os.geteuid())
+
+
+RENAME = """
+import os
+os.mkdir("one")
+print(flush=True)
+while True:
+    os.rename("one", "other")
+    os.rename("other", "one")
+"""
+
+
+def test_links_are_replaced_while_others_rename_their_files(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "page").touch()
+    (tmp_path / "a").mkdir()
+    command = [sys.executable, "-c", RENAME]
+    with subprocess.Popen(command, cwd=tmp_path / "elsewhere", stdout=subprocess.PIPE) as renaming:
+        try:
+            assert renaming.stdout is not None
+            renaming.stdout.readline()
+            for n in range(2_000):
+                (tmp_path / "a" / f"{n}").symlink_to("../page")
+                assert replace_link(os.fspath(tmp_path / "a" / f"{n}"), os.fspath(tmp_path), os.geteuid())
+        finally:
+            renaming.kill()
