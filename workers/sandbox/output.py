@@ -148,12 +148,12 @@ def _former(path: Path) -> Path:
 
 
 def make_concealer(variables: Mapping[str, str]) -> Callable[[str], str]:
-    """Returns a function that hides the values in a line of output, the longest first.
+    """Returns a function that hides the values in a line of output, the longest first and of these the earliest.
 
     One search per secret takes time proportional to the line, whatever their contents. An alternation in one regular
     expression may compare every secret at every position.
     """
-    lines = {line for value in variables.values() for line in value.splitlines()}
+    lines = dict.fromkeys(line for value in variables.values() for line in value.splitlines())
     secrets = sorted((line for line in lines if len(line) >= CONCEALED_CHARACTERS), key=len, reverse=True)[:MAX_SECRETS]
 
     def conceal(line: str) -> str:

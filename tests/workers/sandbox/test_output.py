@@ -10,7 +10,7 @@ import pytest
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.states import LOG_BYTES
 from workers.sandbox import output
-from workers.sandbox.output import CONCEALED, PASSED_BYTES, BuildOutput, LineSplitter, Output, make_concealer
+from workers.sandbox.output import PASSED_BYTES, BuildOutput, LineSplitter, Output, make_concealer
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_number_of_concealed_secrets_is_bounded() -> None:
     """A variable with 7,200 lines counts as 500 secrets at most, because each line is searched for each."""
     conceal = make_concealer({"A": "\n".join(f"aaaa{number:04}" for number in range(7_200)), "B": "the longest of all"})
     assert conceal("the longest of all, aaaa") == "***, aaaa"
-    assert conceal("aaaa7199 aaaa0001").count(CONCEALED) <= 1
+    assert conceal("aaaa0001 aaaa0498 aaaa0499 aaaa7199") == "*** *** aaaa0499 aaaa7199"
 
 
 async def test_a_flood_of_output_is_dropped(path: Path) -> None:
