@@ -63,7 +63,7 @@ async def paste_curl(run: Run) -> None:
 
 async def test_the_demo_app_is_the_template(browser: Browser, run: Run) -> None:
     await run.read(until="demo answers at", seconds=BUILD_SECONDS)
-    assert "could not be served" not in run.said
+    assert "could not be served" not in run.said, (run.folder / "logs" / "workers.log").read_text()
     async with visiting(browser, run.demo) as page:
         await sign_up(page, "ana@example.com")
         await ask(page)
