@@ -150,7 +150,7 @@ class Changes:
         watch.apps = [app.id for app in apps if app is not None]
         found["records"] = ("apps", [await self._registry.account(watch.account_id), apps])
         found["status"] = ("service", self._find_status())
-        # Marks of a new app or deploy may have changed between its first mark and theirs.
+        # The marks of a new app or deploy are read after the list that names it, and it may have changed in between.
         known = found if watch.reading is not None else watch.marks
         changed = {mark[0] for name, mark in found.items() if name in known and watch.marks.get(name) != mark}
         watch.marks = found if with_apps else {**watch.marks, **found}

@@ -37,12 +37,9 @@ async def claim_due_apps(store: Store, tag: str, schedule: str, known: str, *, l
     return DueApps(int(now), int(lease_end), apps)
 
 
-async def postpone_apps(store: Store, schedule: str, again: Mapping[str, int], *, lease_end: int) -> int:
-    """Sets when claimed apps (ids) are due again, in ms, unless they have become due earlier meanwhile.
-
-    Returns the number of those it has set.
-    """
-    return int(await store.run_script(_POSTPONE_APPS, [schedule], lease_end, *flatten(again)))
+async def postpone_apps(store: Store, schedule: str, again: Mapping[str, int], *, lease_end: int) -> None:
+    """Sets when claimed apps (ids) are due again, in ms, unless they have become due earlier meanwhile."""
+    await store.run_script(_POSTPONE_APPS, [schedule], lease_end, *flatten(again))
 
 
 async def record_observation(

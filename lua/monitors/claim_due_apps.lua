@@ -8,7 +8,8 @@
 -- KEYS[3]  prefix  of the monitor's records of them, hashes
 -- ARGV     limit, lease (ms)
 --
--- Returns  {now (ms), end of the lease (ms), {id, live (deploy id or ''), names and values of the record}, …}, the longest due first
+-- Returns  {now (ms), end of the lease (ms), {id, live (deploy id or ''), names and values of the record}, …}; of the
+--          apps, the longest due first
 
 local schedule, sites, records = KEYS[1], KEYS[2], KEYS[3]
 local limit, lease = ARGV[1], tonumber(ARGV[2])

@@ -148,7 +148,7 @@ def _former(path: Path) -> Path:
 
 
 def make_concealer(variables: Mapping[str, str]) -> Callable[[str], str]:
-    """Returns a function that hides the values in a line of output, the longest first and of these the earliest.
+    """Returns a function that hides the values in a line of output: the longest first, equally long ones in order.
 
     One search per secret takes time proportional to the line, whatever their contents. An alternation in one regular
     expression may compare every secret at every position.
