@@ -7,19 +7,24 @@ those that are still being checked.
 
 from __future__ import annotations
 
-import os
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site, remove_folder
+from workers.sandbox.folders import walk
 
 _one_at_a_time = threading.Lock()  # two builds that end together must count each other's release
 
 
 def make_room(releases: Releases, account: str, release: Path, limit: int) -> bool:
-    """Removes releases of the account until all take at most `limit` bytes. Returns False if this is not possible."""
+    """Removes releases of the account until all take at most `limit` bytes. Returns False if this is not possible.
+
+    `release`: the new release, which is complete.
+    """
     with _one_at_a_time:
+        _record_size(release)
         sites = [site for site in releases.sites() if site.account == account]
         total = sum(read_size(path) for site in sites for path in site.releases())
         for path in _find_removable(sites, release):
@@ -55,25 +60,20 @@ def _age(path: Path) -> str:
 
 
 def read_size(release: Path) -> int:
-    """Returns the bytes that a release takes on disk. Releases never change, so each is measured once."""
-    record = release / "size"
+    """Returns the bytes that a release takes on disk."""
     try:
-        return int(record.read_text())
+        return int((release / "size").read_text())
     except (OSError, ValueError):
-        measured = _measure(release)
-        fresh = release / ".size.new"
-        fresh.write_text(str(measured))
-        fresh.replace(record)
-        return measured
+        return _measure(release)  # it is being made, or being removed
+
+
+def _record_size(release: Path) -> None:
+    """Records the size of a complete release. Releases never change, so each is measured once."""
+    fresh = release / ".size.new"
+    fresh.write_text(str(read_size(release)))
+    fresh.replace(release / "size")
 
 
 def _measure(folder: Path) -> int:
-    total, pending = 0, [os.fspath(folder)]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                total += max(status.st_size, status.st_blocks * 512)
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-    return total
+    statuses = (entry.status for entry in walk(folder, [errno.ENAMETOOLONG]))  # files could hide below such a path
+    return sum(max(status.st_size, status.st_blocks * 512) for status in statuses)

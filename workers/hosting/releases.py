@@ -386,16 +386,20 @@ async def exclusive_lock(path: Path) -> AsyncIterator[None]:
 async def link_folder(source: Path, target: Path) -> bool:
     """Links the files of a release into a new one. Files of releases never change, so both can share them.
 
-    A separate process does this. It handles folders of any depth, and leaves the event loop free.
+    A separate process does this. It handles folders of any depth, and leaves the event loop free. If it fails, nothing
+    of the new release is left.
     """
     copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(source), str(target))
     try:
-        return await asyncio.wait_for(copying.wait(), LINK_SECONDS) == 0
+        linked = await asyncio.wait_for(copying.wait(), LINK_SECONDS) == 0
     except BaseException:
         with suppress(ProcessLookupError):  # it has just ended
             copying.kill()
         await finish_despite_cancellation(copying.wait())
         raise
+    if not linked:
+        await asyncio.to_thread(remove_folder, target)
+    return linked
 
 
 def replace_link(path: Path, target: str) -> None:
@@ -492,5 +496,10 @@ def _read_link(path: Path) -> str | None:
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    """Lists the folders in it. Other processes and threads add and remove some at the same time."""
+    try:
+        entries = [*folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     # First whether it is a link: a new link is renamed a moment later (`replace_link`).
-    return [p for p in folder.iterdir() if not p.is_symlink() and p.is_dir()] if folder.is_dir() else []
+    return [path for path in entries if not path.is_symlink() and path.is_dir()]

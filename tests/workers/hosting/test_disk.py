@@ -1,6 +1,7 @@
 """The disk space of one account."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from workers.hosting.disk import make_room, read_size
-from workers.hosting.releases import PREVIOUS_SECONDS, Site
+from workers.hosting.releases import PREVIOUS_SECONDS, Site, remove_folder, replace_link
 
 MIB = 1 << 20
 
@@ -80,3 +81,33 @@ def test_the_size_of_a_release(hosting: Hosting) -> None:
     assert measured >= 50 * 4_096, "small files take a block each"
     (site.release("dep_1") / "size").write_text("damaged")
     assert read_size(site.release("dep_1")) >= measured
+
+
+def test_a_release_that_another_build_found_unfinished_counts_whole(hosting: Hosting) -> None:
+    unfinished = release(hosting, "dep_1", "shop", swap=False).release("dep_1")
+    (unfinished / "files").rename(hosting.folder / "files")
+    fresh = release(hosting, "dep_2", "blog", swap=False).release("dep_2")
+    assert make_room(hosting.releases, "acc_1", fresh, MIB * 3 // 2)
+    (hosting.folder / "files").rename(unfinished / "files")
+    assert not make_room(hosting.releases, "acc_1", unfinished, MIB * 3 // 2)
+
+
+def test_other_releases_may_change_and_vanish_meanwhile(hosting: Hosting) -> None:
+    """Other builds of the account, and the removal of its old previews, run at the same time."""
+    unfinished = release(hosting, "dep_1", "shop", swap=False).release("dep_1")
+    fresh = release(hosting, "dep_2", "blog", swap=False).release("dep_2")
+    ended = threading.Event()
+
+    def change() -> None:
+        while not ended.is_set():
+            replace_link(unfinished / "sock", "nowhere")
+            remove_folder(release(hosting, "dep_3", "shop", "branch", swap=False).folder)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(300):
+            assert make_room(hosting.releases, "acc_1", fresh, 9 * MIB)
+    finally:
+        ended.set()
+        changing.join()

@@ -22,6 +22,7 @@ from workers.hosting.releases import (
     KEPT_RELEASES,
     Site,
     exclusive_lock,
+    link_folder,
     remove_folder,
     replace_link,
 )
@@ -292,6 +293,21 @@ def test_what_another_worker_removes_meanwhile_is_no_error(hosting: Hosting) -> 
             hosting.releases.tidy(names[::2], set())
         other.join()
     assert [each for each in logs if each["event"] == "folder.not_tidied"] == []
+
+
+async def test_of_a_release_that_could_not_be_linked_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next attempt, with an equal release, would link that one into the first."""
+    (tmp_path / "cp").write_text('#!/bin/sh\n/bin/cp "$@"\nexit 1\n')  # one of the files vanished meanwhile
+    (tmp_path / "cp").chmod(0o755)
+    (tmp_path / "release" / "files").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        assert not await link_folder(tmp_path / "release", tmp_path / "linked")
+    assert not (tmp_path / "linked").exists()
+    assert await link_folder(tmp_path / "release", tmp_path / "linked")
+    assert os.listdir(tmp_path / "linked") == ["files"]
 
 
 async def test_the_lock_admits_one_process_at_a_time(tmp_path: Path) -> None:
