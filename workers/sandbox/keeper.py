@@ -440,9 +440,9 @@ def read_number(path: Path) -> int | None:
 
 
 def write_number(path: Path, number: int) -> None:
-    """Writes the number unless the file has it already. Two keepers of an app may do this at the same time."""
+    """Writes the number unless the file has it already. Keepers and threads may do this at the same time."""
     if read_number(path) != number:
-        fresh = path.with_name(f".{path.name}-{os.getpid()}")
+        fresh = path.with_name(f".{path.name}-{threading.get_native_id()}")
         fresh.write_text(str(number))
         fresh.replace(path)
 

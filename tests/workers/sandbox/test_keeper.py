@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
 from workers.hosting.processes import is_running, start_time
 from workers.sandbox import sandbox
-from workers.sandbox.keeper import DataFolder
+from workers.sandbox.keeper import DataFolder, read_number, write_number
 from workers.sandbox.sandbox import COPIES, MIB, Command, Outcome, SandboxLimits
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -125,6 +126,20 @@ def test_data_are_measured_at_once_when_the_disk_fills(tmp_path: Path, monkeypat
     assert not folder.is_full(), "it is not measured yet"
     free -= 2
     assert folder.is_full()
+
+
+def test_threads_that_write_a_number_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """A watchdog and the data's agent do, if an app starts for the first time."""
+
+    def write(numbers: range) -> None:
+        for number in numbers:
+            write_number(tmp_path / "limit", number)
+
+    with ThreadPoolExecutor(2) as threads:
+        for writing in [threads.submit(write, range(start, 2_000, 2)) for start in (0, 1)]:
+            writing.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["limit"]
+    assert read_number(tmp_path / "limit") in (1_998, 1_999)
 
 
 async def test_inodes_are_bounded(room: Room) -> None:
