@@ -424,10 +424,30 @@ async def test_the_overview_compares_periods(inside: Page, gw: Gateway, backend:
     await app.ask("x")
     for name in ("24 hours", "7 days"):
         await inside.get_by_role("navigation", name="Period").get_by_role("link", name=name).click()
-        await expect(inside.get_by_role("img", name="Spending by hour")).to_be_visible()
+        await expect(inside.get_by_role("img", name=re.compile(f"^Spending by hour.* in {name}"))).to_be_visible()
         await expect(inside.locator("#glance")).to_contain_text("Open streams")
     await inside.get_by_role("link", name="Last hour").click()
     await expect(inside.get_by_role("img", name="Requests per minute")).to_be_visible()
+
+
+async def test_a_view_that_arrives_during_a_press_takes_no_click_away(inside: Page) -> None:
+    box = await inside.get_by_role("link", name="24 hours").bounding_box()
+    assert box is not None
+    await inside.mouse.move(box["x"] + 5, box["y"] + 5)
+    await inside.mouse.down()
+    async with inside.expect_response("**/platform/usage*"):
+        await inside.evaluate("location.hash = '#/?period=7d'")
+    await inside.wait_for_timeout(300)  # in which the view would be drawn
+    await inside.mouse.up()
+    await expect(inside).to_have_url(re.compile("period=24h"))
+    await expect(inside.get_by_role("img", name=re.compile("in 24 hours"))).to_have_count(2)
+
+
+async def test_a_press_delays_a_view_by_two_seconds_at_most(inside: Page) -> None:
+    await inside.mouse.move(5, 5)
+    await inside.mouse.down()
+    await inside.evaluate("location.hash = '#/audit'")
+    await expect(inside.get_by_role("heading", name="Audit")).to_be_visible()
 
 
 async def test_the_new_views_are_accessible(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:

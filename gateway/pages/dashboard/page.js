@@ -1,7 +1,7 @@
 // The dashboard: logs in and out, switches between views, and reports failures.
 
 import { keepCurrent } from "/pages/format.js";
-import { h, pause, untilVisible } from "/pages/dom.js";
+import { h, isPressed, pause, untilReleased, untilVisible } from "/pages/dom.js";
 import { Refused, call, get } from "./api.js";
 import * as account from "./account.js";
 import * as app from "./app.js";
@@ -73,11 +73,12 @@ async function show({ focus = true } = {}) {
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
   showNavigation(bar, path);
   document.title = `${view.title} · Capsule`;
-  const slow = setTimeout(() => main.replaceChildren(skeleton(view.title)), 150);
+  const slow = setTimeout(() => isPressed() || main.replaceChildren(skeleton(view.title)), 150);
   main.setAttribute("aria-busy", "true");
   try {
     const groups = path.match(route)?.groups ?? {};
     const drawn = await view.draw(signal, groups, new URLSearchParams(query));
+    await untilReleased();
     if (signal.aborted) return;
     main.replaceChildren(h("div", { class: "view" }, drawn));
     if (!view.titled) document.title = `${main.querySelector("h1").textContent} · Capsule`;

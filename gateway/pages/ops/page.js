@@ -1,5 +1,6 @@
 // The operators' page: logs in and out, and switches between views.
 
+import { isPressed, untilReleased } from "/pages/dom.js";
 import { keepCurrent } from "/pages/format.js";
 import { Refused, call, get } from "/dashboard/api.js";
 import { announce, failure, skeleton, markCurrent } from "/dashboard/parts.js";
@@ -55,10 +56,11 @@ async function show({ focus = true } = {}) {
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
   markCurrent(bar, path);
   document.title = `${view.title} · Capsule operations`;
-  const slow = setTimeout(() => put(skeleton(view.title)), 150);
+  const slow = setTimeout(() => isPressed() || put(skeleton(view.title)), 150);
   place.setAttribute("aria-busy", "true");
   try {
     const drawn = await view.draw(signal, path.match(route)?.[1], new URLSearchParams(text));
+    await untilReleased();
     if (signal.aborted) return;
     put(drawn);
     if (view.live) drawLast();

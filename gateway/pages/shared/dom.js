@@ -48,6 +48,27 @@ function endDialogs() {
 }
 for (const event of ["hashchange", "session-ended"]) addEventListener(event, endDialogs);
 
+const LONGEST_PRESS = 2_000; // ms
+let press = null; // resolves when it is over
+
+addEventListener("pointerdown", ({ isPrimary, button }) => {
+  if (!isPrimary || button) return;
+  const began = new Promise((resolve) => {
+    const end = () => setTimeout(resolve); // after the click
+    for (const event of ["pointerup", "pointercancel"]) addEventListener(event, end, { capture: true, once: true });
+    setTimeout(resolve, LONGEST_PRESS);
+  });
+  press = began;
+  began.then(() => press === began && (press = null));
+}, true);
+
+export const isPressed = () => press !== null;
+
+// Resolves once no pointer is pressed, because an element that is replaced under a press gets no click.
+export async function untilReleased() {
+  while (press) await press;
+}
+
 // Rejects when the signal aborts.
 export const pause = (milliseconds, signal) =>
   new Promise((resolve, reject) => {
