@@ -20,6 +20,7 @@ CONNECTIONS = 32
 # The allowed increase of the p99. Without HOSTILE=full, other tests share the machine, and the few visits' p99 is their
 # longest wait, so this is the increase of the p50.
 HARM_MS = 20 if FULL else 50
+ATTEMPTS = 1 if FULL else 3  # other tests may take the processors during one attempt; an attack that harms always does
 BODIES = {
     ("POST", "/account/apps"): {"name": "another"},
     ("PATCH", "/account/apps/{app}"): {"customDomain": None},
@@ -81,11 +82,14 @@ async def test_an_overloaded_account_api_delays_no_other_account(bystander: Byst
     everything = {"the account's API, all routes": [each for targets in found.values() for each in targets]}
     worst = {"GET /account/usage": found["GET /account/usage"], "GET /account/requests": found["GET /account/requests"]}
     for name, targets in ({**everything, **found} if FULL else {**everything, **worst}).items():
-        before = await measure_app(bystander.app)
         data = b"".join(make_request(hostile, *target) for target in targets)
-        async with run_attack(gateway, "hammer", CONNECTIONS, data):
-            during = await measure_app(bystander.app)
-        report_row(f"{CONNECTIONS} connections on {name}", before, during)
-        assert_unharmed(before, during)
-        harm = during.p99 - before.p99 if FULL else during.p50 - before.p50
+        for _ in range(ATTEMPTS):
+            before = await measure_app(bystander.app)
+            async with run_attack(gateway, "hammer", CONNECTIONS, data):
+                during = await measure_app(bystander.app)
+            report_row(f"{CONNECTIONS} connections on {name}", before, during)
+            assert_unharmed(before, during)
+            harm = during.p99 - before.p99 if FULL else during.p50 - before.p50
+            if harm < HARM_MS:
+                break
         assert harm < HARM_MS, (name, before, during)
