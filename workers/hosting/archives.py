@@ -26,7 +26,7 @@ FOLDER, SUFFIX = "archives/", ".tar.gz"
 FILES = "files"  # the folder of a release with files that are served
 RECORD = "archive"  # the file of a release that identifies its archive
 # Files of a release that belong to one host.
-HOST_FILES = {"size", ".size.new", "environment", "url", "sock", "asleep", RECORD}
+HOST_FILES = {"size", "environment", "url", "sock", "asleep", RECORD}
 
 
 class BadArchive(Exception):

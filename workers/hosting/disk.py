@@ -14,6 +14,7 @@ from pathlib import Path
 
 from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site, remove_folder
 from workers.sandbox.folders import walk
+from workers.sandbox.keeper import read_number, write_number
 
 _one_at_a_time = threading.Lock()  # two builds that end together must count each other's release
 
@@ -24,7 +25,7 @@ def make_room(releases: Releases, account: str, release: Path, limit: int) -> bo
     `release`: the new release, which is complete.
     """
     with _one_at_a_time:
-        _record_size(release)
+        write_number(release / "size", read_size(release))  # releases never change, so each is measured once
         sites = [site for site in releases.sites() if site.account == account]
         total = sum(read_size(path) for site in sites for path in site.releases())
         for path in _find_removable(sites, release):
@@ -48,11 +49,15 @@ def _find_removable(sites: list[Site], release: Path) -> Iterator[Path]:
 
 def _find_replaced(site: Site) -> Iterator[Path]:
     """Yields the releases that are older than the served one. Newer releases are still being checked."""
-    if site.current is None:
+    current = site.current
+    if current is None:
         return
-    recent = site.unverified is not None or site.seconds_since_swap < PREVIOUS_SECONDS
+    try:
+        recent = site.unverified is not None or site.seconds_since_swap < PREVIOUS_SECONDS
+    except FileNotFoundError:  # the deploy was undone meanwhile
+        return
     needed = site.read_link("previous") if recent else None
-    yield from (path for path in site.releases() if path.name < site.current and path.name != needed)
+    yield from (path for path in site.releases() if path.name < current and path.name != needed)
 
 
 def _age(path: Path) -> str:
@@ -61,17 +66,8 @@ def _age(path: Path) -> str:
 
 def read_size(release: Path) -> int:
     """Returns the bytes that a release takes on disk."""
-    try:
-        return int((release / "size").read_text())
-    except (OSError, ValueError):
-        return _measure(release)  # it is being made, or being removed
-
-
-def _record_size(release: Path) -> None:
-    """Records the size of a complete release. Releases never change, so each is measured once."""
-    fresh = release / ".size.new"
-    fresh.write_text(str(read_size(release)))
-    fresh.replace(release / "size")
+    recorded = read_number(release / "size")
+    return _measure(release) if recorded is None else recorded  # without a record, it is being made or removed
 
 
 def _measure(folder: Path) -> int:

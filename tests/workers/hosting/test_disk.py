@@ -92,6 +92,27 @@ def test_a_release_that_another_build_found_unfinished_counts_whole(hosting: Hos
     assert not make_room(hosting.releases, "acc_1", unfinished, MIB * 3 // 2)
 
 
+def test_a_deploy_may_be_undone_meanwhile(hosting: Hosting) -> None:
+    release(hosting, "dep_1", "shop", swap=False)
+    site = release(hosting, "dep_2", "shop", swap=False)
+    fresh = release(hosting, "dep_3", "blog", swap=False).release("dep_3")
+    ended = threading.Event()
+
+    def change() -> None:
+        while not ended.is_set():
+            site.swap("dep_2")
+            site.undo("dep_2")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(1_000):
+            make_room(hosting.releases, "acc_1", fresh, 0)
+    finally:
+        ended.set()
+        changing.join()
+
+
 def test_other_releases_may_change_and_vanish_meanwhile(hosting: Hosting) -> None:
     """Other builds of the account, and the removal of its old previews, run at the same time."""
     unfinished = release(hosting, "dep_1", "shop", swap=False).release("dep_1")
