@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from tests.hostile.bystander import FULL, run_attack, scale_attack
 from tests.support.folders import passable_folder
-from tests.support.hosted_apps import Hosting
+from tests.support.hosted_apps import Hosting, Said
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
@@ -93,11 +93,13 @@ async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack:
 
 async def test_a_full_app_answers_with_retry_after(hosting: Hosting) -> None:
     name, opening = ATTACKS["requests that hang"]
+
+    async def find_refusal() -> Said | None:
+        with contextlib.suppress(TimeoutError):  # the first requests may still find a place, and hang as well
+            return await asyncio.wait_for(hosting.ask("/", host=HOSTS["hanging"]), 2)
+        return None
+
     async with run_attack(hosting, name, 1_000, opening.encode()):
-        async with asyncio.timeout(30):
-            refused = None
-            while refused is None:  # the first requests may still find a place, and hang as well
-                with contextlib.suppress(TimeoutError):
-                    refused = await asyncio.wait_for(hosting.ask("/", host=HOSTS["hanging"]), 2)
+        refused = await wait_until(find_refusal, 30)
     assert refused.status == 503
     assert refused.headers["retry-after"] == "1"

@@ -49,18 +49,17 @@ function endDialogs() {
 for (const event of ["hashchange", "session-ended"]) addEventListener(event, endDialogs);
 
 const LONGEST_PRESS = 2_000; // ms
-let press = null; // resolves when it is over
+let press = null; // a promise, until the press is over
+let endPress = () => {};
 
 addEventListener("pointerdown", ({ isPrimary, button }) => {
   if (!isPrimary || button) return;
-  const began = new Promise((resolve) => {
-    const end = () => setTimeout(resolve); // after the click
-    for (const event of ["pointerup", "pointercancel"]) addEventListener(event, end, { capture: true, once: true });
-    setTimeout(resolve, LONGEST_PRESS);
-  });
-  press = began;
-  began.then(() => press === began && (press = null));
+  const over = new Promise((resolve) => (endPress = resolve));
+  press = over;
+  over.then(() => press === over && (press = null));
+  setTimeout(endPress, LONGEST_PRESS);
 }, true);
+for (const event of ["pointerup", "pointercancel"]) addEventListener(event, () => setTimeout(endPress), true); // after the click
 
 export const isPressed = () => press !== null;
 
