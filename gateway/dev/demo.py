@@ -67,6 +67,15 @@ class Demo:
             return False
         return True
 
+    async def publish_both(self, write_template: WriteTemplate, *, is_built: bool) -> None:
+        """Publishes `hello`, then `demo` unless it `is_built`.
+
+        One after the other, because an account can upload two sources at once, and the user may be publishing, too.
+        """
+        await self.publish_hello(write_template)
+        if not is_built:
+            await self.bring_up(write_template)
+
     async def bring_up(self, write_template: WriteTemplate) -> None:
         """Publishes the template, or the static one if that fails, and prints the outcome."""
         began = time.monotonic()

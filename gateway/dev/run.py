@@ -148,9 +148,7 @@ async def start_demo(demo: Demo, stack: AsyncExitStack, write_template: WriteTem
     report.print_running(demo.layout, demo.keys.api_key, fault, is_built=is_built)
     await stack.enter_async_context(run_in_background(demo.keep_token()))
     if can_build:
-        await stack.enter_async_context(run_in_background(demo.publish_hello(write_template)))
-    if can_build and not is_built:
-        await stack.enter_async_context(run_in_background(demo.bring_up(write_template)))
+        await stack.enter_async_context(run_in_background(demo.publish_both(write_template, is_built=is_built)))
 
 
 async def announce_app(layout: Layout) -> None:

@@ -99,6 +99,7 @@ async def publish(run: Run, app: str, source: bytes) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=f"http://localhost:{run.port}", headers=headers, trust_env=False) as http:
         await http.post("/account/apps", json={"name": app})
         queued = await http.put(f"/account/apps/{app}/source", content=source)
+        assert queued.status_code == 202, queued.text
         deploy: dict[str, Any] = {}
 
         async def has_ended() -> bool:
