@@ -1,6 +1,7 @@
 """Answers that arrive late: after the user has left the view, has chosen something else, or has clicked again."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs, urlsplit
 
@@ -188,6 +189,29 @@ async def test_a_double_click_opens_one_request(holder: Holder, backend: FakeApp
 
 
 # -- another state ------------------------------------------------------------------------------------------------
+
+
+async def test_a_list_that_changes_during_a_press_is_drawn_after_the_click(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    deploy = await holder.deploy(app)
+    await holder.log_in("deploys")
+    link = page.get_by_role("link", name=f"{app}, deploy {deploy}")
+
+    async def press_until_changed(phase: str) -> None:
+        async with withholding(page, "**/account/deploys?*") as answered:
+            await holder.report(deploy, phase)
+            await answered.wait()
+            await link.hover()
+            await page.mouse.down()
+        await page.wait_for_timeout(300)  # in which the list would be drawn
+
+    await press_until_changed("build")
+    await page.mouse.move(5, 5)
+    await page.mouse.up()
+    await expect(page.get_by_role("row").filter(has=link)).to_contain_text("Checking")
+    await press_until_changed("health")
+    await page.mouse.up()
+    await expect(page).to_have_url(re.compile(f"#/deploys/{deploy}$"))
 
 
 async def test_a_refresh_that_began_before_a_change_of_the_domain_is_ignored(holder: Holder) -> None:

@@ -174,6 +174,8 @@ async def test_a_day_s_registrations_that_are_used_up(browser: Browser, host: Ho
     """The page shows it when it opens, and when the last registration was used meanwhile."""
     gw = host.gateway
     page = await browser.new_page()
+    first = await page.request.post(f"{gw.address}/register", data={"name": "First"})
+    assert first.status in (201, 429)  # 429 if the test above has registered
     await page.goto(gw.address)
     await expect(page.get_by_text("Registration opens again at 00:00 UTC")).to_be_visible()
     await expect(page.get_by_label("Your name")).to_be_hidden()

@@ -1,6 +1,6 @@
 // The elements that views are made of.
 
-import { h, refocus, showDialog } from "/pages/dom.js";
+import { h, isPressed, refocus, showDialog, untilReleased } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 
 export const heading = (title, lead, beside) =>
@@ -251,12 +251,18 @@ export async function mayLeave() {
 
 const drawn = new WeakMap();
 
-// Draws only if the data has changed, so that a refresh keeps a selection, the focus and a pressed button.
+// Draws only if the data has changed, so that a refresh keeps a selection and the focus. An element in which the pointer
+// is pressed is drawn after the click.
 export function redraw(element, data, draw) {
   const text = JSON.stringify(data);
   if (drawn.get(element) === text) return;
   drawn.set(element, text);
-  const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
-  element.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
-  refocus(element, focus);
+  const put = () => {
+    if (drawn.get(element) !== text) return; // newer data has come
+    const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
+    element.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
+    refocus(element, focus);
+  };
+  if (isPressed(element)) untilReleased().then(put);
+  else put();
 }

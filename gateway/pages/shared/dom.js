@@ -49,23 +49,24 @@ function endDialogs() {
 for (const event of ["hashchange", "session-ended"]) addEventListener(event, endDialogs);
 
 const LONGEST_PRESS = 2_000; // ms
-let press = null; // a promise, until the press is over
+let press = null; // { target, over }; `over` is a promise
 let endPress = () => {};
 
-addEventListener("pointerdown", ({ isPrimary, button }) => {
+addEventListener("pointerdown", ({ isPrimary, button, target }) => {
   if (!isPrimary || button) return;
-  const over = new Promise((resolve) => (endPress = resolve));
-  press = over;
-  over.then(() => press === over && (press = null));
+  const begun = { target, over: new Promise((resolve) => (endPress = resolve)) };
+  press = begun;
+  begun.over.then(() => press === begun && (press = null));
   setTimeout(endPress, LONGEST_PRESS);
 }, true);
 for (const event of ["pointerup", "pointercancel"]) addEventListener(event, () => setTimeout(endPress), true); // after the click
 
-export const isPressed = () => press !== null;
+// Returns whether the pointer is pressed, in the element if there is one.
+export const isPressed = (element) => press !== null && (element?.contains(press.target) ?? true);
 
 // Resolves once no pointer is pressed, because an element that is replaced under a press gets no click.
 export async function untilReleased() {
-  while (press) await press;
+  while (press) await press.over;
 }
 
 // Rejects when the signal aborts.
