@@ -15,6 +15,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
 from tests.support.sites_process import Sites
+from workers.sandbox.relay import WAIT_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -96,10 +97,10 @@ async def test_a_full_app_answers_with_retry_after(hosting: Hosting) -> None:
 
     async def find_refusal() -> Said | None:
         with contextlib.suppress(TimeoutError):  # the first requests may still find a place, and hang as well
-            return await asyncio.wait_for(hosting.ask("/", host=HOSTS["hanging"]), 2)
+            return await asyncio.wait_for(hosting.ask("/", host=HOSTS["hanging"]), WAIT_SECONDS + 5)
         return None
 
     async with run_attack(hosting, name, 1_000, opening.encode()):
-        refused = await wait_until(find_refusal, 30)
+        refused = await wait_until(find_refusal, 60)
     assert refused.status == 503
     assert refused.headers["retry-after"] == "1"

@@ -34,8 +34,7 @@ async def test_streams_whose_readers_stop(
         during = await measure_app(bystander.app)
         report_row(f"{STREAMS:,} streams whose readers stop", before, during)
         assert_unharmed(before, during)
-        # The gateway reads the answers to the end, and disconnects clients above the account's share of memory.
-        assert FULL or during.descriptors < before.descriptors + 0.5 * STREAMS
-        # One or two reads of the provider's socket, of 256 KiB each, may wait as well.
+        # The gateway reads the answers to the end, and disconnects clients above the account's share of memory. One or
+        # two reads of the provider's socket, of 256 KiB each, may wait as well.
         assert during.memory - before.memory < 50 + STREAMS * HELD_MIB
         await wait_until(lambda: count_descriptors(find_pid(bystander.gateway)) < before.descriptors + 100, 60)
