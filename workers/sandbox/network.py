@@ -168,15 +168,18 @@ class Egress:
                 await asyncio.start_server(self._accept, sock=listener)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_full = len(self._connections) >= CONNECTIONS
         # As a coroutine, it would make Python 3.11 log a traceback for each connection that the sandbox's end cancels.
-        task = asyncio.create_task(self._connect(reader, writer))
+        task = asyncio.create_task(self._connect(reader, writer, is_full))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_full: bool) -> None:
         host, port = writer.get_extra_info("sockname")
         began = asyncio.get_running_loop().time()
         try:
+            if is_full:
+                raise OSError(f"there are already {CONNECTIONS} connections")
             self._outages.check((host, port))
             outer = await self._open_connection(host, port)
             on_answer = partial(self._outages.note_answer, (host, port))
@@ -190,8 +193,6 @@ class Egress:
     async def _open_connection(self, host: str, port: int) -> Connection:
         """Connects to what the address in the namespace stands for. Raises OSError."""
         address, name = ipaddress.ip_address(host), self._endpoints.get((host, port))
-        if len(self._connections) > CONNECTIONS:
-            raise OSError(f"there are already {CONNECTIONS} connections")
         async with asyncio.timeout(CONNECT_SECONDS):
             if name is not None:
                 return await asyncio.open_connection(name, port, happy_eyeballs_delay=RACE_SECONDS)

@@ -58,7 +58,7 @@ class Relay:
         listener.setblocking(False)
         self._connections: Tasks = set()
         self._requests: Tasks = set()  # the connections that keep the app awake
-        self._room = asyncio.Semaphore(REQUESTS)
+        self._room, self._waiting = asyncio.Semaphore(REQUESTS), 0  # the second counts the requests that wait for room
         self._starting, self._has_listened = asyncio.Lock(), False
         self._began = self._used_at = self._loop.time()
 
@@ -91,12 +91,7 @@ class Relay:
 
     async def _serve(self, connection: socket.socket) -> None:
         visitor = reader, writer = await asyncio.open_unix_connection(sock=connection)
-        try:
-            if len(self._connections) > REQUESTS + WAITING:
-                raise TimeoutError
-            async with asyncio.timeout(WAIT_SECONDS):
-                await self._room.acquire()
-        except TimeoutError:
+        if not await self._find_room():
             return await refuse(reader, writer)
         try:
             async with asyncio.timeout(IDLE_SECONDS):
@@ -110,6 +105,20 @@ class Relay:
             abort(writer)
         finally:
             self._room.release()
+
+    async def _find_room(self) -> bool:
+        """Returns whether the request may begin, after waiting for room. `_room.release` makes room again."""
+        if self._room.locked() and self._waiting >= WAITING:
+            return False
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._room.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting -= 1
+        return True
 
     async def _reach_app(self) -> Connection:
         """Connects to the app. If it has just started, waits until it listens. Raises OSError."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.sandbox import Room
 from workers.sandbox import network
@@ -208,6 +209,28 @@ async def test_an_allowed_connection_carries_all_bytes(room: Room, echo: int) ->
     (room.folder / "ask.py").chmod(0o644)
     assert (await room.run("exec /usr/bin/python3 ask.py", connect=[echo], hosts=["127.0.0.1"])).ok, room.lines
     assert room.lines == ["3000000"]
+
+
+async def test_of_a_burst_as_many_connect_as_the_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "CONNECTIONS", 3)
+    reports, connecting, over = list[str](), 0, asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        nonlocal connecting
+        connecting += 1
+        await over.wait()
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncio, "open_connection", hang)
+    egress = network.Egress(["127.0.0.1"], report=reports.append)
+    async with await asyncio.start_server(egress._accept, "127.0.0.1", 0) as server:
+        with contextlib.ExitStack() as burst:
+            for _ in range(5):
+                burst.enter_context(socket.create_connection(server.sockets[0].getsockname()))
+            await wait_until(lambda: connecting == 3 and reports)
+        over.set()
+        await wait_until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    assert "there are already 3 connections" in reports[0]
 
 
 async def test_connections_in_progress_end_with_the_command_without_a_word(room: Room) -> None:

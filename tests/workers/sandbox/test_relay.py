@@ -86,6 +86,25 @@ async def test_the_next_request_begins_when_one_ends(app: Running) -> None:
             writer.close()
 
 
+async def test_a_burst_is_served_as_far_as_there_is_room(app: Running) -> None:
+    """The relay accepts all of it at once."""
+    async with app() as running:
+        burst = [socket.socket(socket.AF_UNIX) for _ in range(10)]
+        for each in burst:
+            each.connect(str(running.path))
+            each.sendall(REQUEST)
+        visitors = [await asyncio.open_unix_connection(sock=each) for each in burst]
+        await running.has(3)
+        for reader, _ in visitors[5:]:
+            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 503 ")
+        for count in (4, 5):
+            for _, writer in (running.connections[count - 4], visitors[count - 4]):
+                writer.close()
+            await running.has(count)
+        for _, writer in visitors:
+            writer.close()
+
+
 async def test_a_request_waits_only_so_long(app: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "WAIT_SECONDS", 0.1)
     async with app() as running:
