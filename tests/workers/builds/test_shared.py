@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from gateway.cancellation import end_if_canceled
 from gateway.deploys.keys import HOSTS_KEY, served_apps_key, serving_key
 from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
@@ -172,6 +173,7 @@ async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
 
     async def haunt() -> None:
         while True:
+            end_if_canceled()
             await records.send_heartbeat("phantom")
             for _, wanted in (await records.read(host.account.id, app)).values():
                 if wanted.step in (*steps, "undo"):
