@@ -29,7 +29,7 @@ from tests.support.redis_servers import five_free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-BUILD_SECONDS = 140  # for the template, whose packages are downloaded
+BUILD_SECONDS = 250  # for the template, whose packages are downloaded
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -101,7 +101,6 @@ def freeze(servers: list[RedisServer], url: str) -> None:
     servers[0].freeze()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("fault", [switch_over, kill, freeze])
 async def test_the_spend_is_exact(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, fault: Callable[[list[RedisServer], str], None]

@@ -31,7 +31,6 @@ ATTACKS = {
 }
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_connections_that_are_held(bystander: Bystander, attack: str) -> None:
     count = scale_attack(5000)
@@ -61,7 +60,6 @@ async def narrow_bystander(
         yield bystander
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ["heads that drip", "bodies that drip"])
 async def test_more_connections_than_the_process_takes(narrow_bystander: Bystander, attack: str) -> None:
     """The connections that have waited longest are closed to make room, so the bystander is served."""

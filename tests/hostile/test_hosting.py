@@ -78,7 +78,6 @@ async def measure_visits(hosting: Hosting, host: str) -> list[float]:
     return sorted(waits)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ATTACKS)
 async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack: str) -> None:
     name, opening = ATTACKS[attack]

@@ -25,7 +25,7 @@ from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.processes import find_pid, read_cpu_seconds
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RATE = 500  # garbage tokens per second
 ALL = "HOSTILE_SECONDS" in os.environ

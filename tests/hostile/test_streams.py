@@ -20,7 +20,6 @@ TOKENS = 2000 if FULL else 1600  # of each answer
 HELD_MIB = 0.6 if FULL else 1.5  # of the gateway's memory for each stream, at most
 
 
-@pytest.mark.timeout(300)
 async def test_streams_whose_readers_stop(
     bystander: Bystander, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:

@@ -41,7 +41,7 @@ def schemathesis(gw: Gateway, app: str, paths: str, credential: str) -> str:
     header = ["--header", f"Authorization: Bearer {credential}", "--no-color", *CHECKS]
     environment = {"PATH": os.environ["PATH"], "HOME": str(gw.folder), "COLUMNS": "200"}
     done = subprocess.run(
-        [*command, *options, *header], cwd=gw.folder, env=environment, capture_output=True, text=True, timeout=120
+        [*command, *options, *header], cwd=gw.folder, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     tested = re.search(r"Tested: (\d+)", done.stdout)

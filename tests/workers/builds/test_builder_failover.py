@@ -21,7 +21,6 @@ async def is_ready(gw: Gateway) -> bool:
     return (await gw.http.get("/ready")).status_code == 200
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("storage", ["folder", "shared"])
 async def test_the_end_of_a_deploy_survives_the_loss_of_the_primary(tmp_path: Path, storage: str) -> None:
     settings, workers = SETTINGS, ("deploys", "webhooks")
