@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -61,15 +61,17 @@ class Child:
         self._early_ends = 0  # processes in a row that ended early
         self._start_at = 0.0  # of the next process, on the monotonic clock
 
-    def check(self, now: float) -> None:
-        """Starts the process if there is none, kills it if it hangs, and notes its end."""
+    def check(self, now: float) -> int | None:
+        """Starts the process if there is none, and kills it if it hangs. Returns its exit code once it has ended."""
         if self.process is None:
             if now >= self._start_at:
                 self._start(now)
-        elif self.process.exitcode is not None:
-            self._note_end(now, self.process)
+        elif (exit_code := self.process.exitcode) is not None:
+            self._note_end(now, self.process, exit_code)
+            return exit_code
         elif self.is_hanging(now):
             self.kill()
+        return None
 
     def _start(self, now: float) -> None:
         self._pipe, theirs = SPAWN.Pipe()
@@ -87,15 +89,13 @@ class Child:
             theirs.close()
 
     def is_hanging(self, now: float) -> bool:
-        try:
+        with suppress(OSError, EOFError):  # it is about to exit
             if self._awaits_answer and self._pipe.poll():
                 self.serves = self._pipe.recv()
                 self._awaits_answer, self._has_answered = False, True
             if not self._awaits_answer:
                 self._pipe.send(None)
                 self._asked_at, self._awaits_answer = now, True
-        except (OSError, EOFError):
-            return True  # it is about to exit
         late = now - self._asked_at > (ANSWER_SECONDS if self._has_answered else START_SECONDS)
         return late or (not self.serves and now - self._started_at > START_SECONDS)
 
@@ -104,8 +104,8 @@ class Child:
             logger.error("process.killed", number=self._number, pid=self.process.pid)
             self.process.kill()
 
-    def _note_end(self, now: float, process: SpawnProcess) -> None:
-        logger.error("process.ended", number=self._number, pid=process.pid, exit_code=process.exitcode)
+    def _note_end(self, now: float, process: SpawnProcess, exit_code: int) -> None:
+        logger.error("process.ended", number=self._number, pid=process.pid, exit_code=exit_code)
         process.close()
         self._pipe.close()
         self.process, self.serves = None, False
@@ -134,9 +134,9 @@ class Supervisor:
         while not self._stopping:
             for child in self._children:
                 self._has_served |= child.serves
-                if not self._has_served and child.process is not None and (child.process.exitcode or 0) > 0:
+                ended = child.check(time.monotonic())
+                if not self._has_served and ended is not None and ended > 0:
                     exit_code, self._stopping = CANNOT_START_EXIT, True
-                child.check(time.monotonic())
             time.sleep(TICK_SECONDS)
         self._end_all()
         return exit_code

@@ -75,7 +75,7 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
         assert "Live at http://pages.apps.localhost" in done[1]
         assert (await asyncio.to_thread(capsule, "new", "full"))[0] == 0
         assert (folder / "full" / "server.ts").exists()
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
             page = await http.get(f"http://127.0.0.1:{port + 1}/", headers={"Host": "pages.apps.localhost"})
             assert "pages</title>" in page.text
             assert (await http.get(f"http://127.0.0.1:{port}/dashboard")).is_success
@@ -93,7 +93,7 @@ async def run_dev(capsule: Path, folder: Path, environment: dict[str, str]) -> A
     try:
         assert dev.stdout
         output = ""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while line := (await dev.stdout.readline()).decode():
                 output += line
                 if "Press Ctrl-C to stop." in line:

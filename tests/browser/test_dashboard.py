@@ -276,7 +276,7 @@ async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> Non
     holder.gateway.confidential.add(url.rpartition("/")[2])
     await expect(holder.row("Content system")).to_contain_text("Never")
 
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
         assert (await http.post(url)).status_code == 202
         await expect(holder.row("Content system")).not_to_contain_text("Never")
         await page.reload()

@@ -155,7 +155,7 @@ async def ask(page: Page) -> None:
 
 
 async def test_the_printed_key_is_the_accounts(run: Run) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
         headers = {"Authorization": f"Bearer {run.api_key}"}
         response = await http.get(f"http://localhost:{run.port}/account/apps", headers=headers)
     assert "demo" in [app["name"] for app in response.json()]

@@ -337,7 +337,7 @@ async def test_without_the_model_or_the_backend(page: Page) -> None:
 async def test_the_app_serves_hashed_assets_for_good_and_pages_afresh(notes: Notes) -> None:
     [script] = (notes.folder / "dist" / "assets").glob("*.js")
     address = f"http://127.0.0.1:{urlsplit(notes.address).port}"
-    async with httpx.AsyncClient(base_url=address, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=address, trust_env=False, timeout=30) as http:
         asset = await http.get(f"/assets/{script.name}")
         index = await http.get("/")
         missing = await http.get("/assets/none.js")

@@ -58,7 +58,7 @@ class Example:
 
     async def takes(self, body: bytes, headers: dict[str, str]) -> int:
         raw = {name: value.encode("latin-1") for name, value in headers.items()}
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
             return (await client.post(self.url, content=body, headers=raw)).status_code
 
 

@@ -41,7 +41,7 @@ async def test_the_tutorial(service: Run, tmp_path: Path) -> None:
         f"http://notes.apps.localhost:{service.port + 1}" for _ in range(3)
     ] + [f"http://leaflet.apps.localhost:{service.port + 1}"]
     assert "BETTER_AUTH_SECRET" in done.out
-    async with httpx.AsyncClient(base_url=service.hosted, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=service.hosted, trust_env=False, timeout=30) as http:
         for app, title in (("notes", "notes"), ("leaflet", "leaflet")):  # after the rollback
             shown = await http.get("/", headers={"Host": f"{app}.apps.localhost:{service.port + 1}"})
             assert f"<title>{title}</title>" in shown.text

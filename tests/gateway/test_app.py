@@ -61,7 +61,7 @@ def start(folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     """Starts uvicorn without `capsule serve`."""
     command = [sys.executable, "-m", "uvicorn", "--factory", "gateway.app:create_app", "--port", "0"]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), **settings}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_invalid_settings_end_the_start_with_one_message(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_invalid_settings_end_the_start_with_one_message(tmp_path: Path) -> None
 
 def test_importing_the_application_reads_no_settings(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "GATEWAY_REDIS_URL": "nonsense"}
-    subprocess.run([sys.executable, "-c", "import gateway.app"], cwd=tmp_path, env=environment, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", "import gateway.app"], cwd=tmp_path, env=environment, check=True, timeout=120)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.http_site import GET, Site, serving
+from tests.support.polling import PATIENCE_SECONDS
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
@@ -26,7 +27,7 @@ async def port(site: Site) -> AsyncIterator[int]:
         yield port
 
 
-async def talk(port: int, *parts: bytes, pause: float = 0.02) -> bytes:
+async def talk(port: int, *parts: bytes, pause: float = 0.02, silence: float = 0.5) -> bytes:
     """Sends the parts one by one. Returns everything received until the server closes or is silent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     received = b""
@@ -35,7 +36,7 @@ async def talk(port: int, *parts: bytes, pause: float = 0.02) -> bytes:
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(pause)
-        while more := await asyncio.wait_for(reader.read(65_536), 0.5):
+        while more := await asyncio.wait_for(reader.read(65_536), silence):
             received += more
     writer.close()
     return received
@@ -142,7 +143,8 @@ async def test_nothing_is_read_after_the_last_request(port: int, site: Site) -> 
 
 
 async def test_the_response_to_head_has_no_body(port: int) -> None:
-    received = await talk(port, b"HEAD /slow HTTP/1.1\r\nhost: x\r\n\r\n" + GET)
+    last = GET.replace(b"host: x", b"host: x\r\nconnection: close")
+    received = await talk(port, b"HEAD /slow HTTP/1.1\r\nhost: x\r\n\r\n" + last, silence=PATIENCE_SECONDS)
     assert received.count(b"HTTP/1.1 200 OK") == 2
     assert b"slow" not in received
 

@@ -7,12 +7,17 @@ import os
 import re
 import signal
 import socket
+import sys
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
+from structlog.testing import capture_logs
 
+from gateway import supervisor
 from gateway.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remove_gauges
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
@@ -186,6 +191,24 @@ def test_a_process_that_dies_at_its_start_is_replaced_after_growing_pauses(tmp_p
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert pauses[:5] == [0.5, 1, 2, 4, 8]
     assert set(pauses[5:]) == {10}
+
+
+def exit_slowly(_number: int, _config: uvicorn.Config, _listeners: object, pipe: Connection) -> None:
+    pipe.close()
+    time.sleep(1)
+    sys.exit(3)
+
+
+def test_a_process_that_is_exiting_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has closed its pipe. Its exit code says whether the service can start."""
+    monkeypatch.setattr(supervisor, "run_child", exit_slowly)
+    child = Child(0, uvicorn.Config("nowhere:create", log_config=None), [], tmp_path)
+    with capture_logs() as log:
+        child.check(time.monotonic())
+        while child.process is not None:
+            time.sleep(0.1)
+            child.check(time.monotonic())
+    assert [(entry["event"], entry["exit_code"]) for entry in log] == [("process.ended", 3)]
 
 
 def test_only_the_live_gauges_of_that_number_are_removed(tmp_path: Path) -> None:

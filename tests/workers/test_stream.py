@@ -155,6 +155,7 @@ def got(numbers: list[str], *readers: Reader) -> Callable[[], bool]:
 async def test_a_worker_gets_the_lowest_free_number(events: Stream) -> None:
     one, two = await events.reader(), await events.reader()
     assert (one.name[-2:], two.name[-2:]) == ("-1", "-2")
+    await one.stop()
     await one.consumer.release_entries()
     three, four = await events.reader(), await events.reader()
     assert (three.name[-2:], four.name[-2:]) == ("-1", "-3")

@@ -69,7 +69,7 @@ def folder() -> Iterator[Path]:
 
 async def read_page(run: Run, app: str) -> str:
     async with httpx.AsyncClient(
-        base_url=run.hosted, headers={"Host": f"{app}.apps.localhost"}, trust_env=False
+        base_url=run.hosted, headers={"Host": f"{app}.apps.localhost"}, trust_env=False, timeout=30
     ) as http:
         return (await http.get("/")).text
 
@@ -96,7 +96,9 @@ async def test_without_a_sandbox_the_screen_names_the_remedy(folder: Path) -> No
 async def publish(run: Run, app: str, source: bytes) -> dict[str, Any]:
     """Publishes a source, as a new app unless it exists, and returns the deploy once it has ended."""
     headers = {"Authorization": f"Bearer {run.api_key}"}
-    async with httpx.AsyncClient(base_url=f"http://localhost:{run.port}", headers=headers, trust_env=False) as http:
+    async with httpx.AsyncClient(
+        base_url=f"http://localhost:{run.port}", headers=headers, trust_env=False, timeout=30
+    ) as http:
         await http.post("/account/apps", json={"name": app})
         queued = await http.put(f"/account/apps/{app}/source", content=source)
         assert queued.status_code == 202, queued.text
@@ -131,7 +133,7 @@ async def test_a_folder_runs_in_the_place_of_the_demo_app(folder: Path, source: 
         run = await start(port, data, str(source), GATEWAY_PROVIDER_KEY="hidden")
         await run.read(until="notes answers at")
         try:
-            async with httpx.AsyncClient(trust_env=False) as http:
+            async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
                 page = await http.get(f"{run.hosted}/", headers={"Host": f"notes.apps.localhost:{port + 1}"})
                 seen = page.json()
                 ask = {"json": {"prompt": "Who?"}, "headers": {"Authorization": f"Bearer {seen.pop('token')}"}}
@@ -164,7 +166,7 @@ async def test_one_setting_serves_everything_with_https(folder: Path, source: Pa
         assert f"{service}/dashboard" in run.said
         assert f"  Certificate {Layout(port, data, https=True).root_certificate} (" in run.said
         named = {"headers": {"Host": app[8:]}, "extensions": {"sni_hostname": "notes.apps.localhost"}}
-        async with httpx.AsyncClient(trust_env=False, verify=authority) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=30, verify=authority) as http:
             seen = (await http.get(f"https://127.0.0.1:{port + 1}/", **named)).json()
             assert (seen["APP_URL"], seen["VITE_SERVICE_AI_URL"]) == (app, f"{service}/capsule/notes/ai")
             headers = {"Authorization": f"Bearer {seen['token']}", "Origin": app}
@@ -180,7 +182,7 @@ async def test_a_command_that_ends_ends_the_run(folder: Path, source: Path) -> N
     port = five_free_ports()
     run = await start(port, folder / "data", str(source))
     await run.read(until="notes answers at")
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
         await http.get(f"{run.hosted}/end", headers={"Host": "notes.apps.localhost"})
     await run.read()
     assert await run.process.wait() == 1

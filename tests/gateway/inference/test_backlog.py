@@ -43,7 +43,7 @@ LONG = flood(TOKENS, LENGTH)
 
 @module_fixture
 async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "3"}
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "30"}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("slow"), **settings) as gw:
         yield gw
 
@@ -69,7 +69,7 @@ async def settles(app: App, requests: int) -> None:
     async def paid() -> bool:
         return (await app.account.spend())["settled"] >= requests * cost(1, 1)
 
-    await wait_until(paid)
+    await wait_until(paid, 30)
 
 
 async def rest(client: socket.socket) -> bytes:
