@@ -67,7 +67,7 @@ class Child:
             if now >= self._start_at:
                 self._start(now)
         elif (exit_code := self.process.exitcode) is not None:
-            self._note_end(now, self.process, exit_code)
+            self._note_end(now, self.process)
             return exit_code
         elif self.is_hanging(now):
             self.kill()
@@ -89,7 +89,7 @@ class Child:
             theirs.close()
 
     def is_hanging(self, now: float) -> bool:
-        with suppress(OSError, EOFError):  # it is about to exit
+        with suppress(OSError, EOFError):  # an exiting process has closed its pipe
             if self._awaits_answer and self._pipe.poll():
                 self.serves = self._pipe.recv()
                 self._awaits_answer, self._has_answered = False, True
@@ -104,8 +104,8 @@ class Child:
             logger.error("process.killed", number=self._number, pid=self.process.pid)
             self.process.kill()
 
-    def _note_end(self, now: float, process: SpawnProcess, exit_code: int) -> None:
-        logger.error("process.ended", number=self._number, pid=process.pid, exit_code=exit_code)
+    def _note_end(self, now: float, process: SpawnProcess) -> None:
+        logger.error("process.ended", number=self._number, pid=process.pid, exit_code=process.exitcode)
         process.close()
         self._pipe.close()
         self.process, self.serves = None, False
@@ -134,8 +134,8 @@ class Supervisor:
         while not self._stopping:
             for child in self._children:
                 self._has_served |= child.serves
-                ended = child.check(time.monotonic())
-                if not self._has_served and ended is not None and ended > 0:
+                failed = (child.check(time.monotonic()) or 0) > 0
+                if failed and not self._has_served:
                     exit_code, self._stopping = CANNOT_START_EXIT, True
             time.sleep(TICK_SECONDS)
         self._end_all()
