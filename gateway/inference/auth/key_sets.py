@@ -280,13 +280,13 @@ class KeySet:
 
     async def _fetch_from_backend(self) -> None:
         """Raises CallFailed or ValueError."""
-        began = time.monotonic()
+        checked_at = self._shared.checked_at if self._shared is not None else 0
         document = await fetch_document(self._http, self._url, self.account)
         digest = hashlib.sha256(document).digest()
         await self._use(document, digest)
         self._fetched_at, self._copied = time.monotonic(), False
         if self._shared is not None:
-            self._share(_share_public(self._shared, document, digest, began))
+            self._share(_share_public(self._shared, document, digest, checked_at))
 
     def _share(self, sharing: Coroutine[None, None, None]) -> None:
         """Shares keys in the background: requests that wait for the keys do not wait for Redis."""
@@ -321,10 +321,10 @@ async def fetch_document(http: outbound.Client, url: str, account: str) -> bytes
     return answer.body
 
 
-async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, fetched_at: float) -> None:
+async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, checked_at: int) -> None:
     """Shares only the public members of a document's keys."""
     parts = await read_document(body, public_part)
-    await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, fetched_at, REFRESH_SECONDS)
+    await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, checked_at, REFRESH_SECONDS)
 
 
 async def read_document(body: bytes, read: Callable[[msgspec.Raw], T | None]) -> list[T]:

@@ -15,7 +15,8 @@ _SHARE_KEY_SET = Script("inference/share_key_set")
 
 class FoundKeySet(msgspec.Struct, frozen=True):
     verdict: Literal["copy", "fetch", "wait"]
-    age: int = 0  # ms
+    now: int  # Redis's time, in ms
+    age: int = 0  # of the copy, in ms
     digest: str = ""
     document: str = ""
 
@@ -30,8 +31,8 @@ async def find_key_set(store: Store, account: str, app: str, identity: str, *, o
 
 
 async def share_key_set(
-    store: Store, account: str, app: str, identity: str, *, age: int, life: int, digest: str, document: str
+    store: Store, account: str, app: str, identity: str, *, at: int, life: int, digest: str, document: str
 ) -> None:
-    """Shares a document of keys that is `age` ms old, for `life` ms after the fetch; '' only releases the claim."""
+    """Shares a document of keys that was fetched after Redis's time `at`, for `life` ms; '' only releases the claim."""
     script_keys = key_set_keys(account, app)
-    await store.run_script(_SHARE_KEY_SET, script_keys, identity, age, life, digest, document)
+    await store.run_script(_SHARE_KEY_SET, script_keys, identity, at, life, digest, document)

@@ -37,9 +37,11 @@ class SharedKeys:
 
     def __init__(self, store: Store, account: str, app: str, identity: str) -> None:
         self._store, self._account, self._app, self._identity = store, account, app, identity
+        self.checked_at = 0  # Redis's time (ms) when it was last asked for a copy; 0 if it did not answer
 
     async def find(self, oldest: float) -> Copy | None:
         """Returns a copy that is at most `oldest` seconds old, or None if the caller has to fetch the keys."""
+        self.checked_at = 0
         end = time.monotonic() + WAIT_SECONDS
         with contextlib.suppress(BackboneUnavailable, TimeoutError):
             while True:
@@ -53,6 +55,7 @@ class SharedKeys:
                         oldest=int(oldest * 1000),
                         claim=int(CLAIM_SECONDS * 1000),
                     )
+                self.checked_at = found.now
                 if found.verdict == "copy":
                     # Redis counts whole milliseconds.
                     return Copy(sent - (found.age + 1) / 1000, bytes.fromhex(found.digest), found.document.encode())
@@ -61,8 +64,11 @@ class SharedKeys:
                 await asyncio.sleep(POLL_SECONDS)
         return None
 
-    async def share(self, document: bytes, digest: bytes, fetched_at: float, life: float) -> None:
-        """Shares fetched keys for `life` seconds after the fetch, unless they are too large. Releases the claim."""
+    async def share(self, document: bytes, digest: bytes, checked_at: int, life: float) -> None:
+        """Shares keys that were fetched after `checked_at`, unless they are too large. Releases the claim.
+
+        They are shared for `life` seconds from then, in Redis's time: how long Redis takes to answer does not matter.
+        """
         with contextlib.suppress(BackboneUnavailable, TimeoutError):
             async with asyncio.timeout(REDIS_SECONDS):
                 await scripts.share_key_set(
@@ -70,7 +76,7 @@ class SharedKeys:
                     self._account,
                     self._app,
                     self._identity,
-                    age=int((time.monotonic() - fetched_at) * 1000) + 1,
+                    at=checked_at,
                     life=int(life * 1000),
                     digest=digest.hex(),
                     document=document.decode() if len(document) <= MAX_BYTES else "",
@@ -78,4 +84,4 @@ class SharedKeys:
 
     async def give_up(self) -> None:
         """Releases the claim after a failed fetch, so that another process may try."""
-        await self.share(b"", b"", time.monotonic(), 0)
+        await self.share(b"", b"", 0, 0)

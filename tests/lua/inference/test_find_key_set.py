@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from tests.lua.key_sets import NOON, KeySets
-from tests.lua.scripts import SECOND, set_clock
+from tests.lua.scripts import SECOND
 
 
 @pytest.fixture
 def key_sets(client: Any) -> KeySets:
-    set_clock(client, NOON)
     return KeySets(client)
 
 
@@ -23,7 +22,7 @@ def test_one_fetches_and_the_others_wait(key_sets: KeySets) -> None:
 
 def test_the_copys_age_counts_from_its_fetch(key_sets: KeySets) -> None:
     key_sets.share(age=2_000)
-    set_clock(key_sets.client, NOON + 5 * SECOND)
+    key_sets.set_clock(NOON + 5 * SECOND)
     assert key_sets.find(oldest=7_000)[:2] == ["copy", 7_000]
     assert key_sets.find(oldest=6_999) == ["fetch"]
 
