@@ -350,8 +350,9 @@ def check_deploy(
 
 # -- secrets -------------------------------------------------------------------------------------------------
 
+# Redis holds ciphertexts in base64url, in which "csk_" may occur by chance, but not within the first 12 characters.
 PATTERNS = {
-    "an API key": re.compile(rb"csk_[A-Za-z0-9_-]{20}"),
+    "an API key": re.compile(rb"(?<![A-Za-z0-9_-]{12})csk_[A-Za-z0-9_-]{20}"),
     "a webhook's secret": re.compile(rb"whsec_[A-Za-z0-9+/]{20}"),
     "a hook's address": re.compile(rb"/hooks/deploy/[A-Za-z0-9_-]{40}"),
 }

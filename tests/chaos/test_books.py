@@ -247,9 +247,15 @@ def test_secret_in_a_log_is_seen_and_not_quoted() -> None:
         f'{{"error":"{PROMPT} 000000001"}}'.encode(),
         b"Authorization: Bearer provider-1234",
         b"csk_0123456789abcdefghijABCD",
+        b"Bearer%20csk_0123456789abcdefghijABCD",
         b"whsec_0123456789abcdefghij+/==",
         b"POST /hooks/deploy/0123456789abcdefghij0123456789abcdefghij",
     ):
         found = books.check_secrets("gateway-1.log", line, secrets)
         assert len(found) == 1
         assert line.decode() not in found[0]
+
+
+def test_a_ciphertext_is_no_key() -> None:
+    ciphertext = b'{"secret":"gAAAAABrCCUUYLy2qPkNcsk_ENdg6MWPDtcsk_yKf474v5hd9IjimkuNnBts8DlDZ72zbdbrsp2JTNYb=="}'
+    assert not books.check_secrets("appendonly.aof.1.incr.aof", ciphertext, {})

@@ -202,6 +202,7 @@ class FakeServer:
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
+            writer.transport.abort()  # if the server ends before the client has read everything
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> Exchange:
         head = await reader.readuntil(b"\r\n\r\n")
