@@ -17,8 +17,7 @@ local age = now - at
 local copy = redis.call('HMGET', KEYS[1], 'identity', 'at')
 local newer = copy[1] == identity and tonumber(copy[2]) > at and tonumber(copy[2]) <= now
 if document ~= '' and age >= 0 and age < life and not newer then
-  local fetched = string.format('%.0f', at)
-  redis.call('HSET', KEYS[1], 'identity', identity, 'at', fetched, 'digest', digest, 'document', document)
+  redis.call('HSET', KEYS[1], 'identity', identity, 'at', ARGV[2], 'digest', digest, 'document', document)
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', life - age))
 end
 if redis.call('GET', KEYS[2]) == identity then redis.call('DEL', KEYS[2]) end

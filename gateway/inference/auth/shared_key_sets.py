@@ -1,8 +1,8 @@
 """Shares an app's public keys among processes through a copy in Redis, so that only one process fetches them.
 
-The copy holds only public members of keys, and the time of the fetch. It is bound to the app, its account, its `auth`
-and the address of its keys. No process uses it for longer than keys that it fetched itself. One process at a time
-fetches the keys, under a claim, while the others wait for a moment.
+The copy holds only public members of keys, and a time of Redis before the fetch. It is bound to the app, its account,
+its `auth` and the address of its keys. No process uses it for longer than keys that it fetched itself. One process at
+a time fetches the keys, under a claim, while the others wait for a moment.
 
 Failure policy: without Redis, or if the other process takes long, each process fetches the keys itself.
 """
