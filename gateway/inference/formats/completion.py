@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from gateway.validation import explain
 encode = msgspec.json.Encoder().encode
 _LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
+T = TypeVar("T")
 
 
 class FullAnswer(msgspec.Struct, frozen=True):
@@ -85,3 +87,20 @@ def malformed(error: Exception) -> RequestMalformed:
     words, field = located.groups() if located else (fault, "")
     words = "is not one of the allowed values" if fault.startswith("Invalid") else explain(words)
     return RequestMalformed(f"{field or 'body'}: {words}.")
+
+
+def decode_again(body: bytes, kind: type[T], fault: Callable[[Any, Exception], ServiceError]) -> T:
+    """Decodes a body that the decoder refused, because it may write a whole number as 100.0.
+
+    Raises what `fault` returns for the body's fields and their error.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except INVALID_BODY:
+        raise invalid_json() from None
+    if isinstance(fields, dict):
+        fields |= {n: int(v) for n, v in fields.items() if isinstance(v, float) and v.is_integer()}
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise fault(fields, error) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,9 +13,9 @@ from gateway.inference.formats.completion import (
     CompletionRequest,
     FullAnswer,
     check_model,
+    decode_again,
     encode,
     finish_reason,
-    invalid_json,
     malformed,
 )
 from gateway.inference.provider.sse import Delta
@@ -38,8 +38,8 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     """Decodes the body, or raises its fault. `wants_stream` decides about streaming if the body does not."""
     try:
         prompt = _decode(body)
-    except INVALID_BODY as error:
-        raise _fault(body, error) from None
+    except INVALID_BODY:
+        prompt = decode_again(body, Prompt, _fault)
     return CompletionRequest(
         model=check_model(prompt.model),
         max_tokens=prompt.maxTokens,
@@ -57,12 +57,8 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     )
 
 
-def _fault(body: bytes, error: Exception) -> ServiceError:
-    """Decodes a refused body again to determine whether it is multimodal or malformed."""
-    try:
-        fields = msgspec.json.decode(body)
-    except INVALID_BODY:
-        return invalid_json()
+def _fault(fields: Any, error: Exception) -> ServiceError:
+    """Returns whether the fields of a refused body are multimodal or malformed."""
     if isinstance(fields, dict):
         prompt = fields.get("prompt")
         parts = prompt if isinstance(prompt, list) else [prompt]

@@ -14,9 +14,9 @@ from gateway.inference.formats.completion import (
     CompletionRequest,
     FullAnswer,
     check_model,
+    decode_again,
     encode,
     finish_reason,
-    invalid_json,
     malformed,
 )
 from gateway.inference.formats.parameters import FORWARDED, FORWARDED_WITH_TOOLS
@@ -31,12 +31,18 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 class Part(msgspec.Struct):
     type: str
     text: str = ""
+    refusal: str = ""
+    thinking: str = ""
 
 
 class Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None  # an assistant's message may have none
-    tool_calls: list[ToolCall] | None = None  # of an assistant
+    # The next three are of an assistant. Clients send them back as they came.
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
     tool_call_id: str | None = None  # of a tool
 
 
@@ -71,15 +77,19 @@ class Completion(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Completion).decode
-TEXT_PARTS = ("text", "input_text")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+PART_TYPES = (
+    "only text is supported, in parts of the types `text`, `input_text`, `output_text`, `refusal`, and in messages of "
+    "the assistant `thinking`; remove images, audio, video, files and other parts."
+)
 
 
 def read_completion_request(body: bytes, wants_stream: bool) -> CompletionRequest:
     """Decodes the body, or raises its fault. Only the body decides about streaming, as in OpenAI's API."""
     try:
         completion = _decode(body)
-    except INVALID_BODY as error:
-        raise _fault(body, error) from None
+    except INVALID_BODY:
+        completion = decode_again(body, Completion, _fault)
     _refuse_unsupported(completion)
     messages = [_message_to_send(number, message) for number, message in enumerate(completion.messages)]
     text_bytes = sum(map(_bytes_of_message, messages))
@@ -125,13 +135,12 @@ def _refuse_unsupported(completion: Completion) -> None:
 
 
 def _message_to_send(number: int, message: Message) -> dict[str, Any]:
-    role, text = message.role, _text(message.content or "")
+    role = message.role
     if role == "assistant":
-        if message.tool_calls:
-            return {"role": role, "content": text or None, "tool_calls": message.tool_calls}
-        return {"role": role, "content": text}
+        return _assistant_message(number, message)
     if message.content is None:
         raise RequestMalformed(f"messages[{number}].content: must be text or a list, not null.")
+    text = _text(number, message.content)
     if role == "tool":
         if message.tool_call_id is None:
             raise RequestMalformed(f"messages[{number}]: the field tool_call_id is missing.")
@@ -140,32 +149,50 @@ def _message_to_send(number: int, message: Message) -> dict[str, Any]:
     return {"role": "system" if role == "developer" else role, "content": text}
 
 
+def _assistant_message(number: int, message: Message) -> dict[str, Any]:
+    content = message.content or message.refusal or ""
+    reasoning = message.reasoning_content or message.reasoning or ""
+    if not isinstance(content, str):
+        reasoning = reasoning or "\n".join(part.thinking for part in content if part.type == "thinking")
+        content = [part for part in content if part.type != "thinking"]
+    sent: dict[str, Any] = {"role": message.role, "content": _text(number, content)}
+    if reasoning:
+        # Each provider reads one of the two names; vLLM reads another one than it once did.
+        sent |= {"reasoning_content": reasoning, "reasoning": reasoning}
+    if message.tool_calls:
+        for call in message.tool_calls:
+            call.function.arguments = call.function.arguments or "{}"  # chat templates parse it
+        sent |= {"content": sent["content"] or None, "tool_calls": message.tool_calls}
+    return sent
+
+
 def _bytes_of_message(sent: dict[str, Any]) -> int:
-    """Returns the priced bytes: the text, and the JSON of tool calls and their ids."""
+    """Returns the priced bytes: the text and the reasoning, and the JSON of tool calls and their ids."""
     calls = sum(len(encode(sent[name])) for name in ("tool_calls", "tool_call_id") if name in sent)
-    return len((sent["content"] or "").encode()) + calls
+    return len((sent["content"] or "").encode()) + len(sent.get("reasoning", "").encode()) + calls
 
 
-def _text(content: str | list[Part]) -> str:
+def _text(number: int, content: str | list[Part]) -> str:
     if isinstance(content, str):
         return content
-    if any(part.type not in TEXT_PARTS for part in content):
-        raise MultimodalUnsupported
-    return "\n".join(part.text for part in content)
+    for place, part in enumerate(content):
+        if part.type not in TEXT_PARTS:
+            raise _unsupported_part(number, place)
+    return "\n".join(part.refusal if part.type == "refusal" else part.text for part in content)
 
 
-def _fault(body: bytes, error: Exception) -> ServiceError:
-    """Decodes a refused body again to determine whether it is multimodal or malformed."""
-    try:
-        fields = msgspec.json.decode(body)
-    except INVALID_BODY:
-        return invalid_json()
+def _unsupported_part(number: int, place: int) -> MultimodalUnsupported:
+    return MultimodalUnsupported(f"messages[{number}].content[{place}].type: {PART_TYPES}")
+
+
+def _fault(fields: Any, error: Exception) -> ServiceError:
+    """Returns whether the fields of a refused body are multimodal or malformed."""
     messages = fields.get("messages") if isinstance(fields, dict) else None
-    for message in messages if isinstance(messages, list) else []:
+    for number, message in enumerate(messages if isinstance(messages, list) else []):
         content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else []:
-            if isinstance(part, dict) and part.get("type", "text") not in (*TEXT_PARTS, "refusal"):
-                return MultimodalUnsupported()
+        for place, part in enumerate(content if isinstance(content, list) else []):
+            if isinstance(part, dict) and part.get("type", "text") not in (*TEXT_PARTS, "thinking"):
+                return _unsupported_part(number, place)
     return malformed(error)
 
 

@@ -37,7 +37,7 @@ class ToolChoice(msgspec.Struct):
 
 class CalledFunction(msgspec.Struct):
     name: str
-    arguments: str  # JSON, as the model wrote it
+    arguments: str | None = None  # JSON, as the model wrote it; clients may leave it out
 
 
 class ToolCall(msgspec.Struct):

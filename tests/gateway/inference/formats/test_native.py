@@ -77,6 +77,15 @@ async def test_models_outside_the_list(app: App, model: str) -> None:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+async def test_a_length_with_a_fraction_of_zero(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    answered(await app.ask(prompt, maxTokens=100.0))
+    assert b'"max_tokens":100,' in provider.asked(prompt)[0].body
+    refused(await app.ask(prompt, maxTokens=2001.0), 400, "REQUEST_MALFORMED")
+
+
 MULTIMODAL: dict[str, dict[str, Any]] = {
     "image field": {"prompt": "x", "image": "data:image/png;base64,AAAA"},
     "audio field": {"prompt": "x", "audio": {"data": "AAAA", "format": "wav"}},

@@ -205,3 +205,60 @@ async def test_a_large_request_is_refused(app: App) -> None:
 async def test_the_modality_text_is_accepted(app: App) -> None:
     body = {"model": MODEL, "messages": user("Hello"), "modalities": ["text"]}
     assert (await app.post(body, path="/chat/completions")).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_the_assistants_reasoning_is_sent_on_and_priced_once(app: App, provider: FakeProvider, name: str) -> None:
+    """Some providers read the one name, some the other; none reads both."""
+    prompt = provider.plays(tokens("x", usage=None))
+    thoughts = "Größer als 3? ☀"
+    said = {"role": "assistant", "content": "No", name: thoughts}
+    body = {"model": MODEL, "messages": [*user("Why?"), said, *user(prompt)], "max_tokens": 10}
+    assert (await app.post(body, path="/chat/completions")).status_code == 200
+    sent = provider.asked(prompt)[0].json["messages"][1]
+    assert sent == said | {"reasoning": thoughts, "reasoning_content": thoughts}
+    assert await app.account.settled() == max_cost("Why?No" + thoughts + prompt, 10, messages=3)
+
+
+async def test_parts_that_clients_send_back(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    parts = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "output_text", "text": "No.", "annotations": []},
+        {"type": "refusal", "refusal": "I won't."},
+    ]
+    messages = [
+        *user("Why?"),
+        {"role": "assistant", "content": parts, "refusal": None, "audio": None, "reasoning": None},
+        {"role": "assistant", "content": None, "refusal": "Never."},
+        *user(prompt),
+    ]
+    assert (await app.post({"model": MODEL, "messages": messages}, path="/chat/completions")).status_code == 200
+    assert provider.asked(prompt)[0].json["messages"][1:3] == [
+        {"role": "assistant", "content": "No.\nI won't.", "reasoning": "Hm.", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": "Never."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("role", "kind"), [("user", "thinking"), ("assistant", "redacted_thinking"), ("user", "image_url")]
+)
+async def test_the_refusal_of_a_part_says_where_it_is(app: App, role: str, kind: str) -> None:
+    messages = [*user("x"), {"role": role, "content": [TEXT_PART, {"type": kind, "thinking": "y"}]}]
+    response = await app.post({"model": MODEL, "messages": messages}, path="/chat/completions")
+    refused(response, 422, "MULTIMODAL_UNSUPPORTED")
+    assert response.json()["error"]["message"].startswith("messages[1].content[1].type: only text is supported")
+
+
+async def test_whole_numbers_may_be_written_with_a_fraction_of_zero(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    fields = {"max_tokens": 100.0, "max_completion_tokens": 1e2, "seed": 7.0, "n": 1.0}
+    body = {"model": MODEL, "messages": user(prompt), "response_format": {"x": 1.0}, **fields}
+    assert (await app.post(body, path="/chat/completions")).status_code == 200
+    sent = provider.asked(prompt)[0]
+    assert (sent.json["max_tokens"], sent.json["seed"], sent.json["response_format"]) == (100, 7, {"x": 1.0})
+    assert b'"max_tokens":100,' in sent.body
+    refused(await app.post(body | {"max_tokens": 0.0}, path="/chat/completions"), 400, "REQUEST_MALFORMED")
+    response = await app.post(body | {"max_tokens": 1.5}, path="/chat/completions")
+    refused(response, 400, "REQUEST_MALFORMED")
+    assert response.json()["error"]["message"].startswith("max_tokens: must be a whole number")

@@ -208,3 +208,15 @@ async def test_unrequested_calls_are_not_relayed_in_the_native_format(app: App, 
     assert (answer["text"], answer["finishReason"]) == ("", "stop")
     assert (await app.events(prompt))[-1].json()["finishReason"] == "stop"
     assert await app.account.settled() == 2 * cost(9, 4)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": ""}])
+async def test_a_call_without_arguments_can_be_sent_back(
+    app: App, provider: FakeProvider, arguments: dict[str, Any]
+) -> None:
+    prompt = provider.plays(tokens("x"))
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", **arguments}}
+    messages = [user("When?"), {"role": "assistant", "content": None, "tool_calls": [call]}, user(prompt)]
+    assert (await app.post({"messages": messages, "tools": [TOOL]}, path=PATH)).status_code == 200
+    (sent,) = provider.asked(prompt)[0].json["messages"][1]["tool_calls"]
+    assert sent["function"] == {"name": "now", "arguments": "{}"}
