@@ -2,9 +2,10 @@
 
 It is a restricted aiohttp client. `addresses.resolve` resolves every name, and every address is checked again when its
 socket is created. The budget of a call covers the lookup, the connection and the response up to the last byte that is
-read. Redirects are returned, not followed. Cookies, proxies and `.netrc` are ignored. Responses are never decompressed.
-The number of concurrent calls is limited, in total and per origin. Tenants share the calls of `fetch` and all lookups
-(`tenant_limiter.py`), so that no tenant's origins or names can delay the calls of another tenant.
+read. Redirects are returned, not followed. Cookies, proxies and `.netrc` are ignored. `fetch` reads gzip, which some
+servers send unasked, and its limit counts the bytes after decompression. The number of concurrent calls is limited, in
+total and per origin. Tenants share the calls of `fetch` and all lookups (`tenant_limiter.py`), so that no tenant's
+origins or names can delay the calls of another tenant.
 
 Failure policy: every failure is a `CallFailed`, whose message never contains the address. No request is sent twice: a
 request on a connection that the server is just closing fails.
@@ -14,17 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
+import re
 import socket
 import ssl
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 import httpx
 from aiohttp import abc
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import LineTooLong
 from yarl import URL
 
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, host_and_port, is_public, resolve
@@ -33,6 +39,8 @@ from gateway.outbound.tenant_limiter import TenantLimiter
 
 KEEP_ALIVE_SECONDS = 4.0  # Node, uvicorn and Apache close idle connections after 5
 MAX_HEADERS = 64  # of a response; with aiohttp's limit of 8,190 bytes for each, at most half a MiB
+DRAIN_SECONDS = 1.0  # that a body may take of which only the beginning is kept
+GZIP = {"gzip", "x-gzip"}
 FAILURES = (aiohttp.ClientError, OSError, ValueError)  # of aiohttp; TimeoutError is an OSError
 
 _tenant: ContextVar[str] = ContextVar("tenant")  # of the current call; aiohttp passes nothing on to its resolver
@@ -99,7 +107,9 @@ class Client:
         budget: float,
         max_bytes: int,
     ) -> Response:
-        """Returns the complete response. Raises CallFailed if its body is late, truncated, compressed or too large.
+        """Returns the complete response. Raises CallFailed if its body is late, truncated or too large.
+
+        A body that is compressed with gzip is decompressed; another encoding fails. `max_bytes` limits both forms.
 
         `budget` is in seconds.
         """
@@ -110,10 +120,12 @@ class Client:
                 self._slot(tenant),
                 self._request(tenant, method, target, headers, content) as response,
             ):
-                # Never decompressed: a gigabyte of zeros is a megabyte on the wire.
-                if any(encoding != "identity" for encoding in response.headers.getall("Content-Encoding", [])):
+                encodings = {each.lower() for each in response.headers.getall("Content-Encoding", [])} - {"identity"}
+                if encodings - GZIP:
                     raise CallFailed("encoded", f"{host} sent a compressed response; send it uncompressed.")
                 body = await _read(response, max_bytes + 1)
+                if encodings and len(body) <= max_bytes:
+                    body = _decompress(host, body, max_bytes + 1)
                 if len(body) > max_bytes:
                     raise ResponseTooLarge(f"{host} sent a response of more than {max_bytes} bytes.")
                 return Response(response.status, response.headers, body)
@@ -134,8 +146,8 @@ class Client:
     ) -> Response:
         """Returns the response once its headers have arrived, with the first `keep_bytes` of its body.
 
-        A body of fewer than `drain_bytes` is read within the rest of the budget (seconds), so that the connection can
-        be reused. A late, truncated or longer body closes the connection, but the call succeeds. Raises CallFailed.
+        A body of fewer than `drain_bytes` is read within DRAIN_SECONDS and the budget (seconds), so that the connection
+        can be reused. A late, truncated or longer body closes the connection, but the call succeeds. Raises CallFailed.
         """
         host, target = _parse(url, self._allow_private)
         result: Response | None = None
@@ -146,7 +158,8 @@ class Client:
                 self._request(tenant, method, target, headers, content) as response,
             ):
                 result = Response(response.status, response.headers, b"")
-                await _drain(response, drain_bytes, body, keep_bytes)
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await _drain(response, drain_bytes, body, keep_bytes)
         except FAILURES as error:
             if result is None:
                 raise _call_failed(host, error) from error
@@ -183,6 +196,7 @@ class Client:
             keepalive_timeout=KEEP_ALIVE_SECONDS if self._keep_alive else None,
             force_close=not self._keep_alive,
         )
+        connector._factory = functools.partial(_Protocol, asyncio.get_running_loop())  # type: ignore[assignment]
         headers = {"Accept-Encoding": "identity", "User-Agent": "capsule-gateway"}
         return aiohttp.ClientSession(
             connector=connector,
@@ -195,6 +209,47 @@ class Client:
             auto_decompress=False,
             trust_env=False,
         )
+
+
+class _Protocol(ResponseHandler):
+    """Lets the head of a response count, whatever follows it.
+
+    aiohttp parses all bytes that arrive together, and a fault in the body would lose the head before it. A write that
+    fails would also hide why the connection broke.
+    """
+
+    _HEAD_END = re.compile(rb"\n\r?\n")
+    _awaits_head = True
+    _seen = b""  # the last bytes of an incomplete head, which may be a part of its end
+
+    def set_response_params(self, **params: Any) -> None:
+        self._awaits_head = True
+        super().set_response_params(**params)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        self._awaits_head = data[0].code < 200  # an interim response
+        super().feed_data(data, size)
+
+    def data_received(self, data: bytes) -> None:
+        while self._awaits_head and data:
+            end = self._HEAD_END.search(self._seen + data)
+            if end is None:
+                self._seen = (self._seen + data)[-2:]
+                break
+            length = end.end() - len(self._seen)
+            self._seen = b""
+            super().data_received(data[:length])
+            data = data[length:]
+            if not data or self._exception is not None:
+                return
+        super().data_received(data)
+
+    def set_exception(self, exc: Any, *cause: Any) -> None:
+        payload = self._payload
+        if self._exception is None:
+            super().set_exception(exc, *cause)
+        if payload is not None and not payload.is_eof():  # a reader would wait for the end of its budget
+            payload.set_exception(aiohttp.ClientPayloadError("the body broke"), exc)
 
 
 class _Resolver(abc.AbstractResolver):
@@ -259,7 +314,27 @@ def _call_failed(host: str, error: BaseException) -> CallFailed:
         if isinstance(each, ssl.SSLError):
             detail = getattr(each, "verify_message", None) or "the handshake failed"
             return CallFailed("tls", f"TLS with {host} failed: {detail}.")
+    if _has_large_head(error):
+        return ResponseTooLarge(f"{host} sent more than {MAX_HEADERS} headers, or one that is too long.")
     return CallFailed("connect", f"{host} could not be reached, or closed the connection.")
+
+
+def _has_large_head(error: BaseException) -> bool:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return isinstance(error, LineTooLong) or "Too many headers" in str(error)
+
+
+def _decompress(host: str, body: bytes, max_bytes: int) -> bytes:
+    """Returns at most the first `max_bytes`: a gigabyte of zeros is a megabyte on the wire. Raises CallFailed."""
+    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        text = decompressor.decompress(body, max_bytes)
+    except zlib.error:
+        text = b""
+    if len(text) < max_bytes and (not decompressor.eof or decompressor.unused_data):
+        raise CallFailed("encoded", f"{host} sent a response that is not valid gzip.")
+    return text
 
 
 @lru_cache(maxsize=4_096)

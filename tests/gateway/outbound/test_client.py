@@ -161,17 +161,43 @@ async def test_a_body_of_exactly_max_bytes_is_complete(serve: Serve, client: Cli
     assert (await failure(client, url, max_bytes=1)).reason == "too-large"
 
 
-async def test_a_compressed_response_is_never_decompressed(serve: Serve, client: Client) -> None:
-    bomb = gzip.compress(bytes(50_000_000))
-    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
-    url = f"http://127.0.0.1:{await serve(Recorder(head + bomb))}/s3cret"
-    tracemalloc.start()
-    try:
-        assert (await failure(client, url, max_bytes=100_000)).reason == "encoded"
-        assert (await client.send("GET", url, tenant="acc", budget=5, drain_bytes=100_000)).status == 200
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000
-    finally:
-        tracemalloc.stop()
+def compressed(body: bytes, encoding: bytes = b"gzip") -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n%b" % (encoding, len(body), body)
+
+
+async def test_gzip_is_read_within_the_limit(serve: Serve, client: Client) -> None:
+    """A bomb of 50 MB takes no more memory than the limit."""
+    for body, length in ((bytes(100_000), 100_000), (bytes(100_001), None), (bytes(50_000_000), None)):
+        url = f"http://127.0.0.1:{await serve(Recorder(compressed(gzip.compress(body))))}/s3cret"
+        del body
+        tracemalloc.start()
+        try:
+            if length is None:
+                assert (await failure(client, url, max_bytes=100_000)).reason == "too-large"
+            else:
+                answer = await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=100_000)
+                assert answer.body == bytes(length)
+            assert (await client.send("GET", url, tenant="acc", budget=5, drain_bytes=100_000)).status == 200
+            assert tracemalloc.get_traced_memory()[1] < 2_000_000
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"),
+    [
+        (b"no", b"gzip"),
+        (b"", b"gzip"),
+        (gzip.compress(b"ok")[:-4], b"gzip"),
+        (gzip.compress(b"ok") + b"more", b"gzip"),
+        (b"ok", b"br"),
+        (gzip.compress(b"ok"), b"gzip, gzip"),
+    ],
+    ids=["no gzip", "empty", "cut", "surplus", "brotli", "twice"],
+)
+async def test_other_encodings_and_bad_gzip_fail(serve: Serve, client: Client, body: bytes, encoding: bytes) -> None:
+    url = f"http://127.0.0.1:{await serve(Recorder(compressed(body, encoding)))}/s3cret"
+    assert (await failure(client, url, max_bytes=99)).reason == "encoded"
 
 
 async def test_canceled_calls_release_their_slots(serve: Serve) -> None:

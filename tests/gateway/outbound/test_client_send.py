@@ -18,6 +18,7 @@ from tests.support.polling import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BODY = b'{"type":"app.crashed"}'
+BAD_CHUNK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -69,8 +70,10 @@ async def test_every_status_is_returned(client: Client, receiver: FakeReceiver, 
         ([Raw(b"SSH-2.0-OpenSSH_9.2\r\n"), CLOSE], "connect"),
         ([Raw(b"HTTP/1.1 200 OK\r\nContent-Le"), CLOSE], "connect"),
         ([Raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), CLOSE], "connect"),
-        ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000), HANG], "connect"),
-        ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000), HANG], "connect"),
+        ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000), HANG], "too-large"),
+        ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 8_191 + b"\r\n\r\n"), HANG], "too-large"),
+        ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 65 + b"\r\n"), HANG], "too-large"),
+        ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000), HANG], "too-large"),
         ([HANG], "timeout"),
         ([Raw(b"HTTP/1.1 200 OK\r\n"), HANG], "timeout"),
         ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50), HANG], "timeout"),
@@ -94,16 +97,29 @@ async def test_calls_without_a_response_fail(
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), CLOSE],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), HANG],
         [Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), 0.1, Raw(b"zz\r\n"), CLOSE],
+        [Raw(BAD_CHUNK), HANG],
+        [Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" + BAD_CHUNK), HANG],
+        [Raw(BAD_CHUNK.replace(b"\r", b"")), HANG],
+        [Raw(BAD_CHUNK[:-6]), 0.1, Raw(BAD_CHUNK[-6:]), HANG],
+        [Raw(BAD_CHUNK[:-5]), 0.1, Raw(BAD_CHUNK[-5:]), HANG],
+        [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more"), HANG],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"), *drip(pause=0.05)],
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno")],
     ],
 )
 async def test_the_headers_decide_the_outcome(client: Client, receiver: FakeReceiver, body: Script) -> None:
-    """A late, truncated or broken body changes nothing, and takes no longer than the budget."""
+    """A late, truncated or broken body changes nothing, however it is split, and takes no longer than the budget."""
     receiver.plays("/events", body)
     began = time.monotonic()
     assert await post(client, receiver.url(), budget=0.5) == 200
     assert time.monotonic() - began < PATIENCE_SECONDS
+
+
+async def test_a_broken_body_ends_the_call_at_once(client: Client, receiver: FakeReceiver) -> None:
+    receiver.plays("/events", [Raw(BAD_CHUNK[:-4]), 0.1, Raw(BAD_CHUNK[-4:]), HANG])
+    began = time.monotonic()
+    assert await post(client, receiver.url()) == 200
+    assert time.monotonic() - began < outbound.DRAIN_SECONDS
 
 
 async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:

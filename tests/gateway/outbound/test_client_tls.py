@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,32 @@ async def test_tls_that_breaks_after_the_handshake(
     async with Client(allow_private=True, ca_file=trusted) as client:
         url = f"https://forged.example.com:{await serve(forge, context)}/s3cret"
         assert (await failure(client, url)).reason == "tls"
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_server_that_demands_a_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: ssl.TLSVersion
+) -> None:
+    """With TLS 1.3, its refusal arrives after the handshake, while the request is being sent."""
+    context, trusted = certificate(tmp_path, "strict.example.com")
+    context.maximum_version, context.verify_mode = version, ssl.CERT_REQUIRED
+    context.load_verify_locations(trusted)
+    names(monkeypatch, {"strict.example.com": [["127.0.0.1"]]})
+
+    def refuse() -> None:
+        connection, _ = listener.accept()
+        with context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as secured:
+            with contextlib.suppress(ssl.SSLError):
+                secured.do_handshake()
+            while socket.socket.recv(secured, 65_536):  # otherwise closing it would discard the refusal
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(asyncio.to_thread(refuse))
+        async with Client(allow_private=True, ca_file=trusted) as client:
+            url = f"https://strict.example.com:{listener.getsockname()[1]}/s3cret"
+            assert (await failure(client, url)).reason == "tls"
+        await serving
 
 
 async def test_a_name_that_changes_between_check_and_connection_gains_nothing(

@@ -14,6 +14,7 @@ from gateway.accounts.vault import Vault
 from gateway.events.catalog import SAMPLES
 from gateway.events.keys import previous_secret_key
 from gateway.events.webhooks import new_secret
+from gateway.outbound import client
 from gateway.redis.partitions import partition_tag, stream_key
 from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
@@ -123,13 +124,12 @@ async def test_a_broken_answer_is_a_failure(shared: Queue, receiver: FakeReceive
 
 
 async def test_a_delivery_has_a_budget_until_the_headers_of_the_answer(shared: Queue, receiver: FakeReceiver) -> None:
-    """This holds for silence, single bytes and endless 1xx answers. A body without end is not a failure."""
+    """This holds for silence, single bytes and endless 1xx answers."""
     assert sender.BUDGET_SECONDS == 5
     expected: list[tuple[Script, tuple[str, str | int]]] = [
         ([HANG], ("failed", "timeout")),
         (drip(), ("failed", "timeout")),
         ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n"), HANG], ("failed", "timeout")),
-        ([Head(200), b"x", HANG], ("delivered", 200)),
     ]
     accounts = [await shared.account(receiver) for _ in expected]
     for account, (script, _) in zip(accounts, expected, strict=True):
@@ -140,6 +140,36 @@ async def test_a_delivery_has_a_budget_until_the_headers_of_the_answer(shared: Q
         (row,) = await account.log()
         assert BUDGET * 1000 - 100 <= row["durationMs"] < BUDGET * 1000 + 1000
         assert len(receiver.got(f"/{account.id}")) == 1
+
+
+@pytest.mark.parametrize("body", [[b"x", HANG], [b"x", *[0.05, b"x"] * 200]], ids=["silent", "drip"])
+async def test_a_body_without_end_is_no_failure_and_does_not_hold_its_slot(
+    shared: Queue, receiver: FakeReceiver, body: Script
+) -> None:
+    account = await shared.account(receiver)
+    receiver.plays(f"/{account.id}", [Head(200), *body])
+    assert await account.outcome(await account.emit()) == ("delivered", 200)
+    (row,) = await account.log()
+    assert row["durationMs"] < (client.DRAIN_SECONDS + 0.7) * 1000 < BUDGET * 1000
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", ("delivered", 200)),
+        (b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", ("failed", "status")),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 65 + b"\r\n", ("failed", "too-large")),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 8_191 + b"\r\n\r\n", ("failed", "too-large")),
+    ],
+    ids=["bad chunk", "bad chunk after 500", "65 headers", "long header"],
+)
+async def test_faults_of_an_answer(
+    shared: Queue, receiver: FakeReceiver, answer: bytes, outcome: tuple[str, str | int]
+) -> None:
+    """The faulty chunk arrives together with the head."""
+    account = await shared.account(receiver)
+    receiver.plays(f"/{account.id}", [Raw(answer), HANG])
+    assert await account.outcome(await account.emit()) == outcome
 
 
 async def test_a_refused_connection_is_a_failure(shared: Queue) -> None:
