@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import hashlib
 import time
 from collections.abc import Callable, Coroutine
@@ -75,10 +76,10 @@ class _Jwk(msgspec.Struct):
     crv: str = ""
     x: str = ""
     y: str = ""
-    kid: str | None = None
+    kid: str | int | None = None
     alg: str | None = None
-    use: str = "sig"
-    key_ops: list[str] | msgspec.UnsetType = msgspec.UNSET
+    use: str | None = None
+    key_ops: list[str] | None = None
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -89,7 +90,7 @@ class Key(msgspec.Struct, frozen=True):
 
 def split_document(body: bytes) -> list[msgspec.Raw]:
     """Returns the undecoded keys of a JWKS document. Raises ValueError if it is not one."""
-    return msgspec.json.decode(body, type=_Document).keys[:MAX_KEYS]
+    return msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8), type=_Document).keys[:MAX_KEYS]
 
 
 def public_part(text: msgspec.Raw) -> bytes:
@@ -108,10 +109,11 @@ def read_key(text: msgspec.Raw) -> Key | None:
     """Parses a key. Returns None if it may not verify tokens, or is faulty."""
     try:
         jwk = msgspec.json.decode(text, type=_Jwk)
-        if jwk.kid is not None and len(jwk.kid) > KID_CHARACTERS:
+        kid = None if jwk.kid is None else str(jwk.kid)  # of a token, it is always a text
+        if kid is not None and len(kid) > KID_CHARACTERS:
             return None
         allowed = _algorithms(jwk)
-        return Key(jwk.kid, allowed, _public_key(jwk)) if allowed else None
+        return Key(kid, allowed, _public_key(jwk)) if allowed else None
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
         return None
 
@@ -126,7 +128,7 @@ def _algorithms(jwk: _Jwk) -> tuple[str, ...]:
             allowed = (curve, "EdDSA")
         case _:
             allowed = ()
-    if jwk.use != "sig" or (jwk.key_ops is not msgspec.UNSET and "verify" not in jwk.key_ops):
+    if (jwk.use and jwk.use != "sig") or (jwk.key_ops and "verify" not in jwk.key_ops):
         return ()
     if jwk.kty == "OKP" and jwk.alg in allowed:
         return allowed  # two names of one algorithm: the key set may use one, and the token the other
@@ -203,8 +205,6 @@ class KeySet:
 
         Raises AppBackendUnreachable.
         """
-        if self._waiting >= MAX_WAITING:
-            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
         await self._wait_for_fetch()
         if time.monotonic() - self._fetched_at > KEYS_SECONDS:
             wait = max(self._backoff.remaining, FIRST_PAUSE_SECONDS)
@@ -216,7 +216,22 @@ class KeySet:
             keys = self._match(kid, alg)
         return keys
 
+    async def fetch_newer(self, kid: str | None, alg: str, digest: bytes) -> list[Key]:
+        """Returns the keys that may have signed a token if no key of the set with this digest has.
+
+        Returns nothing if that set is still the newest.
+
+        A backend may replace a key under its `kid`, so a wrong signature needs a fetch like an unknown `kid`, and
+        shares its limits. Raises AppBackendUnreachable.
+        """
+        if digest == self.digest and self._start_fetch(FETCH_INTERVAL_SECONDS):
+            await self._wait_for_fetch()
+        return [] if digest == self.digest else self._match(kid, alg)
+
     async def _wait_for_fetch(self) -> None:
+        """Raises AppBackendUnreachable if too many wait."""
+        if self._waiting >= MAX_WAITING:
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE_SECONDS)
         if self._fetch_task is not None:
             self._waiting += 1
             try:

@@ -25,7 +25,7 @@ from gateway.deploys.addresses import live_url
 from gateway.errors import AppBackendUnreachable, TokenFault, TokenInvalid
 from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import AppBackend
-from gateway.inference.auth.key_sets import KeySet
+from gateway.inference.auth.key_sets import Key, KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.inference.auth.test_tokens import is_test_token, verify_test_token
 from gateway.inference.auth.verification_budget import Verification, VerificationLimits
@@ -167,12 +167,17 @@ class Users:
             await verification.acquire()
         if not keys:
             raise TokenInvalid(reason=key_set.explain_missing(parsed.kid, parsed.alg))
-        for number, key in enumerate(keys):
-            if number:
-                await verification.acquire_next()
-            if jwt.verify_signature(parsed, key.key):
-                return _claims_of(parsed, auth), digest
-        raise TokenInvalid(reason="signature")
+        if not await _is_signed(parsed, keys, verification):
+            verification.pause()
+            keys = await key_set.fetch_newer(parsed.kid, parsed.alg, digest)
+            if not keys:
+                raise TokenInvalid(reason="signature")
+            self._forget_keys(key_set.account)
+            digest = key_set.digest
+            await verification.acquire()
+            if not await _is_signed(parsed, keys, verification):
+                raise TokenInvalid(reason="signature")
+        return _claims_of(parsed, auth), digest
 
     def resolve_url(self, app: App, auth: JwksAuth | BackendAuth) -> tuple[outbound.Client, str]:
         """Returns the address to call, and the client for it.
@@ -273,6 +278,16 @@ def _remember(origins: OrderedDict[str, tuple[bytes, Origin]], app: App, origin:
         origins.popitem(last=False)
     origins[app.id] = app.auth_digest, origin
     return origin
+
+
+async def _is_signed(token: jwt.UnverifiedToken, keys: list[Key], verification: Verification) -> bool:
+    """Returns whether one of the keys signed the token."""
+    for number, key in enumerate(keys):
+        if number:
+            await verification.acquire_next()
+        if jwt.verify_signature(token, key.key):
+            return True
+    return False
 
 
 def _user_of(claims: dict[str, Any], claim: str | None) -> str:

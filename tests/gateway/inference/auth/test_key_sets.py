@@ -27,14 +27,16 @@ def number(bits: int, last: int = 1) -> str:
 
 
 FAULTS: dict[str, Any] = {
-    "key_ops is null": EC | {"key_ops": None},
+    "key_ops are for something else": EC | {"key_ops": ["sign"]},
     "key_ops is a text": EC | {"key_ops": "verify"},
     "key_ops holds a number": EC | {"key_ops": ["verify", 5]},
-    "use is null": EC | {"use": None},
     "use is a list": EC | {"use": ["sig"]},
     "use is encryption": EC | {"use": "enc"},
     "use is for something else": EC | {"use": "SIG"},
-    "kid is a number": EC | {"kid": 5},
+    "kid is a list": EC | {"kid": ["k"]},
+    "kid is true": EC | {"kid": True},
+    "kid is a fraction": EC | {"kid": 1.5},
+    "kid is a long number": EC | {"kid": 10**201},
     "alg is a list": EC | {"alg": ["ES256"]},
     "crv is a list": EC | {"crv": ["P-256"]},
     "crv is an object": EC | {"crv": {}},
@@ -97,9 +99,24 @@ def test_private_and_unknown_members_are_not_read(good: dict[str, Any]) -> None:
     assert not hasattr(key.key, "private_bytes")
 
 
-@pytest.mark.parametrize("optional", ["kid", "alg"])
-def test_some_members_may_be_null(optional: str) -> None:
-    (key,) = read([EC | {optional: None}])
+@pytest.mark.parametrize(
+    "member",
+    [{"kid": None}, {"alg": None}, {"use": None}, {"use": ""}, {"key_ops": None}, {"key_ops": []}],
+    ids=lambda member: json.dumps(member),
+)
+def test_some_members_may_be_null_or_empty(member: dict[str, Any]) -> None:
+    (key,) = read([EC | member])
+    assert key is not None
+
+
+def test_a_kid_that_is_a_number_is_a_text() -> None:
+    (key,) = read([EC | {"kid": 5}])
+    assert key is not None
+    assert key.kid == "5"
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    (key,) = read(b"\xef\xbb\xbf" + json.dumps({"keys": [EC]}).encode())
     assert key is not None
 
 

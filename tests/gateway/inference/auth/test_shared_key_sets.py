@@ -132,6 +132,26 @@ async def test_a_rotated_key_is_found_at_once(hosts: Hosts, store: Store) -> Non
     assert len(hosts.fetched) == 2
 
 
+async def test_a_replaced_key_is_fetched_once_for_all(hosts: Hosts, store: Store) -> None:
+    """The new key has the `kid` of the old one."""
+    users = [process(hosts, store) for _ in range(3)]
+    for each in users:
+        await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
+        await shared(users[0])
+    for each in users:
+        age(each, 60)
+    copy = key_set_keys(APP.account, APP.id)[0]
+    await store.client.hset(copy, "at", int(await store.client.hget(copy, "at")) - 60_000)
+    hosts.keys[HOST] = private_key("ES256")
+    for each in users:
+        assert await each.verify(APP, token(hosts.keys[HOST], "ben", HOST)) == "ben"
+        await shared(users[0])
+    for n in range(30):
+        with pytest.raises(TokenInvalid):
+            await users[n % 3].verify(APP, token(private_key("ES256"), f"m{n}", HOST))
+    assert len(hosts.fetched) == 2
+
+
 async def test_all_processes_together_fetch_unknown_keys_once_in_ten_seconds(hosts: Hosts, store: Store) -> None:
     users = [process(hosts, store) for _ in range(3)]
     for each in users:

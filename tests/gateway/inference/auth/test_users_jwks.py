@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import gzip
+import json
 from collections.abc import AsyncIterator
 
 import pytest
+from httpx import Response
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key
@@ -52,6 +55,40 @@ async def test_unknown_keys_are_fetched_once_in_ten_seconds(gw: Gateway) -> None
         assert {r.status_code for r in await asyncio.gather(*together)} == {401}
         assert app.backend.fetches <= 2
         assert await passes(app), "other apps are not affected"
+
+
+async def test_forged_signatures_fetch_the_keys_once_in_ten_seconds(gw: Gateway) -> None:
+    async with own(gw) as app:
+        assert await passes(app)
+        kid, _ = app.backend.keys["ES256"]
+        mallory = FakeAppBackend()
+        forged = [mallory.token(f"m{n}", headers={"kid": kid}) for n in range(40)]
+        for token in forged[:20]:
+            refused(await app.ask("x", token=token), 401, "TOKEN_INVALID")
+        together = [app.ask("x", token=token) for token in forged[20:]]
+        assert {r.status_code for r in await asyncio.gather(*together)} == {401}
+        assert app.backend.fetches == 1, "the keys are less than ten seconds old"
+
+
+async def test_forged_signatures_do_not_delay_users(brisk: Gateway) -> None:
+    async with own(brisk) as app:
+        assert await passes(app)
+        kid, _ = app.backend.keys["ES256"]
+        mallory = FakeAppBackend()
+        app.backend.gate.clear()
+        waiting: list[asyncio.Task[Response]] = []
+
+        async def fetches() -> bool:
+            token = mallory.token(f"m{len(waiting)}", headers={"kid": kid})
+            waiting.append(asyncio.create_task(app.ask("x", token=token)))
+            return app.backend.fetches == 2
+
+        await wait_until(fetches, 10, 0.2)
+        for n in range(5):
+            assert (await asyncio.wait_for(app.ask("x", token=app.token(f"u{n}")), 2)).status_code == 200
+        app.backend.gate.set()
+        assert {r.status_code for r in await asyncio.gather(*waiting)} == {401}
+        assert app.backend.fetches == 2, "they share the fetch"
 
 
 async def test_keys_outlive_their_backend(gw: Gateway) -> None:
@@ -154,6 +191,23 @@ async def test_a_key_without_alg_or_use(gw: Gateway) -> None:
         assert await passes(app)
         other = app.backend.token(alg="ES384", key=private_key("ES384"), headers={"kid": kid})
         refused(await app.ask("x", token=other), 401, "TOKEN_INVALID")
+
+
+async def test_a_compressed_key_set_with_odd_members(gw: Gateway) -> None:
+    async with own(gw) as app:
+        _, key = app.backend.keys["ES256"]
+        odd = {**jwk("ES256", key, ""), "kid": 7, "use": None, "key_ops": []}
+        document = b"\xef\xbb\xbf" + json.dumps({"keys": [odd]}).encode()
+        app.backend.jwks = answer(200, gzip.compress(document), {"Content-Encoding": "gzip"})
+        token = app.backend.token(headers={"kid": "7"})
+        assert (await app.ask("x", token=token)).status_code == 200
+
+
+async def test_a_compressed_bomb_is_no_key_set(gw: Gateway) -> None:
+    async with own(gw) as app:
+        document = b'{"keys":[' + b" " * 100_000_000 + b"]}"
+        app.backend.jwks = answer(200, gzip.compress(document), {"Content-Encoding": "gzip"})
+        refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
 
 
 PRIVATE = [
