@@ -66,8 +66,17 @@ def check_model(model: str) -> str:
     return model
 
 
+# Other names of finish reasons.
+_SYNONYMS = {
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "model_length"), "length"),
+    **dict.fromkeys(("safety", "refusal"), "content_filter"),
+    **dict.fromkeys(("tool_use", "function_call"), "tool_calls"),
+}
+
+
 def finish_reason(finish: str | None, *others: str) -> str:
     """Returns the provider's reason if the format knows it, else "stop". `others` are known only to one format."""
+    finish = _SYNONYMS.get(finish or "", finish)
     return finish if finish in ("length", "content_filter", *others) else "stop"
 
 

@@ -25,7 +25,7 @@ from gateway.settings import ProviderTimeouts
 HIGH_WATER_BYTES = 65_536  # unread bytes of one stream
 HEAD_BYTES = 65_536  # of an answer before its body
 MAX_RETRY_AFTER_SECONDS = 3600.0
-IDLE_SECONDS = 15.0  # for which a connection is kept without a request
+IDLE_SECONDS = 4.0  # for which a connection is kept without a request; vLLM's and uvicorn's servers close it after 5
 DRAIN_SECONDS = 1.0  # for which the HTTP message may continue after its answer is complete
 
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)

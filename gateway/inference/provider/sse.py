@@ -75,6 +75,9 @@ _decode_usage = msgspec.json.Decoder(ReportedUsage).decode
 _INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FRAME_SAMPLES = 4  # events from which an answer's frame may be derived: some providers vary it each time
 _OTHER_TEXT = "\ue000"
+_WORD_BYTES = 32  # an event of more is not a single word
+# Finish reasons of an answer that broke.
+_BROKEN = frozenset({"abort", "aborted", "error", "cancelled", "canceled", "insufficient_system_resource"})
 
 
 class AnswerReader:
@@ -197,8 +200,12 @@ class AnswerReader:
         return data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
 
     def _read_event(self, data: bytes, deltas: list[Delta]) -> None:
-        if data == b"[DONE]":
-            return self._complete()
+        if len(data) <= _WORD_BYTES:
+            word = data.strip()
+            if word == b"[DONE]":
+                return self._complete()
+            if word in (b"", b"null"):
+                return None  # a keep-alive
         if len(data) > EVENT_BYTES:
             return self.fail(ProviderFailed())
         try:
@@ -219,8 +226,8 @@ class AnswerReader:
                         self._frame = _frame_of(data, delta.content) or self._frame
                     self.produced += size
                     deltas.append(delta)
-            if choice.finish_reason is not None:
-                self.finish = choice.finish_reason
+            if choice.finish_reason and (finish := choice.finish_reason.lower()) != "null":
+                self.finish = finish
         if self.model is None:
             self.model = chunk.model
         if chunk.usage:
@@ -232,11 +239,10 @@ class AnswerReader:
         return None
 
     def _read_usage(self, raw: msgspec.Raw) -> None:
-        # The last report counts. One with a negative or fractional number of tokens is ignored. A huge number is
+        # The last valid report counts. One with a negative or fractional number of tokens is ignored. A huge number is
         # reduced, because floats, JSON readers or Redis may not hold it; it costs more than any reservation anyway.
         if bytes(raw) == b"null":
             return
-        self._reported = None
         with contextlib.suppress(*_INVALID):
             reported = _decode_usage(raw)
             if reported.prompt_tokens >= 0 and reported.completion_tokens >= 0:
@@ -252,7 +258,9 @@ class AnswerReader:
             self.fail(ProviderFailed(), ProviderSignal.FAILED)
 
     def _complete(self) -> None:
-        if self.failure is None:
+        if self.finish in _BROKEN:  # only now, because the usage follows the reason
+            self.fail(ProviderFailed(), ProviderSignal.FAILED)
+        elif self.failure is None:
             self.complete = True
             self.signal = ProviderSignal.COMPLETION
 

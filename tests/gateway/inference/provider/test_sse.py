@@ -164,7 +164,8 @@ def test_the_last_usage_counts_and_an_invalid_one_is_ignored() -> None:
         "x",
         7,
     ):
-        assert usage(good, bad) is None
+        assert usage(good, bad) == Usage(1, 2)
+        assert usage(bad) is None
     assert usage({"prompt_tokens": True, "completion_tokens": 2}) is None
 
 
@@ -260,3 +261,23 @@ def test_errors_inside_the_stream(error: dict[str, object], expected: ProviderSi
     kind = ProviderQuotaExhausted if expected is not ProviderSignal.FAILED else ProviderFailed
     assert isinstance(reader.failure, kind)
     assert reader.signal is expected
+
+
+@pytest.mark.parametrize("finish", ["abort", "ERROR", "cancelled", "insufficient_system_resource"])
+def test_an_answer_that_broke_is_not_complete(finish: str) -> None:
+    usage = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})
+    for end in ([DONE], []):
+        _, reader = read(token("a"), token(None, finish), usage, *end)
+        assert (reader.complete, type(reader.failure), reader.usage) == (False, ProviderFailed, Usage(3, 4))
+
+
+@pytest.mark.parametrize("finish", ["", "null"])
+def test_an_empty_finish_reason_is_none(finish: str) -> None:
+    _, reader = read(token("a", finish))
+    assert (reader.complete, type(reader.failure)) == (False, ProviderFailed)
+
+
+@pytest.mark.parametrize("data", [b"data: \n\n", b"data: null\n\n", b"data:\n\n"])
+def test_events_without_data_are_keep_alives(data: bytes) -> None:
+    text, reader = read(token("a"), data, token("b", "stop"), b"data: [DONE] \n\n")
+    assert (text, reader.complete) == ("ab", True)
