@@ -157,7 +157,14 @@ class Stream:
         elif self.status not in (0, 200):
             self._finish()
         elif not self.answer.eof:
-            self.fail(ProviderFailed(), ProviderSignal.FAILED)
+            self.cut(ProviderSignal.FAILED)
+        self._wake()
+
+    def cut(self, signal: ProviderSignal | None = None) -> None:
+        """Ends the stream where its bytes break off, after it has read those that arrived."""
+        if self.status == 200 and self.answer.received:
+            self._pending = [*(self._pending or []), *self.answer.read()] or None
+        self.answer.cut(ProviderFailed(), signal)
         self._wake()
 
     def _finish(self) -> list[Delta]:
@@ -338,7 +345,8 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except _PARSER_ERRORS:
             self._reusable = False
-            return stream.fail(ProviderFailed())
+            if not self._ended:  # otherwise the fault is in bytes after the answer
+                return stream.cut()
         if not stream.status:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:

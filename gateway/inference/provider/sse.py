@@ -133,6 +133,13 @@ class AnswerReader:
             self.failure = error
             self.signal = signal
 
+    def cut(self, error: Exception, signal: ProviderSignal | None = None) -> None:
+        """Ends the answer where its bytes break off. With a finish reason it is complete."""
+        if self.finish is not None:
+            self._complete()
+        else:
+            self.fail(error, signal)
+
     def refuse(self, status: int, retry_after: float | None) -> None:
         """Ends the answer with an error status. The received bytes are the error's body."""
         body = b"".join(self.received)

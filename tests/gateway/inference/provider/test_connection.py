@@ -138,3 +138,18 @@ async def test_chunks_of_two_requests_are_not_mixed_up(app: App, provider: FakeP
         async with app.stream(slow) as source:
             await anext(source.aiter_sse())
         assert text_of(await app.events(provider.plays(tokens("new")))) == "new"
+
+
+@pytest.mark.parametrize("fault", [b"zz\r\n", b"0\r\n\r\n!", b"0\r\n\r\n0\r\n\r\n"])
+@pytest.mark.parametrize("pause", [[], [0.05]], ids=["in one segment", "in two"])
+async def test_a_fault_after_the_answer_changes_nothing(
+    app: App, provider: FakeProvider, fault: bytes, pause: Script
+) -> None:
+    body = BODY.removesuffix(DONE)
+    for stream in (True, False):
+        head = CHUNKED + b"%x\r\n%b\r\n" % (len(body), body)
+        script = [Raw(head), *pause, Raw(fault), CLOSE] if pause else [Raw(head + fault), CLOSE]
+        answered(await app.ask(provider.plays(script), stream=stream)) if not stream else ended(
+            await app.events(provider.plays(script))
+        )
+    assert await app.account.settled() == 2 * cost(2, 1)
