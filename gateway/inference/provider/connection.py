@@ -346,6 +346,7 @@ class Connection(asyncio.Protocol):
         except _PARSER_ERRORS:
             self._reusable = False
             if not self._ended:  # otherwise the fault is in bytes after the answer
+                self._ended = True  # so that `release` closes the connection
                 return stream.cut()
         if not stream.status:
             self._head_bytes += len(data)
