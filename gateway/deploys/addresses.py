@@ -10,7 +10,10 @@ from gateway.settings import Settings
 
 SLUG_LENGTH = 19
 LABEL_LENGTH = 63  # of a host name's label
-DIGEST_LENGTH = 8  # of the digest in the label of an app whose name is too long
+SHORTENED = (
+    "--"  # stands before the digest of a shortened name. No app's name contains it, so no app can take the address
+)
+DIGEST_LENGTH = 16  # of that digest: 64 bits
 
 
 def slug(branch: str) -> str:
@@ -24,8 +27,8 @@ def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
         return f"{app}.{domain}"
     suffix = "-preview" if branch is None else f"--p-{slug(branch)}"
     if len(app) + len(suffix) > LABEL_LENGTH:
-        digest = hashlib.sha256(app.encode()).hexdigest()[:DIGEST_LENGTH]
-        app = f"{app[: LABEL_LENGTH - len(suffix) - DIGEST_LENGTH - 1].rstrip('-')}-{digest}"
+        suffix = f"{SHORTENED}{hashlib.sha256(app.encode()).hexdigest()[:DIGEST_LENGTH]}{suffix}"
+        app = app[: LABEL_LENGTH - len(suffix)].rstrip("-")
     return f"{app}{suffix}.{domain}"
 
 

@@ -263,6 +263,11 @@ class Releases:
         if _read_link(self._addresses / host) != target:
             replace_link(self._addresses / host, target)
 
+    def site_at(self, host: str) -> Site | None:
+        """Returns the site that is served at a host name."""
+        target = _read_link(self._addresses / host)
+        return Site(self._addresses.joinpath(target).resolve()) if target is not None else None
+
     def serve_only(self, hosts: Iterable[str]) -> None:
         for host in {path.name for path in self._addresses.iterdir()} - set(hosts):
             (self._addresses / host).unlink(missing_ok=True)

@@ -170,14 +170,23 @@ class Serving:
             if app is None or app.account != job.app.account:
                 raise DeployError("the app was deleted, or now belongs to another account")
             hosts = self._hosts(job.app, site.variant)
-            if site.variant != "live":
-                owner = await self._find_app(hosts[0].partition(".")[0])
-                if owner is not None and owner.id != job.app.id:
-                    raise DeployError(f"the address {hosts[0]} belongs to another app; rename one of the two")
+            for name in hosts:
+                if await self._is_another_app_s(name, job.app, site):
+                    raise DeployError(f"the address {name} belongs to another app; rename one of the two")
             site.swap(job.deploy.id, canary=job.deploy.kind == "live")
             for name in hosts:
                 self._releases.serve_as(name, site)
             site.release_requests()
+
+    async def _is_another_app_s(self, name: str, app: App, site: Site) -> bool:
+        """Returns whether another app is served at the host name, or has it as its own name."""
+        served = self._releases.site_at(name)
+        if served is not None and served.app_id != app.id:
+            owner = await self._find_app(served.app_id)
+            if owner is not None and owner.account == served.account and name in self._hosts(owner, served.variant):
+                return True
+        namesake = await self._find_app(name.partition(".")[0]) if site.is_preview else None
+        return namesake is not None and namesake.id != app.id
 
     async def wait_for_server(self) -> None:
         """Waits for this host's Caddy. It starts after this process, or after its host has caught up."""

@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from gateway.accounts.records import SLUG
 from gateway.deploys.addresses import host, slug
 
 
@@ -38,3 +39,15 @@ def test_a_preview_s_host_name_is_a_dns_label(length: int) -> None:
             assert re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])", label)
             assert label.endswith("-preview" if branch is None else f"--p-{slug(branch)}")
             assert label.startswith(app) == (len(app) <= (55 if branch is None else 59 - len(slug(branch))))
+            if branch is not None:
+                assert label.partition("--p-")[2] == slug(branch)
+
+
+@pytest.mark.parametrize("branch", [None, "fix", "b" * 30])
+def test_no_app_has_the_address_of_a_shortened_name(branch: str | None) -> None:
+    victim = "v" * 63
+    label = host(victim, "preview", branch, "apps.example").partition(".")[0]
+    suffix = "-preview" if branch is None else f"--p-{slug(branch)}"
+    for name in (label, label.removesuffix(suffix), label.removesuffix("-preview")):
+        assert SLUG.fullmatch(name) is None
+    assert re.search(r"--[0-9a-f]{16}", label)
