@@ -29,6 +29,7 @@ ENCRYPTED = 0x1 | 0x40 | 0x2000  # flags of a zip's entry: encrypted, strongly, 
 UTF8 = 0x800  # the flag of a name in UTF-8
 CHUNK_BYTES = 1_048_576
 NAME_CHARACTERS = 200  # of a name in a message
+PART_BYTES, PATH_BYTES = 255, 4_000  # of a name between two slashes, and of a whole one: what file systems accept
 # Of the processes that check and pack sources:
 MEMORY_BYTES, CPU_SECONDS, NICENESS = 512 * 1_048_576, 120, 10
 
@@ -81,10 +82,13 @@ def _check_members(tar: tarfile.TarFile, max_files: int, max_bytes: int) -> Iter
     files, total = 0, 0
     links: set[PurePosixPath] = set()
     files_seen: set[str] = set()
+    folders: set[PurePosixPath] = set()
     for member in tar:
         files, total = files + 1, total + member.size
         _check_size(files, total, max_files, max_bytes)
-        member.name = str(_check_member(member, links, files_seen))
+        path = _check_member(member, links, files_seen)
+        _check_place(path, is_folder=member.isdir(), files=files_seen, folders=folders)
+        member.name = str(path)
         yield member
         tar.members.clear()  # type: ignore[attr-defined]  # millions of them would take too much memory
 
@@ -115,6 +119,20 @@ def _check_member(member: tarfile.TarInfo, links: set[PurePosixPath], files_seen
     elif not member.isdir():
         raise Refused(f"the archive contains {_quote(member.name)}, which is not a file, a folder or a link")
     return path
+
+
+def _check_place(path: PurePosixPath, *, is_folder: bool, files: set[str], folders: set[PurePosixPath]) -> None:
+    """Raises Refused if one path is both a file and a folder, or if file systems cannot have the name."""
+    _check_length(path)
+    above = {path, *path.parents} if is_folder else {*path.parents}
+    if (path in folders and not is_folder) or any(str(each) in files for each in above):
+        raise Refused(f"the archive contains {_quote(str(path))}, but a path is both a file and a folder")
+    folders |= above
+
+
+def _check_length(path: PurePosixPath) -> None:
+    if len(os.fsencode(path)) > PATH_BYTES or any(len(os.fsencode(part)) > PART_BYTES for part in path.parts):
+        raise Refused(f"the archive contains {_quote(str(path))}, a name that is too long")
 
 
 def _stays_inside(path: PurePosixPath, target: PurePosixPath) -> bool:
@@ -155,6 +173,7 @@ def _check_entries(
     entries: dict[PurePosixPath, zipfile.ZipInfo] = {}
     for entry in found:
         path = _check_entry(entry)
+        _check_length(path)
         if path in entries:
             raise Refused(f"the zip contains {_quote(str(path))} twice")
         entries[path] = entry

@@ -142,6 +142,28 @@ def zipped(*entries: tuple[str, int]) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [tarred, zipped])
+@pytest.mark.parametrize(
+    "names",
+    [("a", "a/b"), ("a/b", "a"), ("./a", "a//b/c"), ("a/b/c", "x", "a/b")],
+    ids=["below", "above", "./", "deep"],
+)
+async def test_a_path_that_is_a_file_and_a_folder(
+    tmp_path: Path, pack: Callable[..., bytes], names: tuple[str, ...]
+) -> None:
+    with pytest.raises(RequestMalformed, match=r"both a file and a folder|below a file"):
+        await receive(tmp_path, pack(*((name, 1) for name in names)))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
+async def test_names_that_are_too_long(tmp_path: Path, pack: Callable[..., bytes]) -> None:
+    for name in ("é" * 128, f"a/{'b' * 256}/c", "/".join(["d" * 200] * 25)):
+        with pytest.raises(RequestMalformed, match="a name that is too long"):
+            await receive(tmp_path, pack((name, 1)))
+    assert await receive(tmp_path, pack(("é" * 127, 1)))
+
+
+@pytest.mark.parametrize("pack", [tarred, zipped])
 async def test_the_same_limits_hold_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[..., bytes]
 ) -> None:

@@ -75,5 +75,7 @@ async def test_errors_say_how_to_correct_the_call(connect: Connect, hosted: App)
         for path in ("/etc/x", "../x", "a\\b", "a\0b", "."):
             assert "files[0]: a path is relative" in await fault([{"path": path, "text": "x"}])
         assert "files[1]: 'index.html' is there twice" in await fault([FILES[0], FILES[0]])
+        both = [FILES[0], {"path": "a", "text": "x"}, {"path": "a/b", "text": "x"}]
+        assert "both a file and a folder" in await fault(both)
         for more in ({}, {"text": "x", "base64": "eA=="}, {"base64": "nö"}, {"base64": "x"}, {"text": 1}):
             assert "'x' needs either text or base64" in await fault([{"path": "x", **more}])
