@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.accounts.records import DOMAIN, App
 from gateway.errors import RequestMalformed
-from gateway.outbound.addresses import INTERNAL_NAME
+from gateway.outbound.addresses import INTERNAL_NAME, SPECIAL_USE_NAME
 from gateway.settings import Settings
 
 RECORD_LABEL = "_capsule"
@@ -45,9 +45,9 @@ def check_own_domain(text: str, settings: Settings) -> str:
     domain, apps = normalize_domain(text, "domain"), apps_host(settings)
     if len(domain) > MAX_CHARACTERS:
         raise RequestMalformed(f"domain: at most {MAX_CHARACTERS} characters.")
-    if f".{domain}".endswith(f".{apps}") or domain in service_hosts(settings):
+    if any(f".{domain}".endswith(f".{own}") for own in (apps, *service_hosts(settings))):
         raise RequestMalformed(f"domain: {domain} is an address of this service; use a domain of your own.")
-    if not settings.allow_private_addresses and INTERNAL_NAME.fullmatch(domain):
+    if INTERNAL_NAME.fullmatch(domain) or SPECIAL_USE_NAME.fullmatch(domain):
         raise RequestMalformed(f"domain: {domain} is a name for internal use; use one that the internet can reach.")
     return domain
 

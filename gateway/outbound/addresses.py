@@ -57,6 +57,8 @@ class BlockedAddress(CallFailed):
 # Names that only an internal resolver knows. Their addresses would be refused anyway; this refuses the names when they
 # are saved, with a clear message.
 INTERNAL_NAME = re.compile(r"(.+\.)?(localhost|localdomain|local|internal|intranet|private|corp|home|lan|home\.arpa)")
+# Names that the DNS of the internet never has (RFC 6761, 7686, 9476). Tests and documentation use `example`.
+SPECIAL_USE_NAME = re.compile(r"(.+\.)?(test|invalid|onion|alt|arpa)")
 HOST_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 

@@ -300,6 +300,7 @@ async def test_names_of_the_service_and_internal_names(launch: Launch, backend: 
             "Hooks.Service.Example.",
             "apps.service.example",
             "x.apps.service.example",
+            "x.api.service.example",
             "shop.localhost",
             "printer.local",
             "db.internal",
@@ -307,6 +308,13 @@ async def test_names_of_the_service_and_internal_names(launch: Launch, backend: 
             refused(await call(app, "PUT", {"domain": text}), 400, "REQUEST_MALFORMED")
         for text in ("www.service.example", "myapps.service.example", "service.example"):
             assert (await put(app, text))["records"][1]["value"] == "shop.apps.service.example"
+
+
+@pytest.mark.parametrize("suffix", ["localhost", "local", "internal", "test", "invalid", "onion", "home.arpa"])
+async def test_names_that_the_internet_never_has(app: App, suffix: str) -> None:
+    error = refused(await call(app, "PUT", {"domain": f"shop.{suffix}"}), 400, "REQUEST_MALFORMED")
+    assert "internal use" in error["message"] or "address of this service" in error["message"]
+    refused(await call(app, "GET"), 404, "NOT_FOUND")
 
 
 async def test_a_dns_that_fails_or_is_silent(app: App, resolver: DnsServer, domain: str) -> None:
