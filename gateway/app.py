@@ -117,6 +117,12 @@ ROUTES: list[ControllerRouterHandler] = [
 ]
 
 
+# Pages for operators and this host. Proxies keep them from the public by their paths, so no other spelling works,
+# such as `/metrics/` or `//metrics`, to which Litestar would route as well.
+PRIVATE = {"/health", "/ready", "/metrics", "/platform/tls/allow"}
+UNKNOWN = "/not-found"
+
+
 # -- errors --------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +244,8 @@ class Front:
         if scope["type"] != "http":  # type: ignore[comparison-overlap]
             return await self.litestar(scope, receive, send)
         path = scope["path"]
+        if path not in PRIVATE and "/".join(("", *filter(None, path.split("/")))) in PRIVATE:
+            scope["path"] = path = UNKNOWN
         if path.startswith("/capsule/"):
             return await self._inference(scope, receive, send)
         request_id = scope["state"]["request_id"] = new_request_id()

