@@ -290,8 +290,11 @@ async def splice(
     answer_seconds: float = math.inf,
     on_answer: Callable[[], None] = lambda: None,
     end_seconds: float = math.inf,
+    filter_answer: Callable[[bytes], bytes] = bytes,
 ) -> None:
     """Copies bytes in both directions until both have ended.
+
+    `filter_answer` changes what `other` sends, or raises OSError.
 
     Aborts both connections if one side aborts its own, if nothing has moved for `idle_seconds`, or if `other` has not
     ended `end_seconds` after `one`. Raises NoAnswer if `other` sends nothing within `answer_seconds` of the first bytes
@@ -307,6 +310,7 @@ async def splice(
             if reader is other[0]:
                 answer_ends = answer_seconds = math.inf
                 on_answer()
+                data = filter_answer(data)
             answer_ends = min(answer_ends, moved_at + answer_seconds)
             writer.write(data)
             await writer.drain()

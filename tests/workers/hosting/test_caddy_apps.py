@@ -18,6 +18,7 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from workers.hosting import caddy
+from workers.sandbox import relay
 
 
 @contextlib.contextmanager
@@ -284,3 +285,61 @@ async def test_previews_ask_not_to_be_listed(hosting: Hosting, shop: Shop) -> No
         said = await hosting.ask(path, host="shop-preview.apps.test")
         assert (said.status, said.headers.get("x-robots-tag")) == (200, "noindex")
         assert "x-robots-tag" not in (await hosting.ask(path)).headers
+
+
+COOKIE = b"Set-Cookie: a=1; Domain=apps.test; Path=/\r\nX-Robots-Tag: all\r\nServer: app\r\n"
+FINAL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n" + COOKIE + b"\r\nok"
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n%b\r\n2\r\nok\r\n0\r\n" + COOKIE + b"\r\n"
+)
+HOSTILE = {
+    "final": FINAL,
+    "100": b"HTTP/1.1 100 Continue\r\n" + COOKIE + b"\r\n" + FINAL,
+    "102": b"HTTP/1.1 102 Processing\r\n" + COOKIE + b"\r\n" + FINAL,
+    "103": (b"HTTP/1.1 103 Early Hints\r\n" + COOKIE + b"\r\n") * 3 + FINAL,
+    "101": b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n" + COOKIE + b"\r\n",
+    "announced trailer": CHUNKED % b"Trailer: Set-Cookie\r\n",
+    "trailer": CHUNKED % b"",
+    "trailers": CHUNKED % b"Trailer: X\r\n",
+    "error": FINAL.replace(b"200 OK", b"500 No"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: str) -> None:
+    """Whatever its status, in its head and after its body. The app's relay stands between Caddy and the app."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HOSTILE[name])
+        writer.close()
+        await writer.wait_closed()
+
+    path = socket_of(hosting)
+    with contextlib.ExitStack() as stack:
+        listener, control = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        for each, where in ((listener, path), (control, f"{path}-control")):
+            each.bind(where)
+            each.listen(10)
+        os.chmod(path, 0o666)
+        stack.callback(os.unlink, f"{path}-control")
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            before = asyncio.all_tasks()
+            relaying = asyncio.create_task(relay.relay(server.sockets[0].getsockname()[1], listener, control))
+            try:
+                upgrade = ("Connection: Upgrade", "Upgrade: x") if name == "101" else ("Connection: close",)
+                head = "\r\n".join(["GET / HTTP/1.1", f"Host: {HOST}", "TE: trailers", *upgrade, "", ""])
+                reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+                writer.write(head.encode())
+                received = await asyncio.wait_for(reader.read(), 10)
+                writer.close()
+                await writer.wait_closed()
+                await wait_until(lambda: asyncio.all_tasks() <= before | {relaying})
+            finally:
+                relaying.cancel()
+                await asyncio.gather(relaying, return_exceptions=True)
+    assert b"domain" not in received.lower(), received
+    assert b"server: app" not in received.lower(), received
+    assert received.startswith(b"HTTP/1.1 ")
+    if name != "101":
+        assert b"ok" in received

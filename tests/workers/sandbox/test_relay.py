@@ -121,9 +121,11 @@ async def test_a_connection_without_progress_ends(app: Running, monkeypatch: pyt
         reader, writer = await running.ask()
         await running.has(1)
         from_app, to_app = running.connections[0]
+        to_app.write(b"HTTP/1.1 200 OK\r\n\r\n")
         for _ in range(5):
             await asyncio.sleep(0.2)
             to_app.write(b"x")
+        await reader.readuntil(b"\r\n\r\n")
         assert await asyncio.wait_for(reader.readexactly(5), 5) == b"xxxxx", "an app that goes on may take long"
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 5) == b""
