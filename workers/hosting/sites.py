@@ -108,7 +108,7 @@ async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
         while True:
             try:
                 if not await server.adopt():
-                    await server.start(await _listen(settings))
+                    await server.start(await listen(settings))
             except NoCaddy as error:
                 logger.error("sites.no_caddy", action=str(error))
                 await asyncio.sleep(NO_CADDY_SECONDS)
@@ -128,10 +128,16 @@ def _open_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-async def _listen(settings: Settings) -> socket.socket:
-    """Waits until the port is free, and listens there. In development, listens at another port instead."""
+async def listen(settings: Settings) -> socket.socket:
+    """Waits until the port is free, and listens there. In development, listens at another port instead.
+
+    `[::]` stands for all addresses of both families, or of IPv4 alone on a machine without IPv6.
+    """
     host, _, wanted = settings.apps_listen.rpartition(":")
     host = host.strip("[]")
+    both = host == "::" and socket.has_dualstack_ipv6()
+    if host == "::" and not both:
+        host = "0.0.0.0"  # noqa: S104
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     choices = [int(wanted), *([0] if settings.allow_private_addresses else [])]
     waiting = False
@@ -139,7 +145,7 @@ async def _listen(settings: Settings) -> socket.socket:
     while True:
         for choice in choices:
             try:
-                return socket.create_server((host, choice), family=family, backlog=BACKLOG)
+                return socket.create_server((host, choice), family=family, backlog=BACKLOG, dualstack_ipv6=both)
             except OSError as error:
                 reason = os.strerror(error.errno or 0)
         if not waiting:

@@ -7,17 +7,20 @@ import io
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from gateway.settings import Settings
 from tests.fakes.shop import Shop
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from workers.hosting import caddy
+from workers.hosting.sites import listen
 from workers.sandbox import relay
 
 
@@ -343,3 +346,22 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
     assert received.startswith(b"HTTP/1.1 ")
     if name != "101":
         assert b"ok" in received
+
+
+async def test_visitors_of_both_families_keep_their_addresses() -> None:
+    with hosted() as hosting:
+        settings = Settings(apps_listen="[::]:0", apps_domain="apps.test", data_dir=str(hosting.folder))
+        server = caddy.Caddy(settings, hosting.folder)
+        try:
+            await server.start(await listen(settings))
+            hosting.port = urlsplit(caddy.read_address(hosting.folder)).port or 0
+            async with running(hosting) as shop:
+                for address in ("127.0.0.1", "::1"):
+                    reader, writer = await asyncio.open_connection(address, hosting.port)
+                    writer.write(f"GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+                    assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 200 ")
+                    writer.close()
+                    await writer.wait_closed()
+                assert [seen[2]["X-Forwarded-For"] for seen in shop.seen] == ["127.0.0.1", "::1"]
+        finally:
+            await server.stop()
