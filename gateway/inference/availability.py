@@ -7,6 +7,9 @@ has read them, it responds as if Redis were unreachable.
 
 Each change of the health makes every process read it again. A process therefore writes at most one change per
 `PUBLISH_INTERVAL_SECONDS`. It collects the signals in between, and writes them as one change if they change anything.
+
+A provider whose quota is nearly used up answers some requests and refuses others. So a completion ends
+`quota-exhausted` only if no process has been refused for `REFUSAL_SECONDS`. A key in Redis that expires tells them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
-from gateway.inference.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY
+from gateway.inference.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY, REFUSAL_KEY
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.settings import Settings
@@ -34,6 +37,7 @@ FAILURES = 3  # failed attempts in a row after which the provider counts as unre
 PROBE_INTERVAL_SECONDS = 30.0  # between probes while the provider refuses the credential or is unreachable
 PROBE_LEASE_SECONDS = 20  # for which one process has the right to probe
 PUBLISH_INTERVAL_SECONDS = 0.5  # between two changes of the provider's health by one process
+REFUSAL_SECONDS = 2.0  # after a refusal for lack of quota, in which completions do not end the status
 
 
 class InferenceStatus(enum.StrEnum):
@@ -132,6 +136,7 @@ class Availability:
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
         self._signals: list[ProviderSignal] = []  # not written yet
         self._written = float("-inf")  # when this process last wrote the health, on the loop's clock
+        self._refused = float("-inf")  # when it last wrote that the quota is used up
         self._recorder: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
         # Two subscriptions, because in a cluster the two records may be on different nodes.
@@ -224,6 +229,8 @@ class Availability:
 
     def note_signal(self, signal: ProviderSignal) -> None:
         """Records a signal in the background. Writes nothing if the signal changes nothing."""
+        if signal is ProviderSignal.QUOTA:
+            self._note_refusal()
         # While a write is in progress, this process does not know the health that follows it.
         writing = self._recorder is not None and not self._recorder.done()
         if not writing and self._health.after(signal) == self._health:
@@ -231,6 +238,17 @@ class Availability:
         self._signals = condense([*self._signals, signal])
         if not writing:
             self._recorder = asyncio.create_task(self._write_signals())
+
+    def _note_refusal(self) -> None:
+        """Tells all processes that the quota is used up, often enough that the key lives while this goes on."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._refused + REFUSAL_SECONDS / 4:
+            self._refused = now
+            self._refusal = asyncio.create_task(self._write_refusal())
+
+    async def _write_refusal(self) -> None:
+        with suppress(BackboneUnavailable):
+            await self._store.client.set(REFUSAL_KEY, "1", px=round(REFUSAL_SECONDS * 1000))
 
     def check_credential(self) -> None:
         """Probes the provider after a request got a 401 or 403. Only a refusal of the probe counts."""
@@ -261,6 +279,11 @@ class Availability:
             await asyncio.sleep(self._written + PUBLISH_INTERVAL_SECONDS - loop.time())
             signals, self._signals = self._signals, []
             with suppress(BackboneUnavailable):  # the next request reveals the same
+                ends_quota = self._health.quota and signals[0] is ProviderSignal.COMPLETION
+                if ends_quota and (left := await self._store.client.pttl(REFUSAL_KEY)) > 0:
+                    self._signals = condense([*signals, *self._signals])
+                    await asyncio.sleep(left / 1000)
+                    continue
                 await self._change_health(signals)
             if reduce(ProviderHealth.after, self._signals, self._health) == self._health:
                 self._signals = []

@@ -5,6 +5,7 @@
 | `inference` | string | the runtime switch and the approval, JSON | never: one record |
 | `provider` | string | the provider's health, JSON | never: one record |
 | `probe` | string | id of the process that is probing the provider | 20 s |
+| `provider-refusal` | string | exists while the provider refuses requests for lack of quota | 2 s |
 | `{provider}:state` | hash | the state of all permits: `last` call, limit after a `cut`, … | 84 s after the last call |
 | `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
 | `{provider}:waiting` | hash | account → weight, and by process waiting requests and used permits | when none waits |
@@ -35,6 +36,7 @@ from gateway.redis.partitions import CACHE_SIZE, partition_tag
 INFERENCE_KEY = "inference"
 PROVIDER_KEY = "provider"
 PROBE_KEY = "probe"
+REFUSAL_KEY = "provider-refusal"
 PERMITS_KEY = "{provider}:permits"
 WAITING_KEY = "{provider}:waiting"
 LEASE_NAMES = ("state", "permits", "waiting", "order", "past", "leases", "waiters")

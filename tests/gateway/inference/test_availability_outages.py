@@ -98,6 +98,27 @@ async def test_an_unstable_providers_health_is_published_at_intervals(launch: La
         await status_becomes(gw, OPERATIONAL)
 
 
+async def test_refusals_between_completions_change_the_status_once(launch: Launch, backend: FakeAppBackend) -> None:
+    """A provider whose quota is nearly used up refuses every other request."""
+    async with FakeProvider() as provider, launch(SOON, GATEWAY_PROVIDER_URL=provider.url, **UNLIMITED) as gw:
+        app = await gw.app(backend)
+        prompts = itertools.cycle([provider.plays(answer(402)), provider.plays(tokens("x"))])
+        async with redis.asyncio.Redis.from_url(gw.redis.url) as client, client.pubsub() as pubsub:
+            await pubsub.subscribe(CHANGES_CHANNEL)
+            await app.ask(next(prompts))
+            await status_becomes(gw, ("quota-exhausted", True))
+            for _ in range(20):
+                await asyncio.sleep(0.2)
+                await app.ask(next(prompts))
+                assert await status(gw) == ("quota-exhausted", True)
+            await app.ask(provider.plays(tokens("y")))
+            await status_becomes(gw, OPERATIONAL)
+            announced = 0
+            while (message := await pubsub.get_message(timeout=0.1)) is not None:
+                announced += message["type"] == "message" and message["data"] == PROVIDER_KEY.encode()
+            assert announced == 2
+
+
 HANGS = {"nothing": [HANG], "a head": [Head(), HANG], "a token": [ROLE, chunk("a"), HANG]}
 
 
