@@ -34,10 +34,11 @@ from gateway.redis.partitions import keys_in_account, keys_of_account, keys_of_a
 
 REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
 REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `count_registration.lua` explains why
+APP = "app"
 SESSIONS_PREFIX = "sessions:"
 REGISTERED_PREFIX = "registered:"
 
-app_key = keys_of_all("app")
+app_key = keys_of_all(APP)
 alias_key = keys_of_all("alias")
 domain_key = keys_of_all("domain")
 former_name_key = keys_of_all("former-name")

@@ -113,6 +113,7 @@ class Builder:
                     async with asyncio.TaskGroup() as group:
                         if lock is not None:
                             group.create_task(lock.keep_extending())
+                            group.create_task(self._engine.follow_changes(self._store))
                         group.create_task(self._schedule.run(folder_id, self._consumer))
                         group.create_task(self._tidy_regularly())
                         group.create_task(self._write_positions_regularly())

@@ -119,6 +119,7 @@ class HostAgent:
     async def run(self) -> None:
         """Runs until canceled."""
         resync, renewal, failures = time.monotonic() + RESYNC_SECONDS, 0.0, 0
+        following = asyncio.create_task(self._serving.follow_changes(self._store))
         tidying = asyncio.create_task(self._tidy_regularly())
         try:
             while True:
@@ -147,8 +148,9 @@ class HostAgent:
                     self._enter(State.CURRENT)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            tidying.cancel()
-            await asyncio.gather(tidying, return_exceptions=True)
+            for task in (tidying, following):
+                task.cancel()
+            await asyncio.gather(tidying, following, return_exceptions=True)
 
     def _detect_pause(self) -> None:
         now = time.monotonic()

@@ -268,9 +268,12 @@ class Releases:
         target = _read_link(self._addresses / host)
         return Site(self._addresses.joinpath(target).resolve()) if target is not None else None
 
-    def serve_only(self, hosts: Iterable[str]) -> None:
-        for host in {path.name for path in self._addresses.iterdir()} - set(hosts):
-            (self._addresses / host).unlink(missing_ok=True)
+    def serve_only(self, hosts: Iterable[str], app_id: str = "") -> None:
+        """Removes the other host names: all of them, or those of one app."""
+        for name in {path.name for path in self._addresses.iterdir()} - set(hosts):
+            site = self.site_at(name) if app_id else None
+            if not app_id or (site is not None and site.app_id == app_id):
+                (self._addresses / name).unlink(missing_ok=True)
 
     # -- apps that run ---------------------------------------------------------------------------------------
 

@@ -17,12 +17,15 @@ import aiohttp
 import msgspec
 import structlog
 
+from gateway.accounts.keys import APP
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.cancellation import finish_despite_cancellation
+from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.addresses import host, url_of
 from gateway.deploys.states import Deploy
-from gateway.redis.client import until_redis_answers
+from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.listener import Listener
+from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import Settings
 from workers.hosting import caddy
 from workers.hosting.archives import ReleaseArchive
@@ -328,6 +331,62 @@ class Serving:
             if not unread:
                 self._releases.serve_only(addresses)
         return unread | {app_id for app_id, app in apps.items() if app is not None}
+
+    async def follow_changes(self, store: Store) -> NoReturn:
+        """Serves an app at its present addresses as soon as its record changes: its name, its domain, its account.
+
+        What is announced while there is no subscription, `tidy` finds.
+        """
+        changed, woken = set[str](), asyncio.Event()
+
+        def note(_: str, key: str) -> None:
+            prefix, _, name = key.partition(":")
+            if prefix == APP:
+                changed.add(name)
+                woken.set()
+
+        def go_on() -> None: ...
+
+        listener = Listener(
+            store,
+            CHANGES_CHANNEL,
+            on_subscribe=go_on,
+            on_message=note,
+            on_loss=go_on,
+            loss_event="sites.changes_lost",
+        )
+        async with run_in_background(listener.run()):
+            while True:
+                end_if_canceled()
+                await woken.wait()
+                woken.clear()
+                while changed:
+                    name = changed.pop()
+                    try:
+                        await self._follow_app(name)
+                    except Exception as error:  # a damaged record or a full disk must not affect the other apps
+                        logger.error("sites.app_not_followed", app=name, exc_info=error)
+
+    async def _follow_app(self, name: str) -> None:
+        """Serves the app with this name, and one that had it before, at their present addresses."""
+        async with self._addresses_lock:
+            app = await self._find_app(name)
+            ids = {app.id} if app is not None else set[str]()
+            if former := self._releases.site_at(host(name, "live", None, self._domain)):
+                ids.add(former.app_id)
+            for app_id in ids:
+                await self._serve_app(app_id)
+
+    async def _serve_app(self, app_id: str) -> None:
+        """Serves the app at its present addresses only, and at none if it is gone."""
+        app, hosts = await self._find_app(app_id), dict[str, Site]()
+        for site in self._releases.sites_of(app_id):
+            if app is not None and site.account == app.account and site.current is not None:
+                hosts |= dict.fromkeys(self._hosts(app, site.variant), site)
+        for name, site in hosts.items():
+            if app is not None and not await self._is_another_app_s(name, app, site):
+                self._releases.serve_as(name, site)
+        await run_in_thread(self._releases.serve_only, hosts, app_id)
 
     # -- names -----------------------------------------------------------------------------------------------
 

@@ -380,3 +380,27 @@ async def test_a_builder_with_another_data_folder_stands_by(own: Host, tmp_path:
         assert (await own.over(deploy))["state"] == "live"
     assert await own.page(app) == "here\n"
     assert "stream.joined" not in other.log
+
+
+async def test_a_domain_is_served_as_soon_as_it_is_verified_and_no_longer(own: Host) -> None:
+    """The builder tidies the addresses only every 15 seconds; it hears of changes."""
+    await own.worker("deploys")
+    app, domain = await own.app(build={"output": "."}), f"{secrets.token_hex(6)}.example.org"
+    await own.over(await own.publish(app, {"index.html": "shop"}))
+
+    async def shown() -> str:
+        return (await own.web.get("/", headers={"Host": domain})).text
+
+    async def put(**fields: Any) -> None:
+        record = {"account": own.account.id, "build": {"output": "."}, **fields}
+        assert (await own.gateway.platform("PUT", f"apps/{app}", record)).is_success
+
+    assert await shown() != "shop"
+    for _ in range(2):
+        await put(customDomain=domain, customDomainVerified=True)
+        await wait_until(shown, 2, holds=lambda text: text == "shop")
+        await put()
+        await wait_until(shown, 2, holds=lambda text: text != "shop")
+    assert await own.page(app) == "shop"
+    assert (await own.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
+    await wait_until(lambda: own.page(app), 2, holds=lambda text: text == "404")

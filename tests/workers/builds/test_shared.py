@@ -306,3 +306,22 @@ async def test_a_rollback_brings_the_manifest_of_its_release_back(host: Host) ->
     assert await machine.page(app) == "first"
     found = [read_release_manifest(release) for release in machine.folder.glob("releases/*/live/dep_*")]
     assert [manifest.overlap for manifest in found if manifest is not None] == [False] * 3
+
+
+async def test_every_host_serves_a_domain_as_soon_as_it_is_verified(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts tidy the addresses only now and then; they hear of changes."""
+    monkeypatch.setitem(QUICK, "workers.hosting.host_agent.TIDY_SECONDS", 60.0)
+    machines = await start(host, "one", "two")
+    app, domain = await host.app(build=PAGE), f"{secrets.token_hex(6)}.example.org"
+    await live(host, app, page("shop"))
+
+    async def shown() -> set[str]:
+        answers = [await host.web.get(f"http://127.0.0.1:{each.port}/", headers={"Host": domain}) for each in machines]
+        return {answer.text.strip() if answer.status_code == 200 else "" for answer in answers}
+
+    for fields, expected in (({"customDomain": domain, "customDomainVerified": True}, {"shop"}), ({}, {""})):
+        record = {"account": host.account.id, "build": PAGE, **fields}
+        assert (await host.gateway.platform("PUT", f"apps/{app}", record)).is_success
+        await wait_until(shown, 2, holds=lambda found, expected=expected: found == expected)
