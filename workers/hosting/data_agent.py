@@ -42,7 +42,7 @@ from workers.sandbox.sandbox import MIB
 logger = structlog.get_logger()
 
 POLL_SECONDS = 0.5  # between looks for commands
-REPORT_SECONDS = 2.0  # between reports of what has changed
+REPORT_SECONDS = 0.5  # between reports of what has changed
 REPORT_ALL_SECONDS = 3_600.0  # between reports of everything, because reports expire
 PLANS_SECONDS = 5.0  # between looks at the plans of accounts
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
