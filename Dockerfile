@@ -59,7 +59,7 @@ USER 10001:10001
 ENV GATEWAY_KEEP_SERVING=off
 EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20s CMD ["capsule", "worker", "--check", "deploys", "sites"]
-CMD ["capsule", "worker", "deploys", "sites"]
+CMD ["capsule", "worker", "--restart", "deploys", "sites"]
 
 # The last stage, so that it is the default target of a build.
 FROM service AS gateway

@@ -10,6 +10,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from workers.check import combine_names
 from workers.child import keep_child, start_child, stop_with_parent
 from workers.hosting import sites
 from workers.monitors.run import run_monitors
+from workers.restarts import keep_running
 from workers.webhooks import sender
 
 logger = structlog.get_logger()
@@ -87,7 +89,8 @@ async def wait_for_redis(settings: Settings) -> None:
         await store.close()
 
 
-def main(names: list[str]) -> int:
+def main(names: list[str], *, restart: bool = False) -> int:
+    """Runs the workers until they are stopped or fail. `restart`: starts them again when they fail."""
     unknown = [name for name in names if name not in WORKERS]
     if unknown:
         print(f"There is no worker {unknown[0]!r}. Choose from: {', '.join(WORKERS)}.", file=sys.stderr)
@@ -99,6 +102,8 @@ def main(names: list[str]) -> int:
     except BadSettings as error:
         print(f"The settings are invalid:\n{error}", file=sys.stderr)
         return 1
+    if restart:
+        return keep_running(settings, partial(main, names))
     if "sites" in names and len(names) > 1:
         names = [name for name in names if name != "sites"]
         return _run(settings, names, start_child(_run, settings, ["sites"]))

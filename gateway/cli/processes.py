@@ -93,7 +93,8 @@ def _error_message(answer: httpx.Response) -> str:
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(WORKERS))
 @click.option("--check", is_flag=True, help="Check that these workers run on this host, and exit.")
-def worker(names: tuple[str, ...], check: bool) -> None:
+@click.option("--restart", is_flag=True, help="Start the workers again when they fail; for containers.")
+def worker(names: tuple[str, ...], check: bool, restart: bool) -> None:
     """Run background workers.
 
     Without a NAME, all of them run.
@@ -109,7 +110,7 @@ def worker(names: tuple[str, ...], check: bool) -> None:
         return _check_workers(chosen)
     from workers.__main__ import main
 
-    sys.exit(main(chosen))
+    sys.exit(main(chosen, restart=restart))
 
 
 def _check_workers(names: list[str]) -> None:

@@ -1,0 +1,76 @@
+"""Workers that are killed in a container."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import Hosting
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.sites_process import Sites
+from workers.hosting import caddy
+
+pytestmark = pytest.mark.asyncio
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def start(hosting: Hosting, redis_url: str, *names: str, **settings: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **Sites(hosting, redis_url).environment, "GATEWAY_KEEP_SERVING": "off", **settings}
+    command = [sys.executable, "-m", "gateway.cli", "worker", "--restart", *names]
+    with (hosting.folder / "worker.log").open("wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+async def test_visitors_are_served_while_each_worker_is_killed() -> None:
+    server = RedisServer().start()
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        hosting.port = free_port()
+        hosting.publish("dep_1", {"index.html": "page"})
+        process = start(hosting, server.url, "webhooks", "sites")
+        answers: list[int] = []
+        try:
+            await wait_until(lambda: (folder / "web" / "address").exists(), 60)
+
+            async def visit() -> None:
+                while True:
+                    answers.append((await hosting.ask("/")).status)
+                    await asyncio.sleep(0.01)
+
+            visiting = asyncio.create_task(visit())
+            served_by = caddy.read_process(folder)
+            for which in ("webhooks", "sites"):
+                (workers,) = children(process.pid)
+                await wait_until(lambda workers=workers: children(workers), 20)
+                os.kill(workers if which == "webhooks" else children(workers)[0], signal.SIGKILL)
+                await wait_until(lambda workers=workers: children(process.pid) not in ([], [workers]), 20)
+                await asyncio.sleep(1)
+            assert process.poll() is None
+            visiting.cancel()
+            assert len(answers) > 50
+            assert set(answers) == {200}
+            assert caddy.read_process(folder) == served_by, "it is the same Caddy"
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, 60) == 0
+            assert caddy.read_process(folder) is None, "Caddy ends with the container"
+        finally:
+            process.kill()
+            process.wait()
+            await caddy.stop(folder)
+            server.stop()
+            server.stop()
+
+
+async def test_workers_that_cannot_start_end_the_container(tmp_path: Path) -> None:
+    process = start(Hosting(tmp_path), "redis://127.0.0.1:1/0", "webhooks", GATEWAY_CANARY="never")
+    assert await asyncio.to_thread(process.wait, 60) == 1
+    assert b"GATEWAY_CANARY" in (tmp_path / "worker.log").read_bytes()
