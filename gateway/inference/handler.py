@@ -288,13 +288,17 @@ class Inference:
         assert stream is not None
         answer = stream.answer
         model = _answering_model(completion, stream)
+        if answer.unknown_finish:
+            self._metrics.anomalies.labels("finish reason").inc()
+        # The native format has no other way to say that the text is a refusal.
+        finish = "content_filter" if answer.refused and request.format == "native" else answer.finish
         if not completion.stream:
-            return await request.answer(format.full(full, model, answer.finish, answer.usage), backlog)
+            return await request.answer(format.full(full, model, finish, answer.usage), backlog)
         if held and request.first_token is None:
             request.first_token = time.perf_counter()
         while backlog:
             await request.stream_body(backlog.next_piece())
-        await request.stream_body(held + format.end(model, answer.finish, answer.usage), last=True)
+        await request.stream_body(held + format.end(model, finish, answer.usage), last=True)
 
     async def _wait_for_permit(
         self, request: InferenceRequest, account: Account, completion: CompletionRequest, tokens: int, format: Format
@@ -504,7 +508,7 @@ async def _relay_stream(
 
 
 async def _collect(stream: Stream) -> FullAnswer:
-    text, reasoning, calls = [], [], []
+    text, reasoning, refusal, calls = [], [], [], []
     while (deltas := await stream.read()) is not None:
         if stream.answer.produced > FULL_ANSWER_CHARACTERS:
             raise ProviderFailed
@@ -513,9 +517,11 @@ async def _collect(stream: Stream) -> FullAnswer:
                 text.append(delta.content)
             if thought := delta.reasoning_content or delta.reasoning:
                 reasoning.append(thought)
+            if delta.refusal:
+                refusal.append(delta.refusal)
             if delta.tool_calls:
                 calls += delta.tool_calls
-    return FullAnswer("".join(text), "".join(reasoning), calls)
+    return FullAnswer("".join(text), "".join(reasoning), calls, "".join(refusal))
 
 
 def _origin_of(error: BaseException) -> str:

@@ -50,7 +50,9 @@ class Metrics:
         self.settlement_retries = counter("gateway_settlement_retries", "Settlements repeated after a failure")
         self.lost_reservations = counter("gateway_reservations_lost", "Settlements whose reservation a failover lost")
         self.anomalies = counter(
-            "gateway_usage_anomalies", "Answers with missing or invalid usage, or usage above the reservation", ["kind"]
+            "gateway_usage_anomalies",
+            "Answers with invalid usage, usage above the reservation, or an unknown finish reason",
+            ["kind"],
         )
         self.provider_errors = counter(
             "gateway_provider_errors", "Requests that failed at the provider", ["code", "gen_ai_request_model"]
@@ -115,7 +117,7 @@ class Metrics:
         )
         self.workers = state("gateway_workers", "Workers with a heartbeat", ["group"])
         # Prometheus sees an increase only after it has seen the zero. Alerts use these counters, so they start at zero.
-        for kind in ("no usage", "above bound"):
+        for kind in ("no usage", "above bound", "finish reason"):
             self.anomalies.labels(kind)
         for kind in ("app", "user", "cap"):
             self.refusals.labels(kind)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
-from gateway.inference.provider.sse import CallPart, Delta
+from gateway.inference.provider.chunks import CallPart, Delta
 from gateway.inference.spend.prices import MODEL_CHOICE, PRICES, Usage
 from gateway.validation import explain
 
@@ -25,6 +25,7 @@ class FullAnswer(msgspec.Struct, frozen=True):
     text: str
     reasoning: str
     calls: list[CallPart]
+    refusal: str = ""
 
 
 class CompletionRequest(msgspec.Struct):
@@ -66,17 +67,8 @@ def check_model(model: str) -> str:
     return model
 
 
-# Other names of finish reasons.
-_SYNONYMS = {
-    **dict.fromkeys(("max_tokens", "max_output_tokens", "model_length"), "length"),
-    **dict.fromkeys(("safety", "refusal"), "content_filter"),
-    **dict.fromkeys(("tool_use", "function_call"), "tool_calls"),
-}
-
-
 def finish_reason(finish: str | None, *others: str) -> str:
     """Returns the provider's reason if the format knows it, else "stop". `others` are known only to one format."""
-    finish = _SYNONYMS.get(finish or "", finish)
     return finish if finish in ("length", "content_filter", *others) else "stop"
 
 

@@ -18,7 +18,7 @@ from gateway.inference.formats.completion import (
     finish_reason,
     malformed,
 )
-from gateway.inference.provider.sse import Delta
+from gateway.inference.provider.chunks import Delta
 from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
 
 
@@ -78,7 +78,8 @@ class Native:
         """Does nothing: this format names the model at the end."""
 
     def chunks(self, deltas: list[Delta]) -> bytes:
-        return b"".join([b'data: {"token":%b}\n\n' % encode(delta.content) for delta in deltas if delta.content])
+        texts = [delta.content or delta.refusal for delta in deltas]
+        return b"".join([b'data: {"token":%b}\n\n' % encode(text) for text in texts if text])
 
     def texts(self, texts: list[bytes]) -> bytes:
         return b'data: {"token":%b}\n\n' % b'}\n\ndata: {"token":'.join(texts)
@@ -94,7 +95,7 @@ class Native:
     def full(self, answer: FullAnswer, model: str, finish: str | None, usage: Usage | None) -> bytes:
         return encode(
             {
-                "text": answer.text,
+                "text": answer.text + answer.refusal,
                 "model": model,
                 "finishReason": finish_reason(finish),
                 "usage": _usage_fields(usage),

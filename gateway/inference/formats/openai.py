@@ -21,7 +21,7 @@ from gateway.inference.formats.completion import (
 )
 from gateway.inference.formats.parameters import FORWARDED, FORWARDED_WITH_TOOLS
 from gateway.inference.formats.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
-from gateway.inference.provider.sse import Delta
+from gateway.inference.provider.chunks import Delta
 from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, PRICES, Usage
 
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
@@ -234,6 +234,8 @@ class OpenAI:
                 out.append(self._chunk(b'{"reasoning_content":%b}' % encode(reasoning)))
             if delta.content:
                 out.append(self._chunk(b'{"content":%b}' % encode(delta.content)))
+            if delta.refusal:
+                out.append(self._chunk(b'{"refusal":%b}' % encode(delta.refusal)))
             if delta.tool_calls:
                 out.append(self._chunk(b'{"tool_calls":%b}' % encode(delta.tool_calls)))
         return b"".join(out)
@@ -256,6 +258,8 @@ class OpenAI:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text}
         if answer.reasoning:
             message["reasoning_content"] = answer.reasoning
+        if answer.refusal:
+            message |= {"content": answer.text or None, "refusal": answer.refusal}
         if answer.calls:
             message |= {"content": answer.text or None, "tool_calls": join_calls(answer.calls)}
         reason = finish_reason(finish, TOOL_CALLS)

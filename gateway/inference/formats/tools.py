@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from gateway.inference.provider.sse import CallPart
+from gateway.inference.provider.chunks import CallPart
 
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
 

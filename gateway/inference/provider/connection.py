@@ -10,24 +10,32 @@ A request is sent once. It is not retried after a byte may have reached the prov
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import re
+import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from typing import Protocol
 
 import httptools
 
 from gateway.errors import BackboneUnavailable, ProviderFailed, ProviderTimeout, ProviderUnreachable
 from gateway.inference.formats.completion import Format
+from gateway.inference.provider.chunks import Delta
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.provider.sse import AnswerReader, Delta, deltas_of
+from gateway.inference.provider.sse import AnswerReader, deltas_of
 from gateway.settings import ProviderTimeouts
 
 HIGH_WATER_BYTES = 65_536  # unread bytes of one stream
 HEAD_BYTES = 65_536  # of an answer before its body
 MAX_RETRY_AFTER_SECONDS = 3600.0
+USAGE_SECONDS = 5.0  # for which the usage may follow the finish reason
 IDLE_SECONDS = 4.0  # for which a connection is kept without a request; vLLM's and uvicorn's servers close it after 5
 DRAIN_SECONDS = 1.0  # for which the HTTP message may continue after its answer is complete
 
+_KEEP_ALIVE_HINT = re.compile(rb"timeout *= *([0-9]{1,6})", re.IGNORECASE)
+_SECONDS = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 
@@ -199,7 +207,12 @@ class Stream:
         connection = self._connection
         if connection is not None and not connection.paused and not self.answer.eof:
             self._silence += seconds - late
-            if self._silence >= (limits.idle if self.status else limits.first):
+            if self.answer.finish is not None:
+                if self._silence >= min(limits.idle, USAGE_SECONDS):
+                    self.cut()
+            elif self._silence >= (limits.idle if self.status else limits.first):
+                if self.status not in (0, 200):  # the body of a refusal is late
+                    self._finish()
                 self.fail(ProviderTimeout(), ProviderSignal.FAILED)
         if self.age >= limits.total and not late:
             self.fail(ProviderTimeout())
@@ -233,6 +246,7 @@ class Connection(asyncio.Protocol):
         "_ended",
         "_framed",
         "_head_bytes",
+        "_idle_seconds",
         "_parser",
         "_pool",
         "_retry_after",
@@ -254,6 +268,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self.loop = asyncio.get_running_loop()
         self.state = IDLE
+        self._idle_seconds = IDLE_SECONDS
         self._waited = 0.0  # seconds in the current state, if that is IDLE or DRAINING
         self._stream: Stream | None = None
         self.received: list[bytes] = []  # the current answer's body, until its stream reads it
@@ -296,7 +311,7 @@ class Connection(asyncio.Protocol):
         """Counts the time that has passed, and closes a connection that has waited too long."""
         if self.state is IDLE or self.state is DRAINING:
             self._waited += seconds
-            if self._waited >= (IDLE_SECONDS if self.state is IDLE else DRAIN_SECONDS):
+            if self._waited >= (self._idle_seconds if self.state is IDLE else DRAIN_SECONDS):
                 self.abort()
 
     def pause(self) -> None:
@@ -377,8 +392,11 @@ class Connection(asyncio.Protocol):
         lower = name.lower()
         if lower in (b"content-length", b"transfer-encoding"):
             self._framed = True
-        elif lower == b"retry-after" and value.isdigit():
-            self._retry_after = min(float(value), MAX_RETRY_AFTER_SECONDS)
+        elif lower in (b"retry-after", b"retry-after-ms"):
+            if (seconds := read_retry_after(value, in_ms=lower.endswith(b"-ms"))) is not None:
+                self._retry_after = min(seconds, MAX_RETRY_AFTER_SECONDS)
+        elif lower == b"keep-alive" and (hint := _KEEP_ALIVE_HINT.search(value)):
+            self._idle_seconds = min(IDLE_SECONDS, int(hint[1]) - 1)
         elif lower == b"content-encoding" and value.lower() != b"identity" and self._stream is not None:
             self._stream.fail(ProviderFailed())
 
@@ -398,3 +416,13 @@ class Connection(asyncio.Protocol):
             stream.answer.received = self.received.copy()
             self.received.clear()
             stream.answer.eof = True
+
+
+def read_retry_after(value: bytes, *, in_ms: bool = False) -> float | None:
+    """Returns the seconds that the header names, as a number or a date; None if it is neither."""
+    text = value.decode("latin-1").strip()
+    with contextlib.suppress(ValueError, OverflowError):
+        if _SECONDS.fullmatch(text):
+            return float(text) / (1000 if in_ms else 1)
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    return None

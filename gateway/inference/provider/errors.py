@@ -62,7 +62,9 @@ def classify(status: int, body: bytes, retry_after: float | None = None) -> tupl
         return ProviderFailed(), None
     if status in (400, 413, 422):
         return ProviderRefused(_objection(status, body)), None
-    return ProviderFailed(), ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED
+    if status not in (503, 529):
+        retry_after = None
+    return ProviderFailed(retry_after=retry_after), ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED
 
 
 def _objection(status: int, body: bytes) -> str | None:
@@ -88,6 +90,11 @@ def _error_object(body: bytes) -> dict[str, Any]:
         return {}
     error = event.get("error", event) if isinstance(event, dict) else None
     return error if isinstance(error, dict) else {}
+
+
+def is_error(event: bytes) -> bool:
+    """Returns whether an event is an error object with a message."""
+    return b'"message"' in event and bool(_error_object(event).get("message"))
 
 
 def error_status(body: bytes) -> int:

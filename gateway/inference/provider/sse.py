@@ -14,46 +14,25 @@ import contextlib
 import msgspec
 
 from gateway.errors import ProviderFailed
-from gateway.inference.provider.errors import ProviderSignal, classify, error_status
+from gateway.inference.provider.chunks import CallPart, Choice, Chunk, Delta
+from gateway.inference.provider.dialects import (
+    BROKEN,
+    FINISH,
+    KEEP_ALIVES,
+    STOP,
+    Calls,
+    is_first_half,
+    is_given,
+    join_surrogates,
+    read_leniently,
+)
+from gateway.inference.provider.errors import ProviderSignal, classify, error_status, is_error
 from gateway.inference.spend.prices import Usage
 
 EVENT_BYTES = 1_048_576  # of one event
 MAX_REPORTED_TOKENS = 1_000_000_000  # of one answer; they cost far more than any reservation
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CR, LF = b"\r\n"  # as numbers: searching for one byte is five times as fast as searching for a byte string
-
-
-class FunctionPart(msgspec.Struct, gc=False, omit_defaults=True):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class CallPart(msgspec.Struct, gc=False, omit_defaults=True):
-    """A part of a tool call: first its id and its function's name, then the arguments in pieces."""
-
-    index: int | None = None  # of the call within the answer
-    id: str | None = None
-    type: str | None = None
-    function: FunctionPart | None = None
-
-
-class Delta(msgspec.Struct, gc=False):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[CallPart] | None = None
-
-
-class Choice(msgspec.Struct, gc=False):
-    delta: Delta | None = None
-    finish_reason: str | None = None
-
-
-class Chunk(msgspec.Struct, gc=False):
-    choices: list[Choice] | None = None
-    model: str | None = None
-    usage: msgspec.Raw = msgspec.Raw()
-    error: msgspec.Raw = msgspec.Raw()
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -64,8 +43,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportedUsage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | float
+    completion_tokens: int | float
 
 
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
@@ -76,8 +55,6 @@ _INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FRAME_SAMPLES = 4  # events from which an answer's frame may be derived: some providers vary it each time
 _OTHER_TEXT = "\ue000"
 _WORD_BYTES = 32  # an event of more is not a single word
-# Finish reasons of an answer that broke.
-_BROKEN = frozenset({"abort", "aborted", "error", "cancelled", "canceled", "insufficient_system_resource"})
 
 
 class AnswerReader:
@@ -85,7 +62,9 @@ class AnswerReader:
 
     __slots__ = (
         "_begun",
+        "_calls",
         "_frame",
+        "_half",
         "_reported",
         "_rest",
         "_samples_left",
@@ -96,7 +75,9 @@ class AnswerReader:
         "model",
         "produced",
         "received",
+        "refused",
         "signal",
+        "unknown_finish",
     )
 
     def __init__(self, received: list[bytes]) -> None:
@@ -112,7 +93,11 @@ class AnswerReader:
         self.signal: ProviderSignal | None = None
         # Characters of content, reasoning and tool calls. The provider bills an answer from the first one.
         self.produced = 0
-        self.finish: str | None = None
+        self._calls: Calls | None = None
+        self._half = ""  # the first half of a surrogate pair, whose second half may follow
+        self.refused = False  # the model refused the request in a text of its own
+        self.finish: str | None = None  # one that clients know, or BROKEN
+        self.unknown_finish = False  # the provider gave another one
         self.model: str | None = None
         self._reported: Usage | None = None  # the last report, which `usage` checks
 
@@ -149,7 +134,7 @@ class AnswerReader:
     def read_texts(self) -> list[bytes] | None:
         """Reads the texts of all received events as JSON. Returns None and reads nothing if one is not in the frame."""
         frame = self._frame
-        if frame is None or self._rest or self.complete or self.failure is not None:
+        if frame is None or self._rest or self.complete or self.failure is not None or self.finish or self._half:
             return None
         before, after = frame.before, frame.after
         first, last = len(before) - 1, 1 - len(after)
@@ -195,8 +180,8 @@ class AnswerReader:
                 break
             if event.startswith(b"data: ") and LF not in event:
                 self._read_event(event[6:], deltas)
-            elif content := _data_of(event):
-                self._read_event(content, deltas)
+            else:
+                self._read_fields(event, deltas)
         if self.eof:
             self._end()
         return deltas
@@ -206,44 +191,105 @@ class AnswerReader:
         held = b"\r" if data.endswith(b"\r") and not self.eof else b""
         return data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
 
+    def _read_fields(self, event: bytes, deltas: list[Delta]) -> None:
+        """Reads an event that has more than one line of data."""
+        name, data = _fields_of(event)
+        if name == b"error":
+            self._refuse(data)
+        elif data and name != b"ping":
+            self._read_event(data, deltas)
+        elif event.lstrip().startswith(b"{"):  # a whole answer as JSON
+            self._read_event(event, deltas)
+
     def _read_event(self, data: bytes, deltas: list[Delta]) -> None:
         if len(data) <= _WORD_BYTES:
             word = data.strip()
             if word == b"[DONE]":
-                return self._complete()
-            if word in (b"", b"null"):
-                return None  # a keep-alive
+                return self._end()
+            if word in KEEP_ALIVES:
+                return None
         if len(data) > EVENT_BYTES:
-            return self.fail(ProviderFailed())
+            return self.cut(ProviderFailed())
+        lenient = False
         try:
             chunk = _decode_chunk(data)
         except _INVALID:
-            return self.fail(ProviderFailed())
-        if chunk.choices:
+            read = read_leniently(data)
+            if read is None:
+                return self.cut(ProviderFailed())
+            chunk, lenient = read, True
+        if chunk.choices and self.finish is None:  # what follows the finish reason is no part of the answer
             choice = chunk.choices[0]
-            delta = choice.delta
+            if choice.index:
+                return None
+            delta = choice.delta or choice.message
             if delta is not None:
+                if lenient or self._half:
+                    self._mend(delta)
                 size = len(delta.content or delta.reasoning_content or delta.reasoning or "")
-                if delta.tool_calls:
-                    size += len(_encode(delta.tool_calls))
+                if delta.tool_calls or delta.function_call or delta.refusal:
+                    size += self._read_others(delta)
                 if size:
                     # An answer of one token does not need a frame.
-                    if self.produced and self._samples_left and delta.content:
+                    if self.produced and self._samples_left and delta.content and not lenient:
                         self._samples_left -= 1
                         self._frame = _frame_of(data, delta.content) or self._frame
                     self.produced += size
                     deltas.append(delta)
-            if choice.finish_reason and (finish := choice.finish_reason.lower()) != "null":
-                self.finish = finish
+            if choice.finish_reason or choice.error:
+                self._read_finish(choice, deltas)
         if self.model is None:
             self.model = chunk.model
         if chunk.usage:
             self._read_usage(chunk.usage)
-        if chunk.error and bytes(chunk.error) != b"null":
-            self.fail(*classify(error_status(data), data))
-        elif chunk.choices is None and not chunk.usage and b'"message"' in data:
-            self.fail(*classify(error_status(data), data))  # a flat error object
+        if is_given(chunk.error) or (chunk.choices is None and not chunk.usage and is_error(data)):
+            self._refuse(data)
         return None
+
+    def _read_others(self, delta: Delta) -> int:
+        """Numbers the parts of tool calls. Returns the size of what is not text."""
+        calls = list(delta.tool_calls or ())
+        if delta.function_call is not None:
+            calls.append(CallPart(function=delta.function_call))
+            delta.function_call = None
+        if calls:
+            self._calls = self._calls or Calls()
+            delta.tool_calls = [self._calls.number(part) for part in calls]
+        self.refused |= bool(delta.refusal)
+        return (len(_encode(delta.tool_calls)) if calls else 0) + len(delta.refusal or "")
+
+    def _mend(self, delta: Delta) -> None:
+        """Joins the halves of surrogate pairs, which some providers send in two events."""
+        content = self._half + (delta.content or "")
+        self._half = content[-1:] if content and is_first_half(content[-1]) else ""
+        delta.content = join_surrogates(content.removesuffix(self._half)) or None
+        for name in ("reasoning", "reasoning_content", "refusal"):
+            if text := getattr(delta, name):
+                setattr(delta, name, join_surrogates(text))
+        for part in delta.tool_calls or ():
+            if part.function is not None and part.function.arguments:
+                part.function.arguments = join_surrogates(part.function.arguments)
+
+    def _read_finish(self, choice: Choice, deltas: list[Delta]) -> None:
+        given = (choice.finish_reason or "").lower()
+        if is_given(choice.error):
+            given = BROKEN
+        if given in ("", "null"):
+            return
+        self.unknown_finish = given not in FINISH
+        self.finish = FINISH.get(given, STOP)
+        if self._half:
+            self._half = ""
+            deltas.append(Delta(content="\ufffd"))
+        if self._calls is not None:
+            if self.finish == STOP:
+                self.finish = "tool_calls"
+            if rest := self._calls.without_arguments():
+                deltas.append(Delta(tool_calls=rest))
+
+    def _refuse(self, data: bytes) -> None:
+        """Ends the answer with the error in an event, unless it is complete already."""
+        self.cut(*classify(error_status(data), data))
 
     def _read_usage(self, raw: msgspec.Raw) -> None:
         # The last valid report counts. One with a negative or fractional number of tokens is ignored. A huge number is
@@ -252,11 +298,10 @@ class AnswerReader:
             return
         with contextlib.suppress(*_INVALID):
             reported = _decode_usage(raw)
-            if reported.prompt_tokens >= 0 and reported.completion_tokens >= 0:
-                self._reported = Usage(
-                    min(reported.prompt_tokens, MAX_REPORTED_TOKENS),
-                    min(reported.completion_tokens, MAX_REPORTED_TOKENS),
-                )
+            given = (reported.prompt_tokens, reported.completion_tokens)
+            if any(number < 0 or number % 1 for number in given) or (self._reported is not None and not any(given)):
+                return
+            self._reported = Usage(*(int(min(number, MAX_REPORTED_TOKENS)) for number in given))
 
     def _end(self) -> None:
         if self.finish is not None:
@@ -265,7 +310,7 @@ class AnswerReader:
             self.fail(ProviderFailed(), ProviderSignal.FAILED)
 
     def _complete(self) -> None:
-        if self.finish in _BROKEN:  # only now, because the usage follows the reason
+        if self.finish == BROKEN:  # only now, because the usage follows the reason
             self.fail(ProviderFailed(), ProviderSignal.FAILED)
         elif self.failure is None:
             self.complete = True
@@ -286,15 +331,19 @@ def _frame_of(data: bytes, text: str) -> Frame | None:
         other = _decode_chunk(before + _encode(_OTHER_TEXT) + after)
     except _INVALID:
         return None
-    for member in (other.usage, other.error):
-        if member and bytes(member) != b"null":
-            return None
+    if is_given(other.usage) or is_given(other.error):
+        return None
     if other.choices != [Choice(Delta(content=_OTHER_TEXT))]:
         return None
     return Frame(b'data: %b"' % before, b'"%b\n\n' % after)
 
 
-def _data_of(event: bytes) -> bytes:
-    """Joins the data lines of one event. Leaves out comments and other fields."""
-    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines)
+def _fields_of(event: bytes) -> tuple[bytes, bytes]:
+    """Returns an event's name and its data lines, joined. Leaves out comments and other fields."""
+    name, lines = b"", []
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            lines.append(line[5:].removeprefix(b" "))
+        elif line.startswith(b"event:"):
+            name = line[6:].strip()
+    return name, b"\n".join(lines)

@@ -118,7 +118,7 @@ async def test_usage_counts_even_if_the_browser_leaves_right_after(app: App, pro
 
 
 async def test_gone_between_usage_and_the_end(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(ROLE, chunk("a"), chunk(finish="stop"), chunk(usage=(5, 1)) + chunk("b"), HANG, DONE)
+    prompt = provider.plays(ROLE, chunk("a"), chunk(usage=(5, 1)) + chunk("b"), HANG, DONE)
     async with app.stream(prompt) as source:
         events = source.aiter_sse()
         assert [json.loads((await anext(events)).data)["token"] for _ in "ab"] == ["a", "b"]

@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.inference.formats.tools import join_calls
-from gateway.inference.provider.sse import CallPart, FunctionPart
+from gateway.inference.provider.chunks import CallPart, FunctionPart
 
 
 def part(

@@ -6,7 +6,8 @@ from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderRefus
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.sse import EVENT_BYTES
 
-DONE = b"data: [DONE]\n\n"
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = FINISH + b"data: [DONE]\n\n"
 GARBAGE = [
     b"data: {]\n\n",
     b"data: [1]\n\n",

@@ -1,12 +1,14 @@
 """A connection without a socket: the end of an HTTP message, and the connection's state after it."""
 
 import asyncio
+import time
+from email.utils import formatdate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import ProviderFailed, ProviderTimeout, ProviderUnreachable, ServiceError
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderTimeout, ProviderUnreachable, ServiceError
 from gateway.inference.formats.native import NATIVE
 from gateway.inference.provider.connection import (
     ACTIVE,
@@ -118,20 +120,15 @@ async def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str]
     assert (answer.finish, answer.usage, answer.signal) == ("length", Usage(3, 4), ProviderSignal.COMPLETION)
 
 
-END_BEFORE, END_WITHIN = token(None, "stop"), token("b", "stop")
-LAST = [
-    *((finish, END_WITHIN[:cut]) for finish in (b"", END_BEFORE) for cut in (-2, -1)),
-    (b"", END_WITHIN[:-2] + b"\r\n"),
-    (END_BEFORE, token("b")[:-2] + b"\r"),
-]
+LAST = token("b", "stop")
 
 
-@pytest.mark.parametrize(("finish", "last"), LAST)
-async def test_a_last_event_without_its_blank_line(finish: bytes, last: bytes) -> None:
+@pytest.mark.parametrize("last", [LAST[:-2], LAST[:-1], LAST[:-2] + b"\r\n", LAST[:-2] + b"\r"])
+async def test_a_last_event_without_its_blank_line(last: bytes) -> None:
     """Its token is relayed even if the end of the message arrives in a later read."""
-    text, stream, error = await relay([CHUNKED + piece(token("a") + finish) + piece(last), END])
+    text, stream, error = await relay([CHUNKED + piece(token("a")) + piece(last), END])
     assert (text, error, stream.answer.complete) == ("ab", None, True)
-    unframed = b"HTTP/1.1 200 OK\r\n\r\n" + token("a") + finish
+    unframed = b"HTTP/1.1 200 OK\r\n\r\n" + token("a")
     assert (await relay([unframed, last], lost=True))[0::2] == ("ab", None)
 
 
@@ -417,16 +414,70 @@ async def test_an_answer_without_a_length_may_follow_one_with_it() -> None:
     stream.close()
 
 
-async def test_a_retry_after_that_is_a_date_is_ignored() -> None:
+@pytest.mark.parametrize("status", [429, 503, 529])
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("retry-after: 17", 17),
+        ("Retry-After: 16.5", 17),
+        ("retry-after-ms: 16500", 17),
+        (f"retry-after: {formatdate(time.time() + 100, usegmt=True)}", 100),
+        ("retry-after: Wed, 21 Oct 2020 07:28:00 GMT", None),
+        ("retry-after: soon", None),
+        ("retry-after: -5", None),
+    ],
+)
+async def test_a_retry_after(header: str, seconds: int | None, status: int) -> None:
     connection, _, pool = connected()
     stream = connection.post(b"", b"{}")
-    date = b"retry-after: Wed, 21 Oct 2026 07:28:00 GMT\r\n"
-    connection.data_received(b"HTTP/1.1 429 x\r\n" + date + b"content-length: 9\r\n\r\nslow down")
+    connection.data_received(b"HTTP/1.1 %d x\r\n%b\r\ncontent-length: 4\r\n\r\nbusy" % (status, header.encode()))
     with pytest.raises(ServiceError) as failed:
         await stream.read()
-    assert (failed.value.retry_after, stream.answer.signal) == (5, ProviderSignal.CONGESTED)
+    told = failed.value.retry_after
+    if seconds is None:
+        assert told in (None, 0, 1, 5), "only a rate limit has a time of its own"
+    else:
+        assert told is not None
+        assert abs(told - seconds) <= 2 * (seconds == 100)
     stream.close()
     assert pool.kept == [connection]
+
+
+async def test_a_rate_limit_whose_body_hangs() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(b"HTTP/1.1 429 x\r\nretry-after: 7\r\ncontent-length: 99\r\n\r\nslow")
+    stream.tick(31, ProviderTimeouts(), 1000)
+    with pytest.raises(ProviderQuotaExhausted) as failed:
+        await stream.read()
+    assert (failed.value.retry_after, stream.answer.signal) == (7, ProviderSignal.CONGESTED)
+    stream.close()
+
+
+async def test_silence_after_the_finish_reason_ends_a_complete_answer() -> None:
+    connection, _transport, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("a", "stop")))
+    assert [delta.content for delta in await stream.read() or []] == ["a"]
+    stream.tick(4.9, ProviderTimeouts(), 1000)
+    assert not stream.answer.complete, "the usage may follow"
+    stream.tick(0.2, ProviderTimeouts(), 1000)
+    assert await stream.read() is None
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("hint", "seconds"), [("", 4), ("keep-alive: timeout=3\r\n", 2), ("Keep-Alive: timeout=60, max=9\r\n", 4)]
+)
+async def test_an_idle_connection_is_closed_before_the_provider_closes_it(hint: str, seconds: int) -> None:
+    connection, _transport, pool = connected()
+    head = b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n" % (hint.encode(), len(ANSWER))
+    assert await whole(connection, head + ANSWER) == "a"
+    assert pool.kept == [connection]
+    connection.tick(seconds - 0.1)
+    assert connection.is_usable()
+    connection.tick(0.2)
+    assert not connection.is_usable()
 
 
 @pytest.mark.parametrize("arrives", [True, False])
