@@ -64,6 +64,13 @@ class LineWriter:
             else:
                 os.dup2(descriptor, self._descriptor, inheritable=False)  # atomic, whatever the thread does
 
+    def forget_thread(self) -> None:
+        """Starts anew in a forked process, which has none of its parent's threads. `open` then starts one."""
+        descriptor = self._descriptor
+        LineWriter.__init__(self)
+        if descriptor >= 0:
+            os.close(descriptor)
+
     def write(self, text: str | bytes) -> None:
         line = text if isinstance(text, bytes) else text.encode(errors="replace")
         if self._is_file:

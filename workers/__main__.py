@@ -117,6 +117,7 @@ def _run(settings: Settings, names: list[str], child: BaseProcess | None = None)
         uvloop.run(run_workers(settings, names, child))
     finally:
         tracing.stop()
+        log.WRITER.finish()  # a child process of `multiprocessing` ends without atexit
     return 0
 
 

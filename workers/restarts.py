@@ -63,5 +63,6 @@ def keep_running(settings: Settings, work: Callable[[], int]) -> int:
 def _work(work: Callable[[], int]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    log.WRITER.forget_thread()
     os.environ["GATEWAY_KEEP_SERVING"] = "on"
     sys.exit(work())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -145,4 +145,12 @@ def client_address(request: Request[Any, Any, State]) -> str:
         behind_proxy = bool(forwarded) and ipaddress.ip_address(peer).is_private
     except ValueError:
         behind_proxy = bool(forwarded)  # a Unix socket
-    return forwarded[-1].rpartition(",")[2].strip() if behind_proxy else peer
+    return _plain(forwarded[-1].rpartition(",")[2].strip() if behind_proxy else peer)
+
+
+def _plain(address: str) -> str:
+    """Returns an IPv4 address that a listener for both families has seen as IPv6 as what it is."""
+    with suppress(ValueError):
+        found = ipaddress.ip_address(address)
+        return str(getattr(found, "ipv4_mapped", None) or address)
+    return address

@@ -70,6 +70,26 @@ async def test_visitors_are_served_while_each_worker_is_killed() -> None:
             server.stop()
 
 
+async def test_the_log_goes_on_in_a_pipe(tmp_path: Path) -> None:
+    """As a container's log. A forked process has none of the threads that write it."""
+    hosting = Hosting(tmp_path)
+    hosting.port = free_port()
+    environment = {**os.environ, **Sites(hosting, "redis://127.0.0.1:1/0").environment}
+    command = [sys.executable, "-m", "gateway.cli", "worker", "--restart", "webhooks"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    try:
+        for _ in range(2):
+            while b"workers.started" not in (line := await asyncio.to_thread(process.stdout.readline)):
+                assert line
+            for worker in children(process.pid):
+                os.kill(worker, signal.SIGKILL)
+    finally:
+        process.terminate()
+        output = await asyncio.to_thread(process.communicate, timeout=60)
+    assert b"workers.restarted" in output[0]
+
+
 async def test_workers_that_cannot_start_end_the_container(tmp_path: Path) -> None:
     process = start(Hosting(tmp_path), "redis://127.0.0.1:1/0", "webhooks", GATEWAY_CANARY="never")
     assert await asyncio.to_thread(process.wait, 60) == 1

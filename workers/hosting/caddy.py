@@ -219,7 +219,7 @@ class Caddy:
         except NoCaddy:
             await self.stop()
             raise
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+        host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104  both accept IPv4 (`sites.listen`)
         self._write_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
     def _spawn(self, listener: socket.socket, ask: socket.socket | None) -> subprocess.Popen[bytes]:

@@ -137,6 +137,8 @@ async def test_log_ins_that_succeed_are_not_counted(visitor: Visitor, account: A
         ("::1", ["1.1.1.1", "2001:db8::1"], "2001:db8::1"),
         ("8.8.8.8", ["1.1.1.1"], "8.8.8.8"),
         ("", ["203.0.113.9"], "203.0.113.9"),
+        ("::ffff:8.8.8.8", [], "8.8.8.8"),
+        ("::1", ["::ffff:203.0.113.9"], "203.0.113.9"),
     ],
 )
 async def test_the_address_is_trusted_only_from_a_private_proxy(peer: str, forwarded: list[str], client: str) -> None:
