@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 import uvloop
 
@@ -103,7 +104,9 @@ def main(names: list[str], *, restart: bool = False) -> int:
         print(f"The settings are invalid:\n{error}", file=sys.stderr)
         return 1
     if restart:
-        return keep_running(settings, partial(main, names))
+        kept = msgspec.structs.replace(settings, keep_serving=True)
+        groups = [[name for name in names if name != "sites"], [name for name in names if name == "sites"]]
+        return keep_running(settings, [partial(_run, kept, group) for group in groups if group])
     if "sites" in names and len(names) > 1:
         names = [name for name in names if name != "sites"]
         return _run(settings, names, start_child(_run, settings, ["sites"]))

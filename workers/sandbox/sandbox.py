@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import io
 import os
 import platform
 import subprocess
@@ -28,6 +29,7 @@ from typing import IO, Any, Literal
 
 import msgspec
 import structlog
+import uvloop
 
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import archives
@@ -474,10 +476,7 @@ def read_outcome(report: bytes) -> Outcome:
 async def _follow_keeper(
     keeper: asyncio.subprocess.Process, output: IO[bytes], report: IO[bytes], on_line: Callable[[str], None]
 ) -> Outcome:
-    reader = asyncio.StreamReader(limit=CHUNK_BYTES)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), output
-    )
+    reader, transport = await read_pipe(output)
     reading, exited = asyncio.create_task(_read_lines(reader, on_line)), asyncio.create_task(keeper.wait())
     try:
         await asyncio.wait([reading, exited], return_when=asyncio.FIRST_COMPLETED)
@@ -492,6 +491,15 @@ async def _follow_keeper(
         reading.cancel()
         exited.cancel()
         await asyncio.gather(reading, exited, return_exceptions=True)
+
+
+async def read_pipe(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
+    """Reads the pipe through a descriptor of its own, which the transport closes."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=CHUNK_BYTES)
+    # uvloop closes the descriptor, and then the file. Meanwhile, another thread may have opened a file of this number.
+    copy = io.FileIO(os.dup(pipe.fileno()), closefd=not isinstance(loop, uvloop.Loop))
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), copy)
+    return reader, transport
 
 
 async def _read_lines(reader: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
