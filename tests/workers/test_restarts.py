@@ -36,7 +36,7 @@ async def test_visitors_are_served_while_each_worker_is_killed() -> None:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "page"})
-        process = start(hosting, server.url, "deploys", "sites")
+        process = start(hosting, server.url, "webhooks", "sites")
         answers: list[int] = []
         try:
             await wait_until(lambda: (folder / "web" / "address").exists(), 60)
@@ -67,7 +67,6 @@ async def test_visitors_are_served_while_each_worker_is_killed() -> None:
             process.kill()
             process.wait()
             await caddy.stop(folder)
-            server.stop()
             server.stop()
 
 
