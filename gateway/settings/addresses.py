@@ -77,6 +77,16 @@ def read_host_port(text: str) -> str:
     return text
 
 
+def read_trusted_proxies(text: str) -> str:
+    """Reads `private`, `off`, or networks. Returns the networks in CIDR, with spaces in between."""
+    if text in ("private", "off"):
+        return text
+    try:
+        return " ".join(str(ipaddress.ip_network(part.strip())) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not private, off, or networks such as 192.0.2.7,10.0.0.0/8: {error}") from None
+
+
 def read_upstream(text: str) -> str:
     """Reads host:port, or the absolute path of a Unix socket after `unix/`, as Caddy spells both."""
     if text.startswith(UNIX):

@@ -205,6 +205,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "build_registries": addresses.read_build_registries,
     "deploy_engine": _choice_reader("local", "external"),
     "apps_listen": addresses.read_host_port,
+    "trusted_proxies": addresses.read_trusted_proxies,
     "host_address": addresses.read_host_port,
     "upstream": addresses.read_upstream,
     "log_level": _choice_reader("debug", "info", "warning", "error"),

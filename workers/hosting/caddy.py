@@ -326,8 +326,7 @@ def render_configuration(settings: Settings, ask: tuple[int, int] | None = None)
     ]
     return Template(TEMPLATE.read_text()).safe_substitute(
         scheme=_scheme(settings),
-        # Without certificates, a proxy in front of Caddy adds its visitors' addresses.
-        server_options="strict_sni_host on" if settings.acme else "trusted_proxies static private_ranges",
+        server_options="strict_sni_host on" if settings.acme else _render_trust(settings.trusted_proxies),
         certificates=_render_certificates(settings, ask),
         tls=_render_tls(settings),
         silence_seconds=SILENCE_SECONDS,
@@ -344,6 +343,11 @@ def render_configuration(settings: Settings, ask: tuple[int, int] | None = None)
         ),
         **_render_neighbors(settings),
     )
+
+
+def _render_trust(proxies: str) -> str:
+    """Returns which proxies in front of Caddy tell the truth about their visitors' addresses."""
+    return "" if proxies == "off" else f"trusted_proxies static {proxies.replace('private', 'private_ranges')}"
 
 
 def _render_neighbors(settings: Settings) -> dict[str, object]:

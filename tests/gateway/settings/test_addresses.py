@@ -172,3 +172,15 @@ def test_messages_about_registries_never_repeat_them(text: str) -> None:
     with pytest.raises(BadSettings, match=r"^GATEWAY_BUILD_REGISTRIES: must ") as failure:
         load({"GATEWAY_BUILD_REGISTRIES": text})
     assert "hidden-one" not in str(failure.value)
+
+
+def test_trusted_proxies() -> None:
+    for text, read in {
+        "private": "private",
+        "off": "off",
+        "192.0.2.7, 10.0.0.0/8,::1": "192.0.2.7/32 10.0.0.0/8 ::1/128",
+    }.items():
+        assert load({"GATEWAY_TRUSTED_PROXIES": text}).trusted_proxies == read
+    for text in ("on", "10.0.0.1/8", "10.0.0.0/8;x", "proxy.example.com", "10.0.0.0/8,"):
+        with pytest.raises(BadSettings, match="GATEWAY_TRUSTED_PROXIES: .* is not private, off, or networks"):
+            load({"GATEWAY_TRUSTED_PROXIES": text})

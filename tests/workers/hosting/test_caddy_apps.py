@@ -348,20 +348,27 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
         assert b"ok" in received
 
 
-async def test_visitors_of_both_families_keep_their_addresses() -> None:
+@pytest.mark.parametrize("trusted", ["private", "off", "192.0.2.0/24 ::1/128"])
+async def test_visitors_of_both_families_keep_their_addresses(trusted: str) -> None:
+    """Only a trusted proxy may say what the address is."""
     with hosted() as hosting:
-        settings = Settings(apps_listen="[::]:0", apps_domain="apps.test", data_dir=str(hosting.folder))
+        settings = Settings(
+            apps_listen="[::]:0", apps_domain="apps.test", data_dir=str(hosting.folder), trusted_proxies=trusted
+        )
         server = caddy.Caddy(settings, hosting.folder)
         try:
             await server.start(await listen(settings))
             hosting.port = urlsplit(caddy.read_address(hosting.folder)).port or 0
             async with running(hosting) as shop:
-                for address in ("127.0.0.1", "::1"):
+                peers, told = ("127.0.0.1", "::1"), "X-Forwarded-For: 6.6.6.6\r\n"
+                for address in peers:
                     reader, writer = await asyncio.open_connection(address, hosting.port)
-                    writer.write(f"GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+                    writer.write(f"GET / HTTP/1.1\r\nHost: {HOST}\r\n{told}Connection: close\r\n\r\n".encode())
                     assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 200 ")
                     writer.close()
                     await writer.wait_closed()
-                assert [seen[2]["X-Forwarded-For"] for seen in shop.seen] == ["127.0.0.1", "::1"]
+                told_of = [trusted == "private", trusted != "off"]
+                expected = [f"6.6.6.6, {peer}" if told else peer for told, peer in zip(told_of, peers, strict=True)]
+                assert [seen[2]["X-Forwarded-For"] for seen in shop.seen] == expected
         finally:
             await server.stop()
