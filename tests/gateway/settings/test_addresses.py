@@ -182,5 +182,5 @@ def test_trusted_proxies() -> None:
     }.items():
         assert load({"GATEWAY_TRUSTED_PROXIES": text}).trusted_proxies == read
     for text in ("on", "10.0.0.1/8", "10.0.0.0/8;x", "proxy.example.com", "10.0.0.0/8,"):
-        with pytest.raises(BadSettings, match="GATEWAY_TRUSTED_PROXIES: .* is not private, off, or networks"):
+        with pytest.raises(BadSettings, match=r"GATEWAY_TRUSTED_PROXIES: .* is not private, off, or networks"):
             load({"GATEWAY_TRUSTED_PROXIES": text})

@@ -426,6 +426,7 @@ async def test_an_answer_without_a_length_may_follow_one_with_it() -> None:
         ("retry-after: soon", None),
         ("retry-after: -5", None),
     ],
+    ids=range(7),  # a date of today is no name of a test, which must be the same in all processes
 )
 async def test_a_retry_after(header: str, seconds: int | None, status: int) -> None:
     connection, _, pool = connected()
