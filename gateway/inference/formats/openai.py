@@ -269,13 +269,14 @@ class OpenAI:
         )
 
 
-def _usage_fields(usage: Usage | None) -> dict[str, int] | None:
+def _usage_fields(usage: Usage | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
         "total_tokens": usage.input + usage.output,
+        **(usage.details or {}),
     }
 
 

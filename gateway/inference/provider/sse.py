@@ -10,6 +10,7 @@ An event in this frame is not decoded; the JSON of its text is passed on unchang
 from __future__ import annotations
 
 import contextlib
+from typing import Annotated
 
 import msgspec
 
@@ -35,6 +36,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CR, LF = b"\r\n"  # as numbers: searching for one byte is five times as fast as searching for a byte string
 
 
+DetailName = Annotated[str, msgspec.Meta(max_length=40)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPORTED_TOKENS)]
+
+
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """The parts of an event before and after its text, each with the text's quotation mark."""
 
@@ -47,10 +52,16 @@ class ReportedUsage(msgspec.Struct):
     completion_tokens: int | float
 
 
+class UsageDetails(msgspec.Struct, omit_defaults=True):
+    prompt_tokens_details: dict[DetailName, Tokens] | None = None
+    completion_tokens_details: dict[DetailName, Tokens] | None = None
+
+
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 _decode_usage = msgspec.json.Decoder(ReportedUsage).decode
+_decode_details = msgspec.json.Decoder(UsageDetails).decode
 _INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FRAME_SAMPLES = 4  # events from which an answer's frame may be derived: some providers vary it each time
 _OTHER_TEXT = "\ue000"
@@ -301,7 +312,8 @@ class AnswerReader:
             given = (reported.prompt_tokens, reported.completion_tokens)
             if any(number < 0 or number % 1 for number in given) or (self._reported is not None and not any(given)):
                 return
-            self._reported = Usage(*(int(min(number, MAX_REPORTED_TOKENS)) for number in given))
+            into, out = (int(min(number, MAX_REPORTED_TOKENS)) for number in given)
+            self._reported = Usage(into, out, _read_details(raw) if b"_details" in bytes(raw) else None)
 
     def _end(self) -> None:
         if self.finish is not None:
@@ -315,6 +327,13 @@ class AnswerReader:
         elif self.failure is None:
             self.complete = True
             self.signal = ProviderSignal.COMPLETION
+
+
+def _read_details(usage: msgspec.Raw) -> dict[str, dict[str, int]] | None:
+    """Returns the details of a usage, as callers get them. None if there are none, or they are not numbers."""
+    with contextlib.suppress(*_INVALID):
+        return msgspec.to_builtins(_decode_details(usage)) or None
+    return None
 
 
 def deltas_of(texts: list[bytes]) -> list[Delta]:

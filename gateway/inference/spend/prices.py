@@ -33,6 +33,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     input: int
     output: int
+    details: dict[str, dict[str, int]] | None = None  # of OpenAI's format, such as cached tokens; not priced
 
 
 class Charge(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.browser import packages
 from tests.fakes import FakeProvider
-from tests.fakes.provider import call_part, calls, tokens
+from tests.fakes.provider import call_part, calls, chunk, tokens
 from tests.support.accounts import App
 from tests.support.prices import cost
 
@@ -28,14 +28,35 @@ class Question(NamedTuple):
     result: str  # of the tool
 
 
-def question(provider: FakeProvider) -> Question:
-    prompt = provider.plays(
-        calls(
-            call_part(0, id="call_1", name="weather", arguments=""),
-            call_part(0, arguments='{"city": '),
-            call_part(0, arguments='"Zürich"}'),
-        )
-    )
+def part(arguments: str, **members: Any) -> bytes:
+    return chunk(tool_calls=[{**members, "function": {"name": "weather", "arguments": arguments}}])
+
+
+# Some ways in which providers send the parts of one call (docs/providers.md).
+DIALECTS = {
+    "plain": [
+        call_part(0, id="call_1", name="weather", arguments=""),
+        call_part(0, arguments='{"city": '),
+        call_part(0, arguments='"Zürich"}'),
+    ],
+    "no index": [
+        chunk(tool_calls=[{"id": "call_1", "function": {"name": "weather", "arguments": '{"city": '}}]),
+        chunk(tool_calls=[{"function": {"arguments": '"Zürich"}'}}]),
+    ],
+    "from 1": [
+        call_part(1, id="call_1", name="weather", arguments='{"city": '),
+        call_part(1, arguments='"Zürich"}'),
+    ],
+    "all in each part": [
+        part('{"city": ', index=0, id="call_1", type="function"),
+        part('"Zürich"}', index=0, id="call_1", type="function"),
+    ],
+}
+in_each_dialect = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def question(provider: FakeProvider, dialect: str) -> Question:
+    prompt = provider.plays(calls(*DIALECTS[dialect]))
     return Question(prompt, provider.plays(tokens("It", " rains.")))
 
 
@@ -66,9 +87,10 @@ PARAMETERS = {
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
 
 
-async def test_openai_python(app: App, provider: FakeProvider) -> None:
+@in_each_dialect
+async def test_openai_python(app: App, provider: FakeProvider, dialect: str) -> None:
     """It repeats the model's message with a null in each field that was absent."""
-    whole, streamed = question(provider), question(provider)
+    whole, streamed = question(provider, dialect), question(provider, dialect)
     async with sdk(app) as client:
 
         async def ask(messages: list[Any], stream: bool) -> Any:
@@ -87,12 +109,13 @@ async def test_openai_python(app: App, provider: FakeProvider) -> None:
     await completed(app, provider, whole, streamed)
 
 
-async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
+@in_each_dialect
+async def test_pydantic_ai(app: App, provider: FakeProvider, dialect: str) -> None:
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    whole, streamed = question(provider), question(provider)
+    whole, streamed = question(provider, dialect), question(provider, dialect)
     results = iter((whole.result, streamed.result))
     async with sdk(app) as client:
         agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client)))
@@ -108,7 +131,8 @@ async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
     await completed(app, provider, whole, streamed)
 
 
-async def test_langchain(app: App, provider: FakeProvider) -> None:
+@in_each_dialect
+async def test_langchain(app: App, provider: FakeProvider, dialect: str) -> None:
     from langchain_openai import ChatOpenAI
 
     def weather(city: str) -> str:
@@ -120,11 +144,11 @@ async def test_langchain(app: App, provider: FakeProvider) -> None:
 
     async def stream(messages: list[Any]) -> Any:
         total: Any = None
-        async for chunk in bound.astream(messages):
-            total = chunk if total is None else total + chunk
+        async for piece in bound.astream(messages):
+            total = piece if total is None else total + piece
         return total
 
-    whole, streamed = question(provider), question(provider)
+    whole, streamed = question(provider, dialect), question(provider, dialect)
     for (prompt, result), ask in ((whole, bound.ainvoke), (streamed, stream)):
         messages: list[Any] = [{"role": "user", "content": prompt}]
         message = await ask(messages)
@@ -136,11 +160,12 @@ async def test_langchain(app: App, provider: FakeProvider) -> None:
     await completed(app, provider, whole, streamed)
 
 
-async def test_the_sdks_of_npm(app: App, provider: FakeProvider) -> None:
+@in_each_dialect
+async def test_the_sdks_of_npm(app: App, provider: FakeProvider, dialect: str) -> None:
     """OpenAI's and Vercel's SDKs work. Vercel's uses the Responses API by default; the 404 explains the setting."""
     packages.require("ai/package.json")
     ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")
-    questions = {way: question(provider) for way in ways}
+    questions = {way: question(provider, dialect) for way in ways}
     process = await asyncio.create_subprocess_exec(
         "node",
         packages.HERE / "tools.mjs",

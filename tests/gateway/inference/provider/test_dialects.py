@@ -237,3 +237,11 @@ def test_tool_calls(name: str, how: str) -> None:
 def test_a_named_error_event_ends_the_answer() -> None:
     reader, text, _ = read([(HELLO + 'event: error\ndata: {"code": 429, "message": "quota"}\n\n' + END).encode()])
     assert (text, type(reader.failure)) == ("Hello", ProviderQuotaExhausted)
+
+
+def test_the_details_of_the_usage() -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 4}}
+    for given, kept in ((details, details), ({"prompt_tokens_details": {"cached_tokens": "3"}}, None)):
+        report = data({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7, **given}})
+        reader, _, _ = read([(HELLO + delta("stop") + report + DONE).encode()])
+        assert reader.usage == Usage(5, 7, kept)
