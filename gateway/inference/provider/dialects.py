@@ -64,8 +64,8 @@ class Calls:
         self._named[number] |= bool(name)
         self._argued[number] |= bool(function.arguments)
         if begins:
-            told = FunctionPart(name or "", function.arguments or "")
-            return CallPart(number, self._ids[number], "function", told)
+            first = FunctionPart(name or "", function.arguments or "")
+            return CallPart(number, self._ids[number], "function", first)
         return CallPart(number, None, None, FunctionPart(name, function.arguments or ""))
 
     def without_arguments(self) -> list[CallPart]:

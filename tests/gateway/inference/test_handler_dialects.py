@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeProvider
-from tests.gateway.inference.provider.test_dialects import BROKE, CUT, TABLE, split
+from tests.gateway.inference.provider.dialect_table import BROKE, CUT, TABLE, split
 from tests.support.accounts import App
 from tests.support.polling import wait_until
 from tests.support.prices import cost, max_cost
