@@ -37,6 +37,7 @@ SNAPSHOTS_PER_HOUR = 6  # that an account holder asks for, of an app
 HOUR_SECONDS = 3_600
 ANSWER_SECONDS = 600.0  # for the host of the data
 FIRST_ANSWER_SECONDS = 10.0  # while no host has reported data
+NO_DATA_SECONDS = 2.0  # and the app seems to have no start command
 MIB = 1 << 20
 
 
@@ -162,10 +163,15 @@ async def list_deleted_data(account: Caller, gateway: Injected) -> list[DeletedD
 async def _command(app: App, action: Action, reason: Reason, gateway: Gateway) -> DataAnswer:
     """Sends a command to the host of the app's data, if it may have some. Raises DataUnavailable."""
     known = await gateway.data.has_data(app.account, app.id)
-    if not known and (app.build is None or app.build.start is None):
+    # The release that runs may have a start command of which this copy of the record does not tell.
+    starts = app.build is not None and app.build.start is not None
+    seconds = ANSWER_SECONDS if known else FIRST_ANSWER_SECONDS if starts else NO_DATA_SECONDS
+    try:
+        answer = await gateway.data_commands.run(app.account, app.id, action, seconds, reason=reason)
+    except DataUnavailable:
+        if known or starts:
+            raise
         return DataAnswer()
-    seconds = ANSWER_SECONDS if known else FIRST_ANSWER_SECONDS
-    answer = await gateway.data_commands.run(app.account, app.id, action, seconds, reason=reason)
     if answer.error:
         raise DataUnavailable(answer.error)
     return answer
