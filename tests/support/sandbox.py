@@ -2,10 +2,12 @@
 
 import atexit
 import contextlib
+import errno
 import functools
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,4 +152,16 @@ def delegation() -> Iterator[Callable[[], None]]:
     finally:
         for group in groups:
             for inner in [*group.glob("*/"), group]:
-                inner.rmdir()
+                remove_group(inner)
+
+
+def remove_group(group: Path, seconds: float = 10.0) -> None:
+    """Removes a control group once the processes in it, which have been killed, are gone."""
+    ends = time.monotonic() + seconds
+    while True:
+        try:
+            return group.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > ends:
+                raise
+        time.sleep(0.05)
