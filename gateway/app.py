@@ -244,10 +244,10 @@ class Front:
         if scope["type"] != "http":  # type: ignore[comparison-overlap]
             return await self.litestar(scope, receive, send)
         path = scope["path"]
-        if path not in PRIVATE and "/".join(("", *filter(None, path.split("/")))) in PRIVATE:
-            scope["path"] = path = UNKNOWN
         if path.startswith("/capsule/"):
             return await self._inference(scope, receive, send)
+        if path not in PRIVATE and "/".join(("", *filter(None, path.split("/")))) in PRIVATE:
+            scope["path"] = path = UNKNOWN
         request_id = scope["state"]["request_id"] = new_request_id()
         receive = timed = TimedReceive(receive)
 

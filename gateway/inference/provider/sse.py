@@ -253,7 +253,9 @@ class AnswerReader:
             self.model = chunk.model
         if chunk.usage:
             self._read_usage(chunk.usage)
-        if is_given(chunk.error) or (chunk.choices is None and not chunk.usage and is_error(data)):
+        if chunk.error and is_given(chunk.error):
+            self._refuse(data)
+        elif chunk.choices is None and not chunk.usage and is_error(data):
             self._refuse(data)
         return None
 
@@ -309,11 +311,14 @@ class AnswerReader:
             return
         with contextlib.suppress(*_INVALID):
             reported = _decode_usage(raw)
-            given = (reported.prompt_tokens, reported.completion_tokens)
-            if any(number < 0 or number % 1 for number in given) or (self._reported is not None and not any(given)):
+            into, out = reported.prompt_tokens, reported.completion_tokens
+            if into < 0 or out < 0 or into % 1 or out % 1 or (self._reported is not None and not (into or out)):
                 return
-            into, out = (int(min(number, MAX_REPORTED_TOKENS)) for number in given)
-            self._reported = Usage(into, out, _read_details(raw) if b"_details" in bytes(raw) else None)
+            self._reported = Usage(
+                int(min(into, MAX_REPORTED_TOKENS)),
+                int(min(out, MAX_REPORTED_TOKENS)),
+                _read_details(raw) if b"_details" in bytes(raw) else None,
+            )
 
     def _end(self) -> None:
         if self.finish is not None:
