@@ -94,7 +94,7 @@ async def running(provider_port: int) -> AsyncIterator[list[str]]:
             "GATEWAY_LOG_LEVEL": "error",
         }
         for port in ports:
-            _start(stack, [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port)], environment)
+            _start(stack, [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(port)], environment)
         addresses = [f"http://127.0.0.1:{port}" for port in ports]
         async with aiohttp.ClientSession() as session:
             for address in addresses:

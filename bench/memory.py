@@ -25,14 +25,11 @@ from gateway.deploys import scripts as deploys_scripts
 from gateway.events import scripts as events_scripts
 from gateway.events.catalog import AppCrashed, Finding, SecurityFinding, prepare_event
 from gateway.events.deliveries import SHARE_BYTES
-from gateway.events.keys import stored_key
 from gateway.events.records import DeliveryResult, QueuedEvent
 from gateway.ids import new_id, now_iso
-from gateway.inference.keys import app_spend_fields, spend_key
 from gateway.inference.spend import scripts as spend_scripts
-from gateway.operations.keys import worker_key
+from gateway.keys import app_spend_fields, partition_tag, spend_key, stored_key, stream_key, worker_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag, stream_key
 
 KEY = "bench-encryption-key-of-no-value-0123456789"
 DAYS = 35  # for which a day's spend is kept

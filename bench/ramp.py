@@ -89,7 +89,7 @@ class Ramp:
 
     def measure(self, processes: int, *measures: Measure) -> list[dict[str, float]]:
         os.sched_setaffinity(0, self.cores)  # the last measurement's rig pinned this process to one core
-        command = f"{sys.executable} -m gateway.cli serve --port {{port}} --workers {processes}"
+        command = f"{sys.executable} -m capsule_gateway serve --port {{port}} --workers {processes}"
         with Rig(command) as rig, rig.gateway() as gateway:
             pace = Pace()
             warm = rig.load(gateway, Load(8, 8, 30, 0), limit=2 * processes * APPS)

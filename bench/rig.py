@@ -319,5 +319,5 @@ def install_relay() -> Path:
 
 def _gateway_command() -> str:
     capsule = Path(sys.executable).parent / "capsule"
-    start = shlex.quote(str(capsule)) if capsule.exists() else f"{shlex.quote(sys.executable)} -m gateway.cli"
+    start = shlex.quote(str(capsule)) if capsule.exists() else f"{shlex.quote(sys.executable)} -m capsule_gateway"
     return f"{start} serve --port {{port}}"

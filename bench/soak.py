@@ -233,7 +233,7 @@ def monitors(rig: Rig) -> subprocess.Popen[bytes]:
     """Starts a monitors worker, which settles the reservations of killed processes."""
     environment = {**os.environ, "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{rig.redis_port}/0"}
     with (SCRATCH / "monitors.log").open("wb") as log:
-        command = [sys.executable, "-m", "gateway.cli", "worker", "monitors"]
+        command = [sys.executable, "-m", "capsule_gateway", "worker", "monitors"]
         return subprocess.Popen(command, env=environment, cwd=SCRATCH, stdout=log, stderr=subprocess.STDOUT)
 
 
@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="processes of the gateway; at least 2")
     parser.add_argument("--kill-every", type=float, default=0.0, metavar="SECONDS", help="kill a process every SECONDS")
     options = parser.parse_args()
-    command = f"env GATEWAY_PROVIDER_TIMEOUTS={TIMEOUTS} {sys.executable} -m gateway.cli serve --port {{port}}"
+    command = f"env GATEWAY_PROVIDER_TIMEOUTS={TIMEOUTS} {sys.executable} -m capsule_gateway serve --port {{port}}"
     with Rig(f"{command} --workers {max(2, options.workers)}") as rig, rig.gateway() as gateway:
         rig.load(gateway, Load(8, 8, 30, 0), limit=2 * APPS)  # warm the caches of all processes
         print(f"soak: {options.minutes:g} minutes at {options.rate} requests per second", flush=True)

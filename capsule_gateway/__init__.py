@@ -20,7 +20,7 @@ __all__ = ["create_app", "main"]
 def main() -> None:
     """Runs the command line with the arguments of this process, and exits."""
     _add_to_path()
-    from gateway.cli.main import main as run
+    from capsule_gateway.cli.main import main as run
 
     run()
 

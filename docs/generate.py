@@ -1,6 +1,6 @@
 """Generates parts of the documentation from the code: `python -m docs.generate`.
 
-Writes the tables of keyspace.md from the modules that build the keys, modules.md from the first line of each module,
+Writes the tables of keyspace.md from the module that builds the keys, modules.md from the first line of each module,
 and the JSON schema of capsule.toml.
 """
 
@@ -16,17 +16,6 @@ from gateway.deploys.manifest import manifest_schema
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-KEYS = {
-    "Accounts and apps": "gateway/accounts/keys.py",
-    "Inference": "gateway/inference/keys.py",
-    "Usage and counters": "gateway/telemetry/keys.py",
-    "Events": "gateway/events/keys.py",
-    "Deploys": "gateway/deploys/keys.py",
-    "Data": "gateway/data/keys.py",
-    "Monitors": "gateway/monitors/keys.py",
-    "Operation": "gateway/operations/keys.py",
-    "Partitions": "gateway/redis/partitions.py",
-}
 TABLES = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
 MODULES = """# Modules
 
@@ -40,12 +29,9 @@ def describe(path: Path) -> str:
 
 
 def keyspace() -> str:
-    sections = []
-    for title, module in KEYS.items():
-        table = "\n".join(line for line in describe(ROOT / module).splitlines() if line.startswith("|"))
-        sections.append(f"## {title}\n\n`{module}`\n\n{table}\n")
+    tables = describe(ROOT / "gateway/keys.py")
     page = (DOCS / "keyspace.md").read_text()
-    return TABLES.sub(lambda match: match[1] + "\n" + "\n".join(sections) + "\n" + match[2], page)
+    return TABLES.sub(lambda match: match[1] + "\n" + tables[tables.index("## ") :] + "\n\n" + match[2], page)
 
 
 def modules() -> str:
@@ -54,7 +40,7 @@ def modules() -> str:
 
 def sections() -> Iterator[str]:
     """Yield a section for each folder, with a table of its modules."""
-    folders = {path.parent for top in ("gateway", "workers") for path in (ROOT / top).rglob("*.py")}
+    folders = {path.parent for top in ("capsule_gateway", "gateway", "workers") for path in (ROOT / top).rglob("*.py")}
     for folder in sorted(folders):
         lines = [f"| `{path.name}` | {first_line(path)} |" for path in sorted(folder.glob("*.py")) if describe(path)]
         if lines:

@@ -19,14 +19,25 @@ from typing import Any
 import msgspec
 from playwright.async_api import Browser, Page
 
-from gateway.deploys.keys import deploy_key, deploy_log_key, deploys_key
 from gateway.deploys.logs import stamp_line
 from gateway.ids import day_of, now_iso
-from gateway.inference.keys import spend_key
+from gateway.keys import (
+    certificate_key,
+    deploy_key,
+    deploy_log_key,
+    deploys_key,
+    health_days_key,
+    health_key,
+    hour_key,
+    minute_key,
+    partition_tag,
+    requests_key,
+    spend_key,
+    spenders_key,
+    unhealthy_key,
+    usage_key,
+)
 from gateway.monitors import history
-from gateway.monitors.keys import certificate_key, health_days_key, health_key, unhealthy_key
-from gateway.redis.partitions import partition_tag
-from gateway.telemetry.keys import hour_key, minute_key, requests_key, spenders_key, usage_key
 from gateway.telemetry.usage import LoggedRequest
 from tests.browser.dashboard import SECTIONS
 from tests.browser.visitor import chromium

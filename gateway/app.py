@@ -21,36 +21,33 @@ from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, S
 from litestar.typing import FieldDefinition
 
 from gateway import log
-from gateway.accounts import (
-    app_routes,
-    change_routes,
-    domain_routes,
-    key_routes,
-    limit_routes,
-    operator_routes,
-    suspension_routes,
-    test_token_routes,
-)
-from gateway.accounts import routes as account_routes
 from gateway.accounts.pacing import RequestMeter, leave_lane
-from gateway.data import routes as data_routes
-from gateway.deploys import action_routes, engine_routes, environment_routes, tls_routes
-from gateway.deploys import routes as deploy_routes
+from gateway.api import (
+    account,
+    apps,
+    data,
+    deploys,
+    documentation,
+    engine,
+    events,
+    openapi,
+    pages,
+    platform,
+    tls,
+    usage,
+)
+from gateway.api.audit import finish_audit
+from gateway.api.bodies import Body
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
-from gateway.events import routes as webhook_routes
-from gateway.http import documentation, openapi, pages
-from gateway.http.audit import finish_audit
-from gateway.http.bodies import Body
-from gateway.http.error_pages import render_not_found, wants_page
 from gateway.ids import request_id as new_request_id
 from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
 from gateway.mcp.endpoint import AgentEndpoint
-from gateway.operations import page_routes
-from gateway.operations import routes as operation_routes
-from gateway.process import Gateway, Injected
-from gateway.server import TimedReceive
+from gateway.pages import render_not_found, wants_page
+from gateway.server.lifespan import running
+from gateway.server.serve import TimedReceive
+from gateway.services import Injected, Services
 from gateway.settings import BadSettings, Settings, load
-from gateway.telemetry import tracing, usage_routes
+from gateway.telemetry import tracing
 from gateway.validation import explain
 
 logger = structlog.get_logger()
@@ -73,20 +70,20 @@ def health() -> ProcessStatus:
 
 
 @get("/ready", tags=["Operation"], errors=[BackboneUnavailable])
-async def ready(gateway: Injected) -> ProcessStatus:
+async def ready(services: Injected) -> ProcessStatus:
     """Redis accepts writes, and the process is not draining. `warning` explains why some accounts cannot be served."""
-    if gateway.draining:
+    if services.process.draining:
         raise BackboneUnavailable("This process is shutting down; send the request to another process.")
-    warning = await gateway.redis_health.check()
-    if not gateway.registry.cache.is_current:
+    warning = await services.redis_health.check()
+    if not services.registry.cache.is_current:
         raise BackboneUnavailable
     return ProcessStatus("ready", warning)
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4", tags=["Operation"], sync_to_thread=False)
-def metrics(gateway: Injected) -> bytes:
+def metrics(services: Injected) -> bytes:
     """Metrics for Prometheus."""
-    return gateway.metrics.render()
+    return services.metrics.render()
 
 
 ROUTES: list[ControllerRouterHandler] = [
@@ -95,25 +92,15 @@ ROUTES: list[ControllerRouterHandler] = [
     metrics,
     *pages.ROUTES,
     *documentation.ROUTES,
-    *page_routes.ROUTES,
-    *operation_routes.ROUTES,
-    *operator_routes.ROUTES,
-    *engine_routes.ROUTES,
-    *account_routes.ROUTES,
-    *change_routes.ROUTES,
-    *app_routes.ROUTES,
-    *key_routes.ROUTES,
-    *usage_routes.ROUTES,
-    *webhook_routes.ROUTES,
-    *deploy_routes.ROUTES,
-    *action_routes.ROUTES,
-    *environment_routes.ROUTES,
-    *limit_routes.ROUTES,
-    *suspension_routes.ROUTES,
-    *test_token_routes.ROUTES,
-    *domain_routes.ROUTES,
-    *data_routes.ROUTES,
-    *tls_routes.ROUTES,
+    *platform.ROUTES,
+    *engine.ROUTES,
+    *account.ROUTES,
+    *apps.ROUTES,
+    *usage.ROUTES,
+    *events.ROUTES,
+    *deploys.ROUTES,
+    *data.ROUTES,
+    *tls.ROUTES,
 ]
 
 
@@ -221,21 +208,21 @@ def split(path: str) -> list[str]:
 class Front:
     """Routes the inference path to its bare ASGI handler and the rest to Litestar. Adds `X-Request-Id` to responses."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-        self._inference: ASGIApp = gateway.inference
-        self._agents = AgentEndpoint(gateway)
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self._inference: ASGIApp = services.inference
+        self._agents = AgentEndpoint(services)
         self.litestar = Litestar(
             ROUTES,
-            dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},
+            dependencies={"services": Provide(lambda: services, sync_to_thread=False, use_cache=True)},
             dto=Body,
             return_dto=None,
             exception_handlers={Exception: render_error},
             before_send=[finish_audit],
-            lifespan=[gateway.running, self._agents.running],
+            lifespan=[lambda _: running(services), self._agents.running],
             logging_config=None,
             openapi_config=openapi.config(),
-            state=State({"base_url": gateway.settings.base_url}),
+            state=State({"base_url": services.settings.base_url}),
             request_max_body_size=API_BODY_BYTES,
         )
         self._methods = self.litestar.state.allowed_methods = AllowedMethods(self.litestar.routes)
@@ -282,6 +269,6 @@ def create_app(settings: Settings | None = None) -> Front:
             sys.exit(f"The settings are invalid:\n{error}")
     log.configure(settings)
     tracing.start("capsule-gateway")
-    gateway = Gateway(settings)
-    log.WRITER.on_drop = gateway.metrics.dropped_log_lines.inc
-    return Front(gateway)
+    services = Services(settings)
+    log.WRITER.on_drop = services.metrics.dropped_log_lines.inc
+    return Front(services)

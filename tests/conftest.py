@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
-from gateway.memory import freeze_heap
+from gateway.loops import freeze_heap
 from gateway.redis.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate
 from tests.support.full_hours import DAY_SECONDS, wait_past_end_of
@@ -25,17 +25,17 @@ LONG = (  # tests that `make test` leaves out
     "docs/test_first_capsule",
     "docs/test_load_testing",
     "docs/test_proxies",
-    "gateway/dev/",
-    "gateway/http/test_openapi.py::test_no_undocumented_status",
+    "capsule_gateway/dev/",
+    "gateway/api/test_openapi.py::test_no_undocumented_status",
     "gateway/inference/test_availability_outages",
     "gateway/inference/test_handler_backbone",
     "gateway/inference/test_handler_chaos",
     "gateway/test_app_cluster",
     "gateway/test_app_failover",
     "gateway/test_app_switchover",
-    "gateway/test_supervisor.py::test_a_killed_supervisor",
-    "gateway/test_supervisor.py::test_streams_of_other_processes",
-    "gateway/test_supervisor.py::test_the_gauges_of_a_replaced_process",
+    "gateway/server/test_supervisor.py::test_a_killed_supervisor",
+    "gateway/server/test_supervisor.py::test_streams_of_other_processes",
+    "gateway/server/test_supervisor.py::test_the_gauges_of_a_replaced_process",
     "hostile/",
     "test_package",
     "workers/builds/",

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.http import documentation
+from gateway.api import documentation
 from tests.support.redis_servers import five_free_ports
 from tests.support.wheel import ROOT, build_wheel, find_pythons, install
 

@@ -22,7 +22,7 @@ import uvloop
 from gateway import log
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.memory import freeze_heap
+from gateway.loops import freeze_heap
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
 from gateway.settings import BadSettings, Settings, load

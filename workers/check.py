@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.errors import BackboneUnavailable
-from gateway.operations.keys import worker_key
+from gateway.keys import worker_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.heartbeat import worker_name

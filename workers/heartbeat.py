@@ -15,7 +15,7 @@ import socket
 
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
 from gateway.redis.client import Store
 
 LISTED_SECONDS = 3_600  # that the list of these workers outlives the last renewal

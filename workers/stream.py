@@ -32,10 +32,9 @@ from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.records import QueuedEvent
-from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, PARTITION_TAGS, partition_tag, stream_key, worker_key
 from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.errors import map_redis_errors
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from gateway.redis.scripts import set_entry_idle
 from workers.heartbeat import worker_name
 

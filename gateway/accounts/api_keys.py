@@ -20,9 +20,9 @@ import structlog
 
 from gateway.accounts import scripts
 from gateway.accounts.credentials import digest, new_key
-from gateway.accounts.keys import api_key_key, api_keys_key, api_keys_used_key
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso
+from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 from gateway.redis.scripts import compare_and_set

@@ -19,14 +19,6 @@ from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from gateway.accounts import scripts
-from gateway.accounts.keys import (
-    alias_key,
-    app_changes_key,
-    app_lock_key,
-    deleted_apps_key,
-    former_name_key,
-    token_checks_key,
-)
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
@@ -38,8 +30,16 @@ from gateway.errors import (
     RateLimited,
 )
 from gateway.ids import new_id
-from gateway.inference.keys import app_window_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import (
+    alias_key,
+    app_changes_key,
+    app_lock_key,
+    app_window_key,
+    deleted_apps_key,
+    former_name_key,
+    partition_tag,
+    token_checks_key,
+)
 from gateway.redis.scripts import compare_and_set
 
 CHANGES_PER_MINUTE = 120  # creations, changes and deletions that an account may try

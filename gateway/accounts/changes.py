@@ -15,17 +15,31 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
-from gateway.accounts.keys import account_apps_key, api_keys_key
 from gateway.accounts.registry import Registry
-from gateway.data.keys import snapshots_key, status_key
-from gateway.deploys.keys import deploy_key, deploy_log_key, deploys_key, hooks_key, hooks_used_key, site_key
 from gateway.errors import BackboneUnavailable, ViewersLimited
-from gateway.events.keys import deliveries_key, webhook_key
 from gateway.ids import day_of
-from gateway.inference.keys import spend_key
-from gateway.monitors.keys import certificate_key, crashes_key, domain_check_key, findings_key, health_key
-from gateway.redis.partitions import partition_tag
-from gateway.telemetry.keys import requests_key
+from gateway.keys import (
+    account_apps_key,
+    api_keys_key,
+    certificate_key,
+    crashes_key,
+    data_snapshots_key,
+    data_status_key,
+    deliveries_key,
+    deploy_key,
+    deploy_log_key,
+    deploys_key,
+    domain_check_key,
+    findings_key,
+    health_key,
+    hooks_key,
+    hooks_used_key,
+    partition_tag,
+    requests_key,
+    site_key,
+    spend_key,
+    webhook_key,
+)
 
 TOPICS = ("apps", "data", "deliveries", "deploys", "hooks", "keys", "requests", "service", "usage")
 READ_SECONDS = 1.0  # between two reads of an account
@@ -195,8 +209,8 @@ def _app_marks(watch: Watch) -> dict[str, Mark]:
             marks[key] = ("apps", _read_later("hget", key, "version"))
         marks[f"crash {app}"] = ("apps", _read_later("xrevrange", crashes_key(tag, app), count=1))
         marks[f"live {app}"] = ("deploys", _read_later("hget", site_key(account, app), "live"))
-        marks[f"data {app}"] = ("data", _read_later("get", status_key(account, app)))
-        marks[f"snapshots {app}"] = ("data", _read_later("hgetall", snapshots_key(account, app)))
+        marks[f"data {app}"] = ("data", _read_later("get", data_status_key(account, app)))
+        marks[f"snapshots {app}"] = ("data", _read_later("hgetall", data_snapshots_key(account, app)))
     return marks
 
 

@@ -20,9 +20,8 @@ from gateway.accounts.domain_names import record_name, verification_token
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import NameTaken, NotFound
-from gateway.monitors.keys import domain_check_key
+from gateway.keys import domain_check_key, partition_tag
 from gateway.outbound.dns import Resolver
-from gateway.redis.partitions import partition_tag
 
 MISSING_SECONDS = 7 * 86_400  # after which a domain without its record is no longer verified
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
-from gateway.accounts.keys import domain_key
 from gateway.accounts.records import App
 from gateway.errors import NameTaken
+from gateway.keys import domain_key
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import compare_and_set

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from gateway.accounts.keys import apps_key
 from gateway.accounts.records import App
 from gateway.accounts.suspended import list_suspended, unlist_suspended
-from gateway.monitors.keys import (
+from gateway.keys import (
+    apps_key,
     certificate_ends_key,
     certificates_key,
     domain_checks_key,
     monitored_keys,
+    partition_tag,
     probes_key,
     unhealthy_key,
 )
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 
 
 async def enroll_app(store: Store, app: App) -> None:

@@ -14,15 +14,14 @@ from gateway.accounts import scripts
 from gateway.accounts.api_keys import FIRST_NAME, ApiKeys
 from gateway.accounts.domain_claims import DomainClaims, verified_domain
 from gateway.accounts.enrollment import enroll_app, withdraw_app
-from gateway.accounts.keys import account_apps_key, account_key, accounts_key, alias_key, app_key
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension
 from gateway.accounts.vault import Vault
 from gateway.errors import NameTaken, NotFound, RegistrationsClosed
 from gateway.ids import new_id, now_iso
+from gateway.keys import account_apps_key, account_key, accounts_key, alias_key, app_key, partition_tag
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
-from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Plan
 

@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.accounts.keys import REGISTRATIONS_KEY, REGISTRATIONS_MOVING_KEY, api_keys_key, api_keys_used_key
-from gateway.inference.keys import spend_key
+from gateway.keys import REGISTRATIONS_KEY, REGISTRATIONS_MOVING_KEY, api_keys_key, api_keys_used_key, spend_key
 from gateway.redis.client import Script, Store
 
 _COUNT_REGISTRATION = Script("accounts/count_registration")

@@ -20,8 +20,8 @@ from litestar import Request
 from litestar.datastructures import Cookie, State
 
 from gateway.accounts.credentials import digest
-from gateway.accounts.keys import REGISTERED_PREFIX, SESSIONS_PREFIX, logins_key, session_key
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
+from gateway.keys import REGISTERED_PREFIX, SESSIONS_PREFIX, logins_key, session_key
 from gateway.redis.client import Store
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names

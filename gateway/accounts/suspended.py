@@ -11,9 +11,8 @@ from __future__ import annotations
 import secrets
 import time
 
-from gateway.accounts.keys import suspended_key
+from gateway.keys import PARTITION_TAGS, partition_tag, suspended_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
 VERSION = "version"  # the field that changes with each change of a partition's list
 APP_MARK = "app:"  # before the id of an app, which may equal another name in the list

@@ -17,12 +17,11 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.records import App
-from gateway.data.keys import answer_key, commands_key
 from gateway.data.records import DataRecords, Reason, Snapshot
 from gateway.errors import StorageUnavailable
 from gateway.ids import new_id
+from gateway.keys import PARTITION_TAGS, data_answer_key, data_commands_key, partition_tag
 from gateway.redis.client import Store, until_redis_answers
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
 MAX_COMMANDS, MAX_COMMANDS_OF_ACCOUNT = 1_000, 100  # that wait: of a partition, and of an account in it
 KEPT_SECONDS = 7 * 86_400
@@ -101,12 +100,12 @@ class DataCommands:
         raise DataUnavailable
 
     async def _read_answer(self, command: DataCommand) -> DataAnswer | None:
-        record = await self._store.get(answer_key(command.account, command.id))
+        record = await self._store.get(data_answer_key(command.account, command.id))
         return msgspec.json.decode(record, type=DataAnswer) if record else None
 
     async def send(self, command: DataCommand) -> None:
         """Raises DataUnavailable while too many commands wait."""
-        key = commands_key(partition_tag(command.account))
+        key = data_commands_key(partition_tag(command.account))
         waiting = await self._store.client.hkeys(key)
         own = sum(field.startswith(f"{command.account} ") for field in waiting)
         if len(waiting) >= MAX_COMMANDS or own >= MAX_COMMANDS_OF_ACCOUNT:
@@ -129,15 +128,17 @@ class DataCommands:
 
     async def list_commands(self) -> list[DataCommand]:
         """Returns the commands to all hosts, oldest first."""
-        found = await self._store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hvals(commands_key(tag)))
+        found = await self._store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hvals(data_commands_key(tag)))
         commands = [msgspec.json.decode(record, type=DataCommand) for records in found for record in records]
         return sorted(commands, key=lambda command: command.id)
 
     async def answer(self, command: DataCommand, answer: DataAnswer) -> None:
         """Writes the answer, and removes the command."""
         async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.set(answer_key(command.account, command.id), msgspec.json.encode(answer).decode(), ex=ANSWER_SECONDS)
-            pipe.hdel(commands_key(partition_tag(command.account)), _field(command))
+            pipe.set(
+                data_answer_key(command.account, command.id), msgspec.json.encode(answer).decode(), ex=ANSWER_SECONDS
+            )
+            pipe.hdel(data_commands_key(partition_tag(command.account)), _field(command))
             await pipe.execute()
 
 

@@ -14,10 +14,16 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.records import App
-from gateway.data.keys import deleted_key, deletions_key, snapshots_key, status_key
 from gateway.ids import Time, now_iso
+from gateway.keys import (
+    PARTITION_TAGS,
+    data_deletions_key,
+    data_snapshots_key,
+    data_status_key,
+    deleted_data_key,
+    partition_tag,
+)
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
 STATUS_SECONDS = 7 * 86_400  # after the last report of a host
 DELETED_SECONDS = 7 * 86_400  # that the snapshots of a deleted app are kept
@@ -63,19 +69,19 @@ class DataRecords:
         self._store = store
 
     async def read_status(self, app: App) -> DataStatus:
-        record = await self._store.get(status_key(app.account, app.id))
+        record = await self._store.get(data_status_key(app.account, app.id))
         return msgspec.json.decode(record, type=DataStatus) if record else DataStatus()
 
     async def has_data(self, account_id: str, app_id: str) -> bool:
         """Returns whether a host has reported data of the app."""
-        return await self._store.get(status_key(account_id, app_id)) is not None
+        return await self._store.get(data_status_key(account_id, app_id)) is not None
 
     async def write_statuses(self, statuses: Sequence[tuple[str, str, DataStatus]]) -> None:
         """Writes the reports of a host, each with its account and app."""
         await self._store.read_each(
             statuses,
             lambda pipe, each: pipe.set(
-                status_key(each[0], each[1]), msgspec.json.encode(each[2]).decode(), ex=STATUS_SECONDS
+                data_status_key(each[0], each[1]), msgspec.json.encode(each[2]).decode(), ex=STATUS_SECONDS
             ),
         )
 
@@ -83,12 +89,12 @@ class DataRecords:
 
     async def list_snapshots(self, account_id: str, app_id: str) -> list[Snapshot]:
         """Returns the snapshots, newest first."""
-        records = await self._store.client.hvals(snapshots_key(account_id, app_id))
+        records = await self._store.client.hvals(data_snapshots_key(account_id, app_id))
         return _newest_first(msgspec.json.decode(record, type=Snapshot) for record in records)
 
     async def add_snapshot(self, account_id: str, app_id: str, snapshot: Snapshot) -> list[str]:
         """Records a snapshot. Returns the ids of those that it replaces, which are no longer recorded."""
-        key = snapshots_key(account_id, app_id)
+        key = data_snapshots_key(account_id, app_id)
         await self._store.client.hset(key, snapshot.id, msgspec.json.encode(snapshot).decode())
         alike = [each for each in await self.list_snapshots(account_id, app_id) if each.reason == snapshot.reason]
         replaced = [each.id for each in alike[KEPT[snapshot.reason] :]]
@@ -98,7 +104,7 @@ class DataRecords:
 
     async def find_snapshot(self, app: App, snapshot_id: str) -> str | None:
         """Returns the storage's key of a snapshot of the app, or of a deleted app of its account."""
-        if await self._store.client.hget(snapshots_key(app.account, app.id), snapshot_id) is not None:
+        if await self._store.client.hget(data_snapshots_key(app.account, app.id), snapshot_id) is not None:
             return snapshot_key(app.id, snapshot_id)
         for deleted in await self.list_deleted(app.account):
             if any(snapshot.id == snapshot_id for snapshot in deleted.snapshots):
@@ -109,7 +115,7 @@ class DataRecords:
 
     async def list_deleted(self, account_id: str) -> list[DeletedData]:
         """Returns the data of deleted apps, last deleted first."""
-        records = await self._store.client.hvals(deleted_key(account_id))
+        records = await self._store.client.hvals(deleted_data_key(account_id))
         found = [msgspec.json.decode(record, type=DeletedData) for record in records]
         oldest = now_iso(time.time() - DELETED_SECONDS)
         kept = [each for each in found if each.deletedAt > oldest and each.snapshots]
@@ -123,13 +129,13 @@ class DataRecords:
         deleted = DeletedData(app.name, app.id, now_iso(), snapshots)
         await self._write_deleted(app.account, record_id, deleted)
         # The list of deletions comes first: whatever is interrupted, the snapshots are removed some day.
-        await self._store.client.delete(snapshots_key(app.account, app.id), status_key(app.account, app.id))
+        await self._store.client.delete(data_snapshots_key(app.account, app.id), data_status_key(app.account, app.id))
         return True
 
     async def _write_deleted(self, account_id: str, record_id: str, deleted: DeletedData) -> None:
-        key, tag = deleted_key(account_id), partition_tag(account_id)
+        key, tag = deleted_data_key(account_id), partition_tag(account_id)
         async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.zadd(deletions_key(tag), {f"{account_id} {record_id}": int(time.time() * 1000)}, nx=True)
+            pipe.zadd(data_deletions_key(tag), {f"{account_id} {record_id}": int(time.time() * 1000)}, nx=True)
             pipe.hset(key, record_id, msgspec.json.encode(deleted).decode())
             pipe.expire(key, DELETED_SECONDS + 86_400)
             await pipe.execute()
@@ -145,20 +151,21 @@ class DataRecords:
         return True
 
     async def read_deleted(self, account_id: str, record_id: str) -> DeletedData | None:
-        record = await self._store.client.hget(deleted_key(account_id), record_id)
+        record = await self._store.client.hget(deleted_data_key(account_id), record_id)
         return msgspec.json.decode(record, type=DeletedData) if record else None
 
     async def list_expired(self) -> list[tuple[str, str]]:
         """Returns account and record id of the deletions whose snapshots are to be removed."""
         until = int((time.time() - DELETED_SECONDS) * 1000)
         found = await self._store.read_each(
-            PARTITION_TAGS, lambda pipe, tag: pipe.zrangebyscore(deletions_key(tag), "-inf", until, start=0, num=100)
+            PARTITION_TAGS,
+            lambda pipe, tag: pipe.zrangebyscore(data_deletions_key(tag), "-inf", until, start=0, num=100),
         )
         return [(account, record_id) for names in found for account, _, record_id in (n.partition(" ") for n in names)]
 
     async def remove_deleted(self, account_id: str, record_id: str) -> None:
-        await self._store.client.hdel(deleted_key(account_id), record_id)
-        await self._store.client.zrem(deletions_key(partition_tag(account_id)), f"{account_id} {record_id}")
+        await self._store.client.hdel(deleted_data_key(account_id), record_id)
+        await self._store.client.zrem(data_deletions_key(partition_tag(account_id)), f"{account_id} {record_id}")
 
 
 def _newest_first(snapshots: Iterable[Snapshot]) -> list[Snapshot]:

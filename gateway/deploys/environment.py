@@ -13,9 +13,9 @@ import msgspec
 
 from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.deploys.keys import environment_key
 from gateway.errors import RequestMalformed
 from gateway.ids import Time, now_iso
+from gateway.keys import environment_key
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 

@@ -10,9 +10,9 @@ import msgspec
 from gateway.accounts.credentials import digest
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.deploys.keys import hook_key, hooks_key, hooks_used_key
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso
+from gateway.keys import hook_key, hooks_key, hooks_used_key
 from gateway.settings import Settings
 
 TRIGGERS_PER_MINUTE = 6  # of one hook

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.deploys.keys import BUILD_POSITIONS_KEY
+from gateway.keys import BUILD_POSITIONS_KEY
 from gateway.redis.client import Store
 
 LIFETIME_SECONDS = 15

@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from gateway.deploys.keys import (
+from gateway.events.records import QueuedEvent, flatten_event
+from gateway.keys import (
     HOSTS_KEY,
     LEASES_KEY,
     build_queue_keys,
@@ -18,17 +19,17 @@ from gateway.deploys.keys import (
     deploys_key,
     deploys_on_prefix,
     ended_deploys_key,
+    event_keys,
     failed_deploys_key,
     hook_window_key,
     hooks_used_key,
+    partition_tag,
     served_apps_key,
     serving_key,
     site_key,
+    stream_key,
 )
-from gateway.events.keys import event_keys
-from gateway.events.records import QueuedEvent, flatten_event
 from gateway.redis.client import Script, Store, flatten
-from gateway.redis.partitions import partition_tag, stream_key
 
 _QUEUE_DEPLOY = Script("deploys/queue_deploy", durable=True)
 _ADVANCE_DEPLOY = Script("deploys/advance_deploy", durable=True)

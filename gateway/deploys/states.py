@@ -30,16 +30,6 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import positions, scripts
 from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
-from gateway.deploys.keys import (
-    deploy_key,
-    deploy_log_key,
-    deploys_key,
-    deploys_on_key,
-    served_apps_key,
-    serving_key,
-    site_key,
-    tagged_deploy_key,
-)
 from gateway.deploys.logs import DeployLogs
 from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.scripts import Transition
@@ -58,7 +48,19 @@ from gateway.errors import (
 )
 from gateway.events.catalog import DeployFailed, DeploySucceeded, Event, Kind, Phase, prepare_event
 from gateway.ids import new_id, now_iso
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
+from gateway.keys import (
+    PARTITION_TAGS,
+    deploy_key,
+    deploy_log_key,
+    deploys_key,
+    deploys_on_key,
+    partition_tag,
+    served_apps_key,
+    serving_key,
+    site_key,
+    stream_key,
+    tagged_deploy_key,
+)
 from gateway.settings import Settings
 from gateway.storage import Object, open_storage
 

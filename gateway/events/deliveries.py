@@ -16,11 +16,10 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events.keys import bodies_key, deliveries_key, stored_key
 from gateway.events.records import LoggedEvent
 from gateway.ids import Time, now_iso, time_of
+from gateway.keys import bodies_key, deliveries_key, partition_tag, stored_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 
 MAX_DELIVERIES = 1_000  # kept per account
 KEPT_SECONDS = 30 * 86_400

@@ -6,18 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gateway.events.keys import (
-    awaited_key,
-    bodies_key,
-    dead_letters_key,
-    deliveries_key,
-    emitted_key,
-    event_keys,
-    events_window_key,
-    previous_secret_key,
-    stored_key,
-    webhook_key,
-)
 from gateway.events.records import (
     DeliveryResult,
     LoggedEvent,
@@ -28,8 +16,21 @@ from gateway.events.records import (
     flatten_marks,
     flatten_result,
 )
+from gateway.keys import (
+    awaited_key,
+    bodies_key,
+    dead_letters_key,
+    deliveries_key,
+    emitted_key,
+    event_keys,
+    events_window_key,
+    partition_tag,
+    previous_secret_key,
+    stored_key,
+    stream_key,
+    webhook_key,
+)
 from gateway.redis.client import Script, Store
-from gateway.redis.partitions import partition_tag, stream_key
 
 _EMIT_EVENT = Script("events/emit_event")
 _REQUEST_EVENT = Script("events/request_event", durable=True)

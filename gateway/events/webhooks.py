@@ -22,9 +22,9 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable, NotFound, RateLimited, RequestMalformed, ServiceError
 from gateway.events import catalog, scripts
 from gateway.events.deliveries import build_headers, encode_body, find_failed
-from gateway.events.keys import previous_secret_key, redelivered_key, webhook_key
 from gateway.events.records import QueuedEvent
 from gateway.ids import new_id, now_iso
+from gateway.keys import previous_secret_key, redelivered_key, webhook_key
 from gateway.outbound import addresses
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record

@@ -26,8 +26,8 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
-from gateway.inference.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY, REFUSAL_KEY
 from gateway.inference.provider.errors import ProviderSignal
+from gateway.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY, REFUSAL_KEY
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.settings import Settings
 

@@ -8,14 +8,21 @@ import msgspec
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 
-from gateway.accounts.app_detail_routes import view_app_details
-from gateway.accounts.app_routes import AppChange, NewApp, change_app, create_app, delete_app, view_settings
 from gateway.accounts.records import Account
-from gateway.accounts.routes import view_apps
-from gateway.deploys.routes import require_own_app
-from gateway.http.bodies import decode_body
+from gateway.api.apps import (
+    AppChange,
+    NewApp,
+    change_app,
+    create_app,
+    delete_app,
+    view_app_details,
+    view_apps,
+    view_settings,
+)
+from gateway.api.bodies import decode_body
+from gateway.api.subjects import require_own_app
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, read_fields, text, value
-from gateway.process import Gateway
+from gateway.services import Services
 
 MAX_FINDINGS = 50  # the most urgent ones
 
@@ -73,34 +80,34 @@ Build = Annotated[
 ]
 
 
-async def perform(gateway: Gateway, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
+async def perform(services: Services, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
     match action:
         case "create":
             new = decode_body(msgspec.json.encode({"name": arguments[0]}), NewApp)
-            created = await create_app.fn(account=account, data=new, gateway=gateway)
+            created = await create_app.fn(account=account, data=new, services=services)
             return {"app": created, "note": "Publish it with service_publish."}
         case "list":
-            apps = await gateway.registry.list_apps(account.id)
-            return {"apps": await view_apps(account, apps, gateway)}
+            apps = await services.registry.list_apps(account.id)
+            return {"apps": await view_apps(account, apps, services)}
         case "show":
-            return {"app": await show(gateway, account, arguments[0])}
+            return {"app": await show(services, account, arguments[0])}
         case "set":
             change = read_fields(dict(zip(FIELDS, arguments[1:], strict=True)), AppChange)
-            changed = await change_app.fn(account=account, app=arguments[0], data=change, gateway=gateway)
+            changed = await change_app.fn(account=account, app=arguments[0], data=change, services=services)
             return {"settings": changed}
         case _:
-            await delete_app.fn(account=account, app=arguments[0], gateway=gateway)
+            await delete_app.fn(account=account, app=arguments[0], services=services)
             return {"deleted": arguments[0]}
 
 
-async def show(gateway: Gateway, account: Account, name: str) -> dict[str, Any]:
-    app = await require_own_app(name, account, gateway)
-    view: dict[str, Any] = msgspec.to_builtins(await view_app_details(account, app, gateway))
-    findings, crashes = await gateway.findings.find_open(app), await gateway.crashes.list(app)
+async def show(services: Services, account: Account, name: str) -> dict[str, Any]:
+    app = await require_own_app(name, account, services)
+    view: dict[str, Any] = msgspec.to_builtins(await view_app_details(account, app, services))
+    findings, crashes = await services.findings.find_open(app), await services.crashes.list(app)
     return {**view, "settings": view_settings(app), "findings": findings[:MAX_FINDINGS], "crashes": crashes}
 
 
-def app_tool(gateway: Gateway) -> Tool:
+def app_tool(services: Services) -> Tool:
     async def service_app(
         context: Context[Any],
         action: Action = "",
@@ -112,6 +119,6 @@ def app_tool(gateway: Gateway) -> Tool:
         """Create, list, show, change or delete apps. 'show' has health, settings, security findings and crashes."""
         given = {"app": app, "auth": auth, "repository": repository, "build": build}
         arguments = parse_arguments(action, given, ACTIONS, CHOICES, values=FIELDS)
-        return await answer(perform(gateway, account_of(context), action, arguments))
+        return await answer(perform(services, account_of(context), action, arguments))
 
     return make_tool(service_app, "Apps")

@@ -12,10 +12,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.records import Account
+from gateway.api.events import parse_time
 from gateway.events.deliveries import Filter, Outcome, list_deliveries, read_delivery
-from gateway.events.routes import parse_time
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, text
-from gateway.process import Gateway
+from gateway.services import Services
 
 LISTED_DELIVERIES = 20
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
@@ -48,25 +48,25 @@ DeliveryId = Annotated[str, ANYTHING, text("For show and redeliver: the event's 
 Since = Annotated[str, ANYTHING, text("For redeliver_failed: a time in ISO 8601, such as 2026-07-02T10:00:00Z.")]
 
 
-async def perform(gateway: Gateway, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
+async def perform(services: Services, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
     match action:
         case "list":
             app, outcome = arguments
             if outcome not in ("", *OUTCOMES):
                 raise ToolError(f"outcome must be one of {', '.join(OUTCOMES)}.")
             chosen = Filter(None, app or None, cast(Outcome, outcome) if outcome else None)
-            rows = await list_deliveries(gateway.store, account.id, LISTED_DELIVERIES, chosen=chosen)
+            rows = await list_deliveries(services.store, account.id, LISTED_DELIVERIES, chosen=chosen)
             return {"deliveries": rows}
         case "show":
-            return {"delivery": await read_delivery(gateway.store, account.id, *arguments)}
+            return {"delivery": await read_delivery(services.store, account.id, *arguments)}
         case "redeliver":
-            await gateway.webhooks.redeliver(account.id, *arguments)
+            await services.webhooks.redeliver(account.id, *arguments)
             return {"id": arguments[0], "note": "The event is queued; 'show' it to see the outcome."}
         case _:
-            return {"count": await gateway.webhooks.redeliver_failed(account.id, parse_time(*arguments))}
+            return {"count": await services.webhooks.redeliver_failed(account.id, parse_time(*arguments))}
 
 
-def delivery_tool(gateway: Gateway) -> Tool:
+def delivery_tool(services: Services) -> Tool:
     async def service_delivery(
         context: Context[Any],
         action: Action = "",
@@ -81,6 +81,6 @@ def delivery_tool(gateway: Gateway) -> Tool:
         """
         given = {"app": app, "outcome": outcome, "id": id, "since": since}
         arguments = parse_arguments(action, given, ACTIONS, CHOICES, OPTIONAL)
-        return await answer(perform(gateway, account_of(context), action, arguments))
+        return await answer(perform(services, account_of(context), action, arguments))
 
     return make_tool(service_delivery, "Deliveries")

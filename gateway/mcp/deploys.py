@@ -9,9 +9,10 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.records import Account
-from gateway.deploys.routes import DeployView, require_deploy, require_own_app, view_deploys, view_with_log
+from gateway.api.deploys import DeployView, view_deploys, view_with_log
+from gateway.api.subjects import require_deploy, require_own_app
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, text
-from gateway.process import Gateway
+from gateway.services import Services
 
 LISTED_DEPLOYS = 20
 LOG_CHARACTERS = 16_000  # the end of a log explains a failure
@@ -41,31 +42,31 @@ AppName = Annotated[str, ANYTHING, text("For list and rollback: the app's name."
 DeployId = Annotated[str, ANYTHING, text("For show, cancel and rollback: the deploy's id.")]
 
 
-async def perform(gateway: Gateway, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
+async def perform(services: Services, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
     match action:
         case "list":
-            deploys = await gateway.deploys.list(account.id, arguments[0] or None, LISTED_DEPLOYS)
-            return {"deploys": await view_deploys(deploys, gateway)}
+            deploys = await services.deploys.list(account.id, arguments[0] or None, LISTED_DEPLOYS)
+            return {"deploys": await view_deploys(deploys, services)}
         case "show":
-            found = await require_deploy(arguments[0], account, gateway)
-            view = msgspec.to_builtins(await view_with_log(found, gateway))
+            found = await require_deploy(arguments[0], account, services)
+            view = msgspec.to_builtins(await view_with_log(found, services))
             view.pop("logTimes", None)
             return {"deploy": {**view, "log": view.get("log", "")[-LOG_CHARACTERS:]}}
         case "rollback":
-            app = await require_own_app(arguments[0], account, gateway)
+            app = await require_own_app(arguments[0], account, services)
             note = "A new deploy serves the earlier release; 'show' it until its state is 'live' or 'failed'."
-            return {"deployId": await gateway.deploy_actions.roll_back(app, arguments[1] or None), "note": note}
+            return {"deployId": await services.deploy_actions.roll_back(app, arguments[1] or None), "note": note}
         case _:
-            deploy = await gateway.deploy_actions.cancel(await require_deploy(arguments[0], account, gateway))
+            deploy = await services.deploy_actions.cancel(await require_deploy(arguments[0], account, services))
             return {"deploy": DeployView.of(deploy)}
 
 
-def deploy_tool(gateway: Gateway) -> Tool:
+def deploy_tool(services: Services) -> Tool:
     async def service_deploy(
         context: Context[Any], action: Action = "", app: AppName = "", id: DeployId = ""
     ) -> dict[str, Any]:
         """List and show deploys, roll back to an earlier release, or cancel a deploy."""
         arguments = parse_arguments(action, {"app": app, "id": id}, ACTIONS, CHOICES, OPTIONAL)
-        return await answer(perform(gateway, account_of(context), action, arguments))
+        return await answer(perform(services, account_of(context), action, arguments))
 
     return make_tool(service_deploy, "Deploys")

@@ -1,6 +1,6 @@
 """The HTTP endpoint `/mcp` of all agent tools.
 
-Importing the MCP SDK takes longer than importing the rest of the gateway, and few processes ever need it. A thread
+Importing the MCP SDK takes longer than importing the rest of the services, and few processes ever need it. A thread
 imports it when an account first calls the endpoint, and running streams continue meanwhile.
 """
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from litestar import Request
 
 from gateway.accounts.pacing import LANE
+from gateway.api.authentication import require_account
 from gateway.errors import MethodNotAllowed, ServiceError
-from gateway.http.authentication import require_account
-from gateway.process import Gateway
+from gateway.services import Services
 
 if TYPE_CHECKING:
     from gateway.mcp.server import AgentSessions
@@ -27,8 +27,8 @@ CALL_SECONDS = 0.01  # approximate cost of a call: the SDK works in tasks of its
 class AgentEndpoint:
     """The ASGI application at `/mcp`. The gateway's lifespan includes `running`."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._sessions: asyncio.Future[AgentSessions] | None = None
         self._serving: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
@@ -48,8 +48,8 @@ class AgentEndpoint:
             request: Request[Any, Any, Any] = Request(scope)
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
-            account = await require_account(request, self._gateway)
-            await self._gateway.pacing.admit(account.id, scope["state"])
+            account = await require_account(request, self._services)
+            await self._services.pacing.admit(account.id, scope["state"])
             scope["state"][LANE].charge(CALL_SECONDS)
             await (await self._load_sessions()).answer(account, scope, receive, send)
         except ServiceError as error:
@@ -78,4 +78,4 @@ class AgentEndpoint:
     def _create_sessions(self) -> AgentSessions:
         from gateway.mcp.server import AgentSessions
 
-        return AgentSessions(self._gateway)
+        return AgentSessions(self._services)

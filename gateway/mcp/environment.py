@@ -11,10 +11,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.records import Account
-from gateway.deploys.routes import require_own_app
-from gateway.http.bodies import decode_map
+from gateway.api.bodies import decode_map
+from gateway.api.subjects import require_own_app
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, text, value
-from gateway.process import Gateway
+from gateway.services import Services
 
 # The arguments of each action, with their meaning.
 ACTIONS: dict[str, dict[str, str]] = {
@@ -57,21 +57,21 @@ def read_changes(action: str, variables: Any) -> Mapping[str, str | None]:
     raise ToolError(f"action '{action}' needs variables, such as {needed}.")
 
 
-async def perform(gateway: Gateway, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
-    app = await require_own_app(arguments[0], account, gateway)
+async def perform(services: Services, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
+    app = await require_own_app(arguments[0], account, services)
     if action == "list":
-        return {"variables": await gateway.environments.list_variables(app)}
-    await gateway.environments.change_variables(app, read_changes(action, arguments[1]))
-    return {"variables": await gateway.environments.list_variables(app), "note": NOTE}
+        return {"variables": await services.environments.list_variables(app)}
+    await services.environments.change_variables(app, read_changes(action, arguments[1]))
+    return {"variables": await services.environments.list_variables(app), "note": NOTE}
 
 
-def environment_tool(gateway: Gateway) -> Tool:
+def environment_tool(services: Services) -> Tool:
     async def service_env(
         context: Context[Any], action: Action = "", app: AppName = "", variables: Variables = ""
     ) -> dict[str, Any]:
         """List, set or remove an app's environment variables. Values are never shown."""
         given = {"app": app, "variables": variables}
         arguments = parse_arguments(action, given, ACTIONS, CHOICES, values=["variables"])
-        return await answer(perform(gateway, account_of(context), action, arguments))
+        return await answer(perform(services, account_of(context), action, arguments))
 
     return make_tool(service_env, "Environment variables")

@@ -9,7 +9,7 @@ from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.records import Account
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, text
-from gateway.process import Gateway
+from gateway.services import Services
 
 # The arguments of each action, with their meaning.
 ACTIONS: dict[str, dict[str, str]] = {
@@ -33,25 +33,25 @@ HookName = Annotated[str, ANYTHING, text("For create: a label that says what the
 HookId = Annotated[str, ANYTHING, text("For revoke: the hook's id, from list.")]
 
 
-async def perform(gateway: Gateway, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
+async def perform(services: Services, account: Account, action: str, arguments: list[str]) -> dict[str, Any]:
     match action:
         case "create":
-            created = await gateway.hooks.create(account.id, *arguments)
+            created = await services.hooks.create(account.id, *arguments)
             note = "The URL is shown only once. A POST to it, without a body, deploys the app."
             return {"hook": created, "note": note}
         case "list":
-            return {"hooks": await gateway.hooks.list(account.id)}
+            return {"hooks": await services.hooks.list(account.id)}
         case _:
-            await gateway.hooks.revoke(account.id, *arguments)
+            await services.hooks.revoke(account.id, *arguments)
             return {"revoked": arguments[0], "note": "Its URL now answers 404."}
 
 
-def hook_tool(gateway: Gateway) -> Tool:
+def hook_tool(services: Services) -> Tool:
     async def service_hook(
         context: Context[Any], action: Action = "", app: AppName = "", name: HookName = "", id: HookId = ""
     ) -> dict[str, Any]:
         """Create, list or revoke deploy hooks. A hook is a secret URL; a POST to it rebuilds one app."""
         arguments = parse_arguments(action, {"app": app, "name": name, "id": id}, ACTIONS, CHOICES)
-        return await answer(perform(gateway, account_of(context), action, arguments))
+        return await answer(perform(services, account_of(context), action, arguments))
 
     return make_tool(service_hook, "Deploy hooks")

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 
-from gateway.accounts.limit_routes import LimitsChange, change_limits, show_limits, show_spend
 from gateway.accounts.records import Account
+from gateway.api.apps import LimitsChange, change_limits, show_limits, show_spend
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, read_fields, text, value
-from gateway.process import Gateway
+from gateway.services import Services
 
 # The arguments of each action, with their meaning.
 FIELDS = {
@@ -44,16 +44,16 @@ AppRate = Annotated[Any, ANYTHING, value(["integer", "null"], f"For set: request
 UserRate = Annotated[Any, ANYTHING, value(["integer", "null"], f"For set: requests per minute of each user. {CLEAR}")]
 
 
-async def perform(gateway: Gateway, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
+async def perform(services: Services, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
     name = arguments[0]
     if action == "show":
-        limits = await show_limits.fn(account=account, app=name, gateway=gateway)
-        return {"limits": limits, "spend": await show_spend.fn(account=account, app=name, gateway=gateway)}
+        limits = await show_limits.fn(account=account, app=name, services=services)
+        return {"limits": limits, "spend": await show_spend.fn(account=account, app=name, services=services)}
     change = read_fields(dict(zip(FIELDS, arguments[1:], strict=True)), LimitsChange)
-    return {"limits": await change_limits.fn(account=account, app=name, data=change, gateway=gateway)}
+    return {"limits": await change_limits.fn(account=account, app=name, data=change, services=services)}
 
 
-def limits_tool(gateway: Gateway) -> Tool:
+def limits_tool(services: Services) -> Tool:
     async def service_limits(
         context: Context[Any],
         action: Action = "",
@@ -72,6 +72,6 @@ def limits_tool(gateway: Gateway) -> Tool:
             "userRequestsPerMinute": userRequestsPerMinute,
         }
         arguments = parse_arguments(action, given, ACTIONS, CHOICES, values=FIELDS)
-        return await answer(perform(gateway, account_of(context), action, arguments))
+        return await answer(perform(services, account_of(context), action, arguments))
 
     return make_tool(service_limits, "Limits")

@@ -17,11 +17,12 @@ from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.pacing import leave_lane
 from gateway.accounts.records import Account
-from gateway.deploys.routes import DeployView, require_deploy, require_own_app, view_with_log
+from gateway.api.deploys import DeployView, view_with_log
+from gateway.api.subjects import require_deploy, require_own_app
 from gateway.deploys.states import FINAL
 from gateway.mcp.deploys import LOG_CHARACTERS
 from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, require_text, text, value
-from gateway.process import Gateway
+from gateway.services import Services
 
 WAIT_SECONDS = 50.0  # clients give up on a call after a minute
 POLL_SECONDS = 0.5
@@ -100,16 +101,16 @@ def pack(contents: dict[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-async def publish(gateway: Gateway, account: Account, name: str, files: Any, wait: bool) -> dict[str, Any]:
-    app = await require_own_app(name, account, gateway)
+async def publish(services: Services, account: Account, name: str, files: Any, wait: bool) -> dict[str, Any]:
+    app = await require_own_app(name, account, services)
     packed = await asyncio.to_thread(lambda: pack(read_files(files)))
-    deploy_id = await gateway.deploys.publish(app, _in_one_part(packed), "upload", size=len(packed), declared="tar")
+    deploy_id = await services.deploys.publish(app, _in_one_part(packed), "upload", size=len(packed), declared="tar")
     if wait:
-        await _wait_for_end(gateway, account, deploy_id)
-    deploy = await require_deploy(deploy_id, account, gateway)
+        await _wait_for_end(services, account, deploy_id)
+    deploy = await require_deploy(deploy_id, account, services)
     shown: dict[str, Any] = {"deployId": deploy_id, "deploy": DeployView.of(deploy)}
     if deploy.state in FINAL:
-        shown["log"] = (await view_with_log(deploy, gateway)).log[-LOG_CHARACTERS:]
+        shown["log"] = (await view_with_log(deploy, services)).log[-LOG_CHARACTERS:]
     else:
         shown["note"] = (
             "The deploy has not ended; call service_deploy with 'show' until its state is 'live' or 'failed'."
@@ -121,16 +122,16 @@ async def _in_one_part(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-async def _wait_for_end(gateway: Gateway, account: Account, deploy_id: str) -> None:
+async def _wait_for_end(services: Services, account: Account, deploy_id: str) -> None:
     ends = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < ends and not gateway.draining:
-        deploy = await gateway.deploys.get(deploy_id, account.id)
+    while time.monotonic() < ends and not services.process.draining:
+        deploy = await services.deploys.get(deploy_id, account.id)
         if deploy is None or deploy.state in FINAL:
             return
         await asyncio.sleep(POLL_SECONDS)
 
 
-def publish_tool(gateway: Gateway) -> Tool:
+def publish_tool(services: Services) -> Tool:
     async def service_publish(
         context: Context[Any], app: AppName = "", files: Files = "", wait: Wait = False
     ) -> dict[str, Any]:
@@ -140,6 +141,6 @@ def publish_tool(gateway: Gateway) -> Tool:
         assert request is not None
         leave_lane(request.scope["state"])  # it takes long, and uploads have a limit of their own
         waits = wait in (True, "true")
-        return await answer(publish(gateway, account_of(context), name, files, waits))
+        return await answer(publish(services, account_of(context), name, files, waits))
 
     return make_tool(service_publish, "Publish", required=["app", "files"])

@@ -24,7 +24,7 @@ from gateway.mcp.logs import logs_tool
 from gateway.mcp.publishing import publish_tool
 from gateway.mcp.tools import ACCOUNT
 from gateway.mcp.usage import usage_tool
-from gateway.process import Gateway
+from gateway.services import Services
 
 MESSAGE_BYTES = 4_194_304  # of a call; `service_publish` has the files of an app
 TOOLS = (
@@ -51,13 +51,13 @@ INSTRUCTIONS = (
 class AgentSessions:
     """The MCP server with all tools. It keeps no sessions, so any process can answer any request."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, services: Services) -> None:
         server = MCPServer(
             "capsule",
             title="Capsule",
             instructions=INSTRUCTIONS,
             version=version("capsule-gateway"),
-            tools=[make(gateway) for make in TOOLS],
+            tools=[make(services) for make in TOOLS],
             log_level="ERROR",
             subscriptions=False,
         )
@@ -66,7 +66,7 @@ class AgentSessions:
             stateless_http=True,
             json_response=True,
             max_request_body_size=MESSAGE_BYTES,
-            transport_security=own_host_only(gateway.settings.base_url),
+            transport_security=own_host_only(services.settings.base_url),
         )
         self._manager = server.session_manager
 

@@ -13,8 +13,8 @@ from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
 from gateway.accounts.records import Account
+from gateway.api.bodies import decode_body
 from gateway.errors import ServiceError
-from gateway.http.bodies import decode_body
 
 T = TypeVar("T")
 

@@ -14,9 +14,8 @@ from gateway.accounts.records import App
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
 from gateway.ids import Time
-from gateway.monitors.keys import crashes_key
+from gateway.keys import crashes_key, partition_tag
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 
 MAX_CRASHES = 20  # of one app
 KEPT_SECONDS = 30 * 86_400

@@ -17,16 +17,14 @@ import msgspec
 import structlog
 
 from gateway.accounts.records import App
-from gateway.deploys.keys import site_key
 from gateway.errors import BackboneUnavailable, RequestMalformed
 from gateway.events.catalog import Finding, SecurityFinding, prepare_event
 from gateway.events.webhooks import DATA_BYTES
 from gateway.ids import new_id, now_iso
+from gateway.keys import findings_key, partition_tag, site_key
 from gateway.monitors import scripts
-from gateway.monitors.keys import findings_key
 from gateway.monitors.scans import RANKS, ReportedFinding, Scan, Tier
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 
 logger = structlog.get_logger()

@@ -22,12 +22,10 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.records import Account, App, find_suspension
-from gateway.deploys.keys import site_key
 from gateway.events.catalog import AppRecovered, AppUnhealthy, Event
 from gateway.ids import Time, now_iso
-from gateway.monitors.keys import certificate_key, findings_key, health_key
+from gateway.keys import certificate_key, findings_key, health_key, partition_tag, site_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 
 FAILURES = 3  # in a row

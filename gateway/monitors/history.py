@@ -10,11 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from gateway.ids import day_of
+from gateway.keys import health_days_key, health_key, partition_tag
 from gateway.monitors import health
 from gateway.monitors.health import AppHealth
-from gateway.monitors.keys import health_days_key, health_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import increment_counters
 
 DAYS = 90

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gateway.deploys.keys import site_prefix
-from gateway.events.keys import awaited_prefix, event_keys
 from gateway.events.records import QueuedEvent, flatten_event
+from gateway.keys import awaited_prefix, event_keys, partition_tag, site_prefix
 from gateway.redis.client import Script, Store, flatten
-from gateway.redis.partitions import partition_tag
 
 _CLAIM_DUE_APPS = Script("monitors/claim_due_apps")
 _POSTPONE_APPS = Script("monitors/postpone_apps")

@@ -27,7 +27,7 @@ import structlog
 from gateway.accounts.operators import Operator
 from gateway.errors import BackboneUnavailable
 from gateway.ids import Time, now_iso
-from gateway.operations.keys import audit_key
+from gateway.keys import audit_key
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 

@@ -15,11 +15,9 @@ from redis.exceptions import RedisError
 
 from gateway.deploys import states
 from gateway.events import webhooks
-from gateway.events.keys import outcomes_key
-from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, PARTITION_TAGS, WORKERS_KEY, outcomes_key, stream_key, worker_key
 from gateway.redis.client import Store
 from gateway.redis.errors import map_redis_errors
-from gateway.redis.partitions import PARTITION_TAGS, stream_key
 
 STREAMS = {webhooks.GROUP: webhooks.STREAM, states.GROUP: states.STREAM}
 GROUPS = (*STREAMS, "monitors", "sites")

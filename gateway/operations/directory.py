@@ -14,10 +14,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from gateway.accounts.keys import account_key, accounts_key, apps_key
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.redis.partitions import PARTITION_TAGS
+from gateway.keys import PARTITION_TAGS, account_key, accounts_key, apps_key
 
 MAX_SEARCHED = 2_000  # records for one page
 IDS_PER_READ = 200  # from each partition

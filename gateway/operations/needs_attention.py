@@ -11,13 +11,19 @@ from collections import Counter
 import msgspec
 
 from gateway.accounts.registry import Registry
-from gateway.deploys.keys import deploy_key, ended_deploys_key, failed_deploys_key
 from gateway.deploys.states import Deploy
+from gateway.keys import (
+    PARTITION_TAGS,
+    certificate_ends_key,
+    certificate_key,
+    deploy_key,
+    ended_deploys_key,
+    failed_deploys_key,
+    unhealthy_key,
+)
 from gateway.monitors import health
-from gateway.monitors.keys import certificate_ends_key, certificate_key, unhealthy_key
 from gateway.operations.directory import OwnedApp
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS
 
 DAY_MS = 86_400_000
 EXPIRING_MS = 7 * DAY_MS

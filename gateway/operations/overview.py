@@ -23,8 +23,8 @@ from gateway.ids import day_of, now_iso
 from gateway.inference.availability import Availability
 from gateway.inference.concurrency.lease_replies import read_share
 from gateway.inference.concurrency.permits import Permits
-from gateway.inference.keys import spend_key
 from gateway.inference.spend.limits import cap_of
+from gateway.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spend_key, spenders_key
 from gateway.operations.backlog import Backlog, read_backlog
 from gateway.operations.needs_attention import (
     count_ended_deploys,
@@ -51,7 +51,6 @@ from gateway.operations.storage import count_dead_letters, read_dead_letters, re
 from gateway.redis.faults import code_of
 from gateway.settings import Settings
 from gateway.telemetry.counters import TOTAL, Counters
-from gateway.telemetry.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spenders_key
 from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()

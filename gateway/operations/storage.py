@@ -7,10 +7,9 @@ import msgspec
 from gateway.accounts.registry import Registry
 from gateway.events import scripts
 from gateway.events.deliveries import SHARE_BYTES
-from gateway.events.keys import dead_letters_key, stored_key
 from gateway.ids import Time, now_iso
+from gateway.keys import PARTITION_TAGS, dead_letters_key, stored_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS
 
 TOP_ACCOUNTS = 8
 NEWEST_LETTERS = 10

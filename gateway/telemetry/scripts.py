@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gateway.keys import usage_keys
 from gateway.redis.client import Script, Store, flatten
-from gateway.telemetry.keys import usage_keys
 
 _RECORD_USAGE = Script("telemetry/record_usage")
 

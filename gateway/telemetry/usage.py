@@ -27,11 +27,11 @@ import msgspec
 import structlog
 
 from gateway.errors import BackboneRefused, BackboneUnavailable, TokenFault
+from gateway.keys import usage_key
 from gateway.log import RequestLine
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 from gateway.telemetry import scripts
-from gateway.telemetry.keys import usage_key
 
 logger = structlog.get_logger()
 

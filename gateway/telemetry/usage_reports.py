@@ -13,8 +13,8 @@ import msgspec
 
 from gateway.errors import NotFound, RequestMalformed, TokenFault
 from gateway.ids import Time, now_iso
+from gateway.keys import requests_key, usage_key
 from gateway.redis.client import Store
-from gateway.telemetry.keys import requests_key, usage_key
 from gateway.telemetry.usage import LIMIT_NAMES, LimitName, LoggedRequest, Outcome, UsageCounts, outcome_of
 
 Period = Literal["hour", "day"]

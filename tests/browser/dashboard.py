@@ -10,11 +10,9 @@ from typing import Any
 
 from playwright.async_api import Browser, Locator, Page, Route, expect
 
-from gateway.deploys.keys import deploy_log_key
 from gateway.ids import day_of, now_iso
+from gateway.keys import crashes_key, deploy_log_key, health_days_key, partition_tag
 from gateway.monitors import history
-from gateway.monitors.keys import crashes_key, health_days_key
-from gateway.redis.partitions import partition_tag
 from tests.support.accounts import Account
 from tests.support.deploys import report_phases
 from tests.support.gateway_process import Gateway

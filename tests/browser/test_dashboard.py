@@ -10,9 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 
-from gateway.events.keys import deliveries_key
-from gateway.monitors.keys import certificate_key, findings_key, health_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import certificate_key, deliveries_key, findings_key, health_key, partition_tag
 from tests.browser.dashboard import Holder
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens

@@ -17,10 +17,10 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from gateway.cli.template import write_template
-from gateway.dev import run as dev
-from gateway.dev.children import StartFailed
-from gateway.dev.layout import Layout
+from capsule_gateway.cli.template import write_template
+from capsule_gateway.dev import run as dev
+from capsule_gateway.dev.children import StartFailed
+from capsule_gateway.dev.layout import Layout
 from tests.support.dev_process import Run, start
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until

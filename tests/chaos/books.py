@@ -23,8 +23,7 @@ from dataclasses import dataclass
 
 from redis.crc import key_slot
 
-from gateway.accounts.keys import app_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import app_key, partition_tag
 from tests.chaos.load import NOT_REPLICATED, Answer
 from tests.chaos.nodes import Slots
 from tests.chaos.prompts import cost, max_cost

@@ -14,8 +14,7 @@ from typing import Any
 import redis
 from standardwebhooks import Webhook
 
-from gateway.inference.keys import spend_key
-from gateway.redis.partitions import PARTITION_TAGS, stream_key
+from gateway.keys import PARTITION_TAGS, spend_key, stream_key
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Paid, Received
 from tests.chaos.load import Answer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import redis
 from redis.crc import key_slot
 
-from gateway.redis.partitions import PARTITION_TAGS
+from gateway.keys import PARTITION_TAGS
 from tests.chaos.books import TAKEOVERS, Disturbance
 from tests.chaos.nodes import FAKETIME, Node, Servers, Slots
 from tests.chaos.plan import Fault

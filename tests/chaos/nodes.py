@@ -23,7 +23,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 
-from gateway.redis.partitions import PARTITION_TAGS
+from gateway.keys import PARTITION_TAGS
 from tests.support.redis_servers import SLOTS, RedisServer, binary, free_port, introduce, is_in_sync, wait_for_servers
 
 DISK_MIB = 256

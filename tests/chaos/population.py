@@ -20,7 +20,7 @@ import aiohttp
 import jwt
 
 from gateway.events.catalog import SAMPLES
-from gateway.redis.partitions import partition_tag
+from gateway.keys import partition_tag
 from tests.chaos.books import Ended
 from tests.chaos.load import Generation, LoadedApp
 from tests.fakes.backend import jwk, private_key

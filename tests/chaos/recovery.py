@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from gateway.cancellation import end_if_canceled
-from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, worker_key
 from tests.chaos.nodes import Servers
 from tests.chaos.prompts import make_prompt
 

@@ -148,7 +148,7 @@ class Run:
         if self.options.plant:
             environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         for name, port in self._ports.items():
-            command = [*self._module_command("gateway.cli"), "serve", "--port", str(port)]
+            command = [*self._module_command("capsule_gateway"), "serve", "--port", str(port)]
             if self.options.processes > 1:
                 command += ["--workers", str(self.options.processes)]
             self.fleet.add(name, command, environment, logs)

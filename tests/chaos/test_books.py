@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from redis.crc import key_slot
 
-from gateway.accounts.keys import app_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import app_key, partition_tag
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Ended, Paid, Received
 from tests.chaos.load import Answer

@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 import redis.asyncio
 
-from gateway.inference.keys import spend_key
-from gateway.redis.partitions import stream_key
+from gateway.keys import spend_key, stream_key
 from tests.chaos.books import Ended
 from tests.chaos.checker import Checker
 from tests.chaos.load import Answer

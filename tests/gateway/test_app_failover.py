@@ -8,9 +8,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from gateway.accounts.keys import app_key
-from gateway.inference.keys import INFERENCE_KEY
-from gateway.redis.partitions import partition_tag
+from gateway.keys import INFERENCE_KEY, app_key, partition_tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver

@@ -10,10 +10,10 @@ import pytest
 from msgspec import inspect as types
 
 from gateway import bounds
+from gateway.api.bodies import Body
+from gateway.api.deploys import Rollback
 from gateway.app import create_app
-from gateway.deploys.action_routes import Rollback
 from gateway.errors import TokenInvalid
-from gateway.http.bodies import Body
 from gateway.inference.auth.jwt import validate_claims
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend

@@ -30,7 +30,7 @@ SETTINGS = {
     "GATEWAY_PROVIDER_CONCURRENCY": "0",
 }
 # Shorter than in production, so that the gateway ends stalled connections during a test.
-CONSTANTS = {"gateway.protocol.STALL_SECONDS": 15.0 if FULL else 5.0}
+CONSTANTS = {"gateway.server.protocol.STALL_SECONDS": 15.0 if FULL else 5.0}
 
 
 def scale_attack(full: int) -> int:

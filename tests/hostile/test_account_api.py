@@ -6,9 +6,9 @@ import time
 import pytest
 
 from gateway.app import Front
-from gateway.process import Gateway as Process
+from gateway.keys import requests_key, usage_key
+from gateway.services import Services
 from gateway.settings import Settings
-from gateway.telemetry.keys import requests_key, usage_key
 from tests.fakes import FakeAppBackend
 from tests.hostile.bystander import FULL, Bystander, assert_unharmed, measure_app, report_row, run_attack
 from tests.support.accounts import App
@@ -35,7 +35,7 @@ QUERIES = {"/account/usage": ["", "?by=day&group=app&from=2020-01-01", "?by=hour
 
 async def list_routes() -> dict[str, list[tuple[str, str]]]:
     """Returns the method and target of each request by route. The routing has all routes, including new ones."""
-    front = Front(Process(Settings(allow_private_addresses=True)))
+    front = Front(Services(Settings(allow_private_addresses=True)))
     found: dict[str, list[tuple[str, str]]] = {}
     for route in front.litestar.routes:
         if route.path.startswith("/account"):

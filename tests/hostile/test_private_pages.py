@@ -12,7 +12,7 @@ from litestar.routes import HTTPRoute
 
 from gateway import app as application
 from gateway.app import PRIVATE
-from gateway.process import Gateway as Process
+from gateway.services import Services
 from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.support.fixtures import module_fixture, provider
@@ -105,7 +105,7 @@ async def test_the_gateway_answers_only_the_exact_spelling(service: Gateway, pat
 
 
 async def test_public_paths_are_those_of_the_gateway(tmp_path: Path) -> None:
-    front = application.Front(Process(Settings(data_dir=str(tmp_path))))
+    front = application.Front(Services(Settings(data_dir=str(tmp_path))))
     paths = {route.path for route in front.litestar.routes if isinstance(route, HTTPRoute)}
     assert paths >= PRIVATE
     routed = {path.split("/")[1] for path in paths - PRIVATE} - {""}

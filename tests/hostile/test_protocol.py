@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.protocol import Connection
+from gateway.server.protocol import Connection
 
 REQUESTS = 100_000
 SEED = 20_261_123

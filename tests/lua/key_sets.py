@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.inference.keys import key_set_keys
+from gateway.keys import key_set_keys
 from tests.lua.scripts import SECOND, on_test_clock, set_clock
 
 KEYS = key_set_keys("acc", "app")

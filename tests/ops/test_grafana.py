@@ -13,7 +13,7 @@ import pytest_asyncio
 import redis
 
 from gateway.accounts.records import App as Record
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
+from gateway.keys import PARTITION_TAGS, partition_tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.server import answer
 from tests.support.accounts import App

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from kubernetes_validate.utils import ValidationError
 
-from gateway import supervisor
-from gateway.cli.main import main
+from capsule_gateway.cli.main import main
 from gateway.inference.spend.prices import PRICES
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
-from gateway.server import SHUTDOWN_SECONDS
+from gateway.server import supervisor
+from gateway.server.serve import SHUTDOWN_SECONDS
 from gateway.telemetry.metrics import Metrics
 from tests.fakes import FakeProvider
 from tests.support.fixtures import provider as provider

@@ -16,7 +16,7 @@ Connect = Callable[[str, str], AbstractAsyncContextManager[Client]]
 @asynccontextmanager
 async def over_stdio(address: str, key: str) -> AsyncIterator[Client]:
     environment = {"PATH": os.environ["PATH"], "CAPSULE_URL": address, "CAPSULE_API_KEY": key}
-    server = StdioServerParameters(command=sys.executable, args=["-m", "gateway.cli", "mcp"], env=environment)
+    server = StdioServerParameters(command=sys.executable, args=["-m", "capsule_gateway", "mcp"], env=environment)
     async with Client(server) as client:
         yield client
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from click.testing import CliRunner
 
-from gateway.cli.main import main
+from capsule_gateway.cli.main import main
 
 
 class Run(NamedTuple):
@@ -82,7 +82,7 @@ class Tool:
 def run_process(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the tool in a separate process with pipes for its output."""
     return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *arguments],
+        [sys.executable, "-m", "capsule_gateway", *arguments],
         env=_environment(tool),
         capture_output=True,
         text=True,
@@ -95,7 +95,7 @@ def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, given: str =
     """Runs the tool in a terminal and types `given`. Returns both streams with their escape sequences."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", *arguments],
+        [sys.executable, "-m", "capsule_gateway", *arguments],
         env={**_environment(tool), "TERM": "xterm", "COLUMNS": str(columns), **environment},
         stdin=theirs,
         stdout=theirs,
@@ -129,7 +129,7 @@ class Watch:
         self._file = self._tool.home / f"{time.monotonic_ns()}.out"
         with self._file.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gateway.cli", *self._arguments],
+                [sys.executable, "-m", "capsule_gateway", *self._arguments],
                 env=_environment(self._tool),
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from gateway.events.keys import bodies_key
+from gateway.keys import bodies_key
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 

@@ -11,7 +11,7 @@ from tests.support.preloaded import python
 from tests.support.user_namespace import enter_user_namespace
 
 RATE = 4  # requests per user and minute, so that a test reaches the limit
-PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # an answer takes two seconds, so tests can interrupt it
+PACE = {"capsule_gateway.dev.model.TOKEN_SECONDS": 0.02}  # an answer takes two seconds, so tests can interrupt it
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -75,7 +75,7 @@ async def start(port: int, folder: Path, *arguments: str, confined: bool = False
         "GATEWAY_RATE_LIMITS": f"user={RATE}",
         **settings,
     }
-    command = [*python("gateway.cli", PACE), "dev", *arguments]
+    command = [*python("capsule_gateway", PACE), "dev", *arguments]
     process = await asyncio.create_subprocess_exec(
         *(enter_user_namespace(*command) if confined else command),
         cwd=REPOSITORY,

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.process import Gateway
+from gateway.services import Services
 from gateway.settings import Settings
 
 
 @asynccontextmanager
-async def open_gateway(url: str) -> AsyncIterator[Gateway]:
+async def open_gateway(url: str) -> AsyncIterator[Services]:
     settings = Settings(redis_url=url, inference=True, processing_approved=True, provider_key="key")
-    gateway = Gateway(settings)
+    gateway = Services(settings)
     following = asyncio.create_task(gateway.registry.cache.follow_changes())
     await gateway.availability.reload()
     try:

@@ -98,7 +98,7 @@ class Gateway:
     async def start(self) -> Self:
         arguments = ["serve", "--port", str(self.port), "--workers", str(self.workers)]
         self.process = launch(
-            "gateway.cli", arguments, self.constants, self.environment, self.folder, self.log_file, self.prefix
+            "capsule_gateway", arguments, self.constants, self.environment, self.folder, self.log_file, self.prefix
         )
         deadline = time.monotonic() + 60
         while not await self.answers("/health"):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import uvicorn
 
-from gateway import connections, protocol
+from gateway.server import connections, protocol
 from tests.support.polling import wait_until
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -9,11 +9,17 @@ from typing import Any
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.deploys.keys import site_key
 from gateway.ids import now_iso
+from gateway.keys import (
+    certificates_key,
+    domain_checks_key,
+    health_key,
+    monitored_keys,
+    partition_tag,
+    probes_key,
+    site_key,
+)
 from gateway.monitors import health
-from gateway.monitors.keys import certificates_key, domain_checks_key, health_key, monitored_keys, probes_key
-from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Script, answer
 from tests.support.gateway_process import ENCRYPTION_KEY

@@ -9,8 +9,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def find_pid(gateway: Gateway) -> int:
-    assert gateway.process
-    return gateway.process.pid
+    assert gateway.services
+    return gateway.services.pid
 
 
 def read_cpu_seconds(pid: int) -> float:

@@ -5,8 +5,7 @@ from typing import Any
 
 import httpx
 
-from gateway.events.keys import bodies_key, deliveries_key
-from gateway.redis.partitions import partition_tag, stream_key
+from gateway.keys import bodies_key, deliveries_key, partition_tag, stream_key
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import Account
 from tests.support.polling import wait_until

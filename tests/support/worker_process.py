@@ -16,8 +16,8 @@ from gateway.accounts.vault import Vault
 from gateway.events import catalog
 from gateway.events.deliveries import list_deliveries
 from gateway.events.webhooks import Webhooks
+from gateway.keys import PARTITION_TAGS, partition_tag
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from tests.fakes.receiver import FakeReceiver
 from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.key_leaks import assert_no_leak

@@ -1,6 +1,6 @@
 """`capsule worker --check` reports workers of this host without a heartbeat."""
 
-from gateway.operations.keys import worker_key
+from gateway.keys import worker_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers import check, heartbeat

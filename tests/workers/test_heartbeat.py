@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
+from gateway.keys import HEARTBEAT_SECONDS, worker_key
 from gateway.redis.client import Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer

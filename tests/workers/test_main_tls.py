@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deploys.keys import HOSTS_KEY
-from gateway.operations.keys import worker_key
+from gateway.keys import HOSTS_KEY, worker_key
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port

@@ -25,7 +25,7 @@ def children(pid: int) -> list[int]:
 
 def start(hosting: Hosting, redis_url: str, *names: str, **settings: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **Sites(hosting, redis_url).environment, "GATEWAY_KEEP_SERVING": "off", **settings}
-    command = [sys.executable, "-m", "gateway.cli", "worker", "--restart", *names]
+    command = [sys.executable, "-m", "capsule_gateway", "worker", "--restart", *names]
     with (hosting.folder / "worker.log").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -75,7 +75,7 @@ async def test_the_log_goes_on_in_a_pipe(tmp_path: Path) -> None:
     hosting = Hosting(tmp_path)
     hosting.port = free_port()
     environment = {**os.environ, **Sites(hosting, "redis://127.0.0.1:1/0").environment}
-    command = [sys.executable, "-m", "gateway.cli", "worker", "--restart", "webhooks"]
+    command = [sys.executable, "-m", "capsule_gateway", "worker", "--restart", "webhooks"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     try:

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gateway.events import scripts
-from gateway.operations.keys import worker_key
+from gateway.keys import worker_key
 from gateway.redis.client import Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer

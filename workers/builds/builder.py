@@ -39,8 +39,8 @@ from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider.pool import Provider
+from gateway.keys import partition_tag
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
-from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace

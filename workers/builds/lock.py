@@ -14,7 +14,7 @@ import asyncio
 
 import structlog
 
-from gateway.deploys.keys import BUILDER_KEY
+from gateway.keys import BUILDER_KEY
 from gateway.redis.client import Store, until_redis_answers
 
 logger = structlog.get_logger()

@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from gateway.http.error_pages import render_error_page
+from gateway.pages import render_error_page
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
 from workers.hosting.processes import is_running, start_time

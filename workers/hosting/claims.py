@@ -15,11 +15,10 @@ import msgspec
 import structlog
 
 from gateway.deploys import scripts
-from gateway.deploys.keys import claims_key
 from gateway.errors import BackboneUnavailable
 from gateway.ids import Time
+from gateway.keys import PARTITION_TAGS, claims_key, partition_tag
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
 logger = structlog.get_logger()
 

@@ -24,10 +24,9 @@ import structlog
 
 from gateway.deploys import scripts
 from gateway.deploys.addresses import address
-from gateway.deploys.keys import answers_key, served_apps_key, serving_key, tagged_serving_key
 from gateway.deploys.states import Deploy, StaleDeploy
+from gateway.keys import PARTITION_TAGS, answers_key, partition_tag, served_apps_key, serving_key, tagged_serving_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from workers.hosting.archives import ReleaseArchive
 
 logger = structlog.get_logger()

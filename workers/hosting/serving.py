@@ -17,12 +17,12 @@ import aiohttp
 import msgspec
 import structlog
 
-from gateway.accounts.keys import APP
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.addresses import host, url_of
 from gateway.deploys.states import Deploy
+from gateway.keys import APP
 from gateway.redis.client import Store, until_redis_answers
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL

@@ -24,10 +24,9 @@ from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.events.catalog import DomainExpiring
 from gateway.ids import new_id, now_iso
-from gateway.monitors.keys import certificate_ends_key, certificate_key, certificates_key
+from gateway.keys import PARTITION_TAGS, certificate_ends_key, certificate_key, certificates_key
 from gateway.outbound.addresses import CallFailed, resolve
 from gateway.redis.client import until_redis_answers
-from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
 from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
 

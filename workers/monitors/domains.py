@@ -17,7 +17,7 @@ from gateway.accounts.custom_domains import MISSING_SECONDS, CustomDomains
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.errors import NameTaken
-from gateway.monitors.keys import domain_check_key, domain_checks_key
+from gateway.keys import domain_check_key, domain_checks_key
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import LOOKUP_SECONDS, Resolver
 from gateway.settings import Settings

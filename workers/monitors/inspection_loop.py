@@ -27,10 +27,9 @@ from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import Event, prepare_event
 from gateway.ids import new_id
+from gateway.keys import PARTITION_TAGS, monitored_keys, partition_tag
 from gateway.monitors import scripts
-from gateway.monitors.keys import monitored_keys
 from gateway.redis.faults import code_of
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
 logger = structlog.get_logger()
 

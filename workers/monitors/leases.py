@@ -12,9 +12,9 @@ import structlog
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.inference.spend import scripts
+from gateway.keys import PARTITION_TAGS
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of, concerns_every_write
-from gateway.redis.partitions import PARTITION_TAGS
 
 logger = structlog.get_logger()
 

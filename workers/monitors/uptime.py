@@ -21,10 +21,9 @@ import structlog
 
 from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
-from gateway.events.keys import awaited_key
 from gateway.ids import day_of, new_id
+from gateway.keys import awaited_key, health_key, probes_key, unhealthy_key
 from gateway.monitors import health, history
-from gateway.monitors.keys import health_key, probes_key, unhealthy_key
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings

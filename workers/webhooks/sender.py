@@ -24,12 +24,12 @@ import msgspec
 import structlog
 
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.connections import raise_descriptor_limit
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
 from gateway.events.records import DeliveryResult, Ownership, QueuedEvent
 from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
+from gateway.loops import raise_descriptor_limit
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from gateway.inference.keys import key_set_keys
+from gateway.keys import key_set_keys
 from gateway.redis.client import Script, Store
 
 _FIND_KEY_SET = Script("inference/find_key_set")

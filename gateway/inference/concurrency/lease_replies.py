@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.inference.keys import PERMITS_KEY, WAITING_KEY
+from gateway.keys import PERMITS_KEY, WAITING_KEY
 from gateway.redis.client import Store
 
 

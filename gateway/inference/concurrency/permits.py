@@ -36,7 +36,7 @@ from gateway.inference.concurrency.fair_queue import ACCOUNT_LIMIT, QUEUE_LIMIT,
 from gateway.inference.concurrency.lease import SPARE, Lease
 from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall
 from gateway.inference.concurrency.quota import WINDOW_SECONDS, Budget
-from gateway.inference.keys import PERMITS_CHANNEL, permits_channel
+from gateway.keys import PERMITS_CHANNEL, permits_channel
 from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 from gateway.redis.listener import Listener

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.inference.concurrency.lease_replies import BudgetCall, LeaseAnswer, LeaseCall, read_lease_answer
-from gateway.inference.keys import PERMITS_CHANNEL, lease_keys
+from gateway.keys import PERMITS_CHANNEL, lease_keys
 from gateway.redis.client import Script, Store
 
 _LEASE = Script("inference/lease")

@@ -253,9 +253,7 @@ class AnswerReader:
             self.model = chunk.model
         if chunk.usage:
             self._read_usage(chunk.usage)
-        if chunk.error and is_given(chunk.error):
-            self._refuse(data)
-        elif chunk.choices is None and not chunk.usage and is_error(data):
+        if (chunk.error and is_given(chunk.error)) or (chunk.choices is None and not chunk.usage and is_error(data)):
             self._refuse(data)
         return None
 

@@ -31,13 +31,12 @@ from gateway.errors import (
     UserRateLimited,
 )
 from gateway.ids import request_id
-from gateway.inference.keys import user_hash
 from gateway.inference.spend import scripts
 from gateway.inference.spend.limits import Limits, limits_of
 from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
+from gateway.keys import partition_tag, user_hash
 from gateway.redis.client import Store, until_redis_answers
 from gateway.redis.faults import code_of
-from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.usage import LimitUses

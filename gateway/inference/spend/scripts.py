@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from gateway.errors import NotReplicated
-from gateway.inference.keys import (
+from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
+from gateway.keys import (
     account_spend_prefix,
     app_window_key,
+    partition_tag,
     reservation_keys,
     settled_key,
     spend_prefix,
@@ -15,9 +17,7 @@ from gateway.inference.keys import (
     user_spend_prefix,
     user_window_key,
 )
-from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.redis.client import Script, Store
-from gateway.redis.partitions import partition_tag
 
 _ADMIT = Script("inference/admit")
 _SETTLE = Script("inference/settle")

@@ -16,11 +16,11 @@ import redis.asyncio
 from gateway.accounts import api_keys, scripts
 from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference
 from gateway.accounts.credentials import digest
-from gateway.accounts.keys import api_key_key, api_keys_used_key
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
 from gateway.errors import LastKey
 from gateway.ids import now_iso
+from gateway.keys import api_key_key, api_keys_used_key
 from gateway.redis.client import Store
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway

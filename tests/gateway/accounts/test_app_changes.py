@@ -8,12 +8,10 @@ import redis.asyncio
 
 from gateway.accounts import app_changes
 from gateway.accounts.app_changes import AppChanges
-from gateway.accounts.keys import app_changes_key, app_lock_key, deleted_apps_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken
-from gateway.inference.keys import app_window_key, spend_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import app_changes_key, app_lock_key, app_window_key, deleted_apps_key, partition_tag, spend_key
 from gateway.redis.scripts import compare_and_set
 
 LOCK = app_lock_key("acc_one")

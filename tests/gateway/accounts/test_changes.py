@@ -300,7 +300,7 @@ async def test_the_viewers_of_a_process_are_limited(monkeypatch: pytest.MonkeyPa
 
 
 async def test_the_topics_are_documented() -> None:
-    from gateway.accounts.change_routes import stream_changes
+    from gateway.api.account import stream_changes
 
     for topic in TOPICS:
         assert f"`{topic}`" in (stream_changes.fn.__doc__ or "")

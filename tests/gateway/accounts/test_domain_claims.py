@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.accounts import domain_claims
-from gateway.accounts.keys import domain_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import NameTaken
+from gateway.keys import domain_key
 from gateway.redis.scripts import compare_and_set
 from tests.support.registries import an_app, process
 

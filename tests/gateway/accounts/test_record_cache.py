@@ -10,11 +10,10 @@ import redis.asyncio
 from msgspec.structs import replace
 
 from gateway.accounts import record_cache
-from gateway.accounts.keys import account_key, app_key
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.availability import Availability
-from gateway.inference.keys import INFERENCE_KEY
+from gateway.keys import INFERENCE_KEY, account_key, app_key
 from gateway.redis import client as store_module
 from gateway.redis import listener
 from gateway.redis.scripts import compare_and_set

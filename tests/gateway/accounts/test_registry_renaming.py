@@ -8,10 +8,10 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.accounts.keys import app_key
 from gateway.accounts.records import App, JwksAuth, SecretAuth
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
+from gateway.keys import app_key
 from gateway.redis.scripts import compare_and_set
 from tests.support.polling import wait_until
 from tests.support.registries import an_app, wait_for_change

@@ -7,8 +7,8 @@ from gateway.accounts.records import App, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import SuspendedList, list_suspended, unlist_suspended
 from gateway.errors import BackboneUnavailable
+from gateway.keys import PARTITION_TAGS
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS
 from tests.support.redis_servers import cluster, free_port
 from tests.support.stores import opened
 

@@ -7,8 +7,8 @@ import pytest
 from gateway.data import commands as commands_module
 from gateway.data.commands import DataAnswer, DataCommand, DataCommands, DataUnavailable
 from gateway.ids import new_id
+from gateway.keys import partition_tag
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 
 
 def make_command(account: str) -> DataCommand:

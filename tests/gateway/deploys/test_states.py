@@ -9,10 +9,9 @@ import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.deploys.keys import deploy_key
 from gateway.deploys.states import Deploys
+from gateway.keys import deploy_key, partition_tag, stream_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag, stream_key
 from gateway.settings import Settings
 from tests.support.accounts import Account
 from tests.support.deploys import TARBALL, a_hook, an_app, publish, queued_events, report_phase, report_phases, trigger

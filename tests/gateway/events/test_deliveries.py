@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.events.deliveries import KEPT_BODY_BYTES, summarize_answer
-from gateway.events.keys import bodies_key, deliveries_key
+from gateway.keys import bodies_key, deliveries_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import HANG, Head, Raw, Script, answer
 from tests.support.redis_servers import free_port

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.events.catalog import SAMPLES
-from gateway.redis.partitions import partition_tag
+from gateway.keys import partition_tag
 from tests.fakes import FakeAppBackend
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer

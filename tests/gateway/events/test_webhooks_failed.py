@@ -10,9 +10,9 @@ import pytest
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
-from gateway.events.keys import redelivered_key
 from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
+from gateway.keys import redelivered_key
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
 from tests.support.gateway_process import Gateway

@@ -8,8 +8,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.events.keys import bodies_key, events_window_key
 from gateway.events.webhooks import REQUESTS_PER_MINUTE
+from gateway.keys import bodies_key, events_window_key
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused

@@ -6,8 +6,8 @@ import json
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from gateway.events.keys import previous_secret_key, webhook_key
 from gateway.events.webhooks import OVERLAP_SECONDS
+from gateway.keys import previous_secret_key, webhook_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Exchange, Raw
 from tests.support.gateway_process import Gateway

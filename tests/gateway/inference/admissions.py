@@ -9,10 +9,9 @@ import redis.asyncio
 
 from gateway.accounts.records import Account, App, AppLimits
 from gateway.errors import ServiceError
-from gateway.inference.keys import spend_key
 from gateway.inference.spend.admission import Admission, Admitted, Reservation
+from gateway.keys import partition_tag, spend_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 from gateway.settings import RateLimits, Settings
 from gateway.telemetry.metrics import Metrics
 from tests.lua.scripts import SECOND, day_of

@@ -11,8 +11,8 @@ import pytest_asyncio
 from gateway.events.catalog import SAMPLES
 from gateway.inference import availability
 from gateway.inference.availability import Availability
-from gateway.inference.keys import PROVIDER_KEY
 from gateway.inference.provider.errors import ProviderSignal
+from gateway.keys import PROVIDER_KEY
 from gateway.redis.compare_and_set import change_record
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.inference.availability import FAILURES, ProviderHealth, condense
-from gateway.inference.keys import PROVIDER_KEY
 from gateway.inference.provider.errors import ProviderSignal
+from gateway.keys import PROVIDER_KEY
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, tokens

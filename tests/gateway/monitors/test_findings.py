@@ -10,15 +10,12 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.deploys.keys import site_key
 from gateway.events.catalog import encode_data
-from gateway.events.keys import bodies_key
 from gateway.events.webhooks import DATA_BYTES
+from gateway.keys import bodies_key, certificate_key, health_key, monitored_keys, partition_tag, site_key
 from gateway.monitors import findings, health
 from gateway.monitors.findings import OpenFinding, merge_scan
-from gateway.monitors.keys import certificate_key, health_key, monitored_keys
 from gateway.monitors.scans import ReportedFinding, Scan
-from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import OPERATOR, Gateway

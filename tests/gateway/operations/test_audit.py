@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from gateway.accounts.operator_routes import AppFields
 from gateway.accounts.operators import Operator
+from gateway.api.platform import AppFields
 from gateway.errors import BackboneUnavailable
+from gateway.keys import audit_key
 from gateway.operations import audit
 from gateway.operations.audit import AuditTrail, describe_body, read_response
-from gateway.operations.keys import audit_key
 from gateway.redis.client import Store
 from tests.support.logs import captured
 from tests.support.redis_servers import cluster

@@ -2,14 +2,13 @@
 
 import pytest
 
-from gateway.accounts.keys import accounts_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.keys import accounts_key, partition_tag
 from gateway.operations import directory
 from gateway.operations.directory import Directory
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 from tests.support.redis_servers import cluster
 from tests.support.stores import opened
 

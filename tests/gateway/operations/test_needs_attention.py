@@ -3,9 +3,16 @@
 import msgspec
 
 from gateway.accounts.records import App
-from gateway.deploys.keys import failed_deploys_key, site_key
+from gateway.keys import (
+    certificate_ends_key,
+    certificate_key,
+    failed_deploys_key,
+    health_key,
+    partition_tag,
+    site_key,
+    unhealthy_key,
+)
 from gateway.monitors.health import AppHealth
-from gateway.monitors.keys import certificate_ends_key, certificate_key, health_key, unhealthy_key
 from gateway.operations.needs_attention import (
     EXPIRING_MS,
     count_ended_deploys,
@@ -15,13 +22,12 @@ from gateway.operations.needs_attention import (
     list_failed_deploys,
     list_unhealthy_apps,
 )
-from gateway.process import Gateway
-from gateway.redis.partitions import partition_tag
+from gateway.services import Services
 
 NOW = 1_782_979_200_000
 
 
-async def put_app(gateway: Gateway, name: str) -> App:
+async def put_app(gateway: Services, name: str) -> App:
     account, _ = await gateway.registry.create_account("Vreni", "max")
     app = App(id=name, name=name, account=account.id, createdAt="2026-07-02T10:00:00.000Z")
     await gateway.registry.put_app(app, None)
@@ -29,14 +35,14 @@ async def put_app(gateway: Gateway, name: str) -> App:
     return app
 
 
-async def observe(gateway: Gateway, app: App, health: AppHealth, *, listed: bool = True) -> None:
+async def observe(gateway: Services, app: App, health: AppHealth, *, listed: bool = True) -> None:
     tag = partition_tag(app.account)
     await gateway.store.client.hset(health_key(tag, app.id), "state", msgspec.json.encode(health).decode())
     if listed:
         await gateway.store.client.zadd(unhealthy_key(tag), {app.id: health.since})
 
 
-async def test_unhealthy_apps(gateway: Gateway) -> None:
+async def test_unhealthy_apps(gateway: Services) -> None:
     shop, blog, cafe = [await put_app(gateway, name) for name in ("shop", "blog", "cafe")]
     await observe(gateway, shop, AppHealth(status="unhealthy", since=NOW))
     await observe(gateway, blog, AppHealth(status="unhealthy", since=NOW - 1000))
@@ -51,7 +57,7 @@ async def test_unhealthy_apps(gateway: Gateway) -> None:
     assert await count_unhealthy_apps(gateway.registry) == 1
 
 
-async def test_expiring_certificates(gateway: Gateway) -> None:
+async def test_expiring_certificates(gateway: Services) -> None:
     for name, end in (("shop", NOW + EXPIRING_MS), ("blog", NOW + EXPIRING_MS + 1), ("cafe", NOW)):
         app = await put_app(gateway, name)
         tag = partition_tag(app.account)
@@ -62,7 +68,7 @@ async def test_expiring_certificates(gateway: Gateway) -> None:
     assert await gateway.store.client.zscore(certificate_ends_key(tag), "cafe") is None
 
 
-async def test_failed_deploys(gateway: Gateway) -> None:
+async def test_failed_deploys(gateway: Services) -> None:
     deploys = gateway.deploys
     app = await put_app(gateway, "shop")
     deploy = await deploys.get(await deploys.queue(app, "operator", source="src_1"), app.account)

@@ -10,13 +10,11 @@ import pytest
 from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable
 from gateway.events import catalog
-from gateway.inference.keys import spend_key
+from gateway.keys import PARTITION_TAGS, spend_key, spenders_key
 from gateway.operations.backlog import read_backlog
 from gateway.operations.overview import SnapshotFeed
-from gateway.process import Gateway
-from gateway.redis.partitions import PARTITION_TAGS
+from gateway.services import Services
 from gateway.settings import Settings
-from gateway.telemetry.keys import spenders_key
 from tests.support.counters import request_line
 from tests.support.gateway_parts import open_gateway
 from tests.support.redis_servers import RedisServer, cluster
@@ -24,17 +22,17 @@ from tests.support.redis_servers import RedisServer, cluster
 CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
-async def take_snapshot(gateway: Gateway) -> dict[str, Any]:
+async def take_snapshot(gateway: Services) -> dict[str, Any]:
     return msgspec.to_builtins(await gateway.overview.take_snapshot())
 
 
-async def crash(gateway: Gateway, account: str, times: int = 1) -> None:
+async def crash(gateway: Services, account: str, times: int = 1) -> None:
     app = App(id="app", name="app", account=account, createdAt="")
     for _ in range(times):
         await gateway.webhooks.emit(app, CRASH)
 
 
-async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
+async def test_an_empty_service_has_a_snapshot(gateway: Services) -> None:
     snapshot = await take_snapshot(gateway)
     assert snapshot["inference"]["managedInferenceStatus"] == "operational"
     assert len(snapshot["minutes"]) == 60
@@ -54,7 +52,7 @@ async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
     assert 0 < snapshot["redis"]["latencyMs"] < 2000
 
 
-async def test_requests_and_codes_count_in_their_minute(gateway: Gateway) -> None:
+async def test_requests_and_codes_count_in_their_minute(gateway: Services) -> None:
     for _ in range(9):
         answer = request_line(ttft_ms=180.0, input_tokens=1, output_tokens=1, nano_euro=10)
         gateway.counters.count_request("acc", answer)
@@ -70,7 +68,7 @@ async def test_requests_and_codes_count_in_their_minute(gateway: Gateway) -> Non
     assert [process["streams"] for process in snapshot["gateways"]] == [0]
 
 
-async def test_the_accounts_that_spent_the_most_come_first(gateway: Gateway) -> None:
+async def test_the_accounts_that_spent_the_most_come_first(gateway: Services) -> None:
     accounts = [(await gateway.registry.create_account(f"Account {n}", "free"))[0] for n in range(10)]
     day = time.strftime("%Y-%m-%d", time.gmtime())
     for n, account in enumerate(accounts):
@@ -92,7 +90,7 @@ async def test_the_accounts_that_spent_the_most_come_first(gateway: Gateway) -> 
     assert await gateway.store.client.ttl(spenders_key(day)) > 0
 
 
-async def test_a_dead_process_is_not_shown(gateway: Gateway) -> None:
+async def test_a_dead_process_is_not_shown(gateway: Services) -> None:
     await gateway.counters.flush()
     await gateway.store.client.sadd("{ops}:processes", "dead-1")
     assert [process["id"] for process in (await take_snapshot(gateway))["gateways"]] == [gateway.counters._id]
@@ -158,11 +156,11 @@ async def queues_and_workers(url: str) -> None:
         assert snapshot["redis"]["clients"] >= 1
 
 
-def gauge(gateway: Gateway, name: str, **labels: str) -> float | None:
+def gauge(gateway: Services, name: str, **labels: str) -> float | None:
     return gateway.metrics.registry.get_sample_value(name, labels)
 
 
-async def test_the_gauges(gateway: Gateway) -> None:
+async def test_the_gauges(gateway: Services) -> None:
     await crash(gateway, "acc", 3)
     await asyncio.sleep(0.01)
     await gateway.overview.refresh_gauges()
@@ -176,7 +174,7 @@ async def test_the_gauges(gateway: Gateway) -> None:
     assert gauge(gateway, "gateway_webhook_queue_oldest_seconds") == 0
 
 
-async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Gateway) -> None:
+async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Services) -> None:
     """A process that starts reads counts of all time. A zero before them would look like an increase."""
     outcomes = ("delivered", "failed", "dropped")
     assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [None, None, None]
@@ -190,7 +188,7 @@ async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Gateway)
     assert gauge(gateway, "gateway_apps_unhealthy") == 0
 
 
-async def test_the_clock_has_the_names_of_current_keys(gateway: Gateway) -> None:
+async def test_the_clock_has_the_names_of_current_keys(gateway: Services) -> None:
     """Grafana reads it from Redis, because it renders times in the viewer's time zone."""
     gateway.counters.count_request("acc", request_line(nano_euro=10))
     await gateway.counters.flush()
@@ -202,7 +200,7 @@ async def test_the_clock_has_the_names_of_current_keys(gateway: Gateway) -> None
     assert 0 < await gateway.store.client.ttl("{ops}:clock") <= 60
 
 
-async def test_models_have_their_own_figures(gateway: Gateway) -> None:
+async def test_models_have_their_own_figures(gateway: Services) -> None:
     for model, code, ttft_ms in (
         ("gpt-oss-120b", "", 180.0),
         ("gpt-oss-120b", "", 180.0),
@@ -219,7 +217,7 @@ async def test_models_have_their_own_figures(gateway: Gateway) -> None:
     assert 2000 < llama["firstToken"]["p50"] <= 3000
 
 
-async def test_an_account_above_its_cap_is_noticed(gateway: Gateway) -> None:
+async def test_an_account_above_its_cap_is_noticed(gateway: Services) -> None:
     cap = Settings().daily_caps["free"]
     day = time.strftime("%Y-%m-%d", time.gmtime())
     account, _ = await gateway.registry.create_account("One", "free")
@@ -238,8 +236,8 @@ async def test_an_account_above_its_cap_is_noticed(gateway: Gateway) -> None:
     assert await breaches(cap - 1, 2) == 1
 
 
-async def test_without_redis_there_is_no_snapshot(gateway: Gateway) -> None:
-    lost = Gateway(Settings(redis_url="redis://127.0.0.1:1/0"))
+async def test_without_redis_there_is_no_snapshot(gateway: Services) -> None:
+    lost = Services(Settings(redis_url="redis://127.0.0.1:1/0"))
     with pytest.raises(BackboneUnavailable):
         await lost.overview.take_snapshot()
     await lost.http.close()

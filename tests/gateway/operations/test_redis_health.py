@@ -12,10 +12,10 @@ import redis
 from gateway.errors import BackboneUnavailable
 from gateway.inference.spend.admission import Reservation
 from gateway.inference.spend.reservations import ReservationRecord
+from gateway.keys import partition_tag
 from gateway.operations import redis_health
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import COMMAND_SECONDS, Store
-from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import compare_and_set
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.inference.admissions import Books, admission_process

@@ -12,11 +12,10 @@ from gateway.errors import BackboneRefused
 from gateway.events import scripts
 from gateway.events.catalog import AppCrashed
 from gateway.events.deliveries import count_stored_bytes
-from gateway.events.keys import bodies_key, dead_letters_key
 from gateway.events.webhooks import Webhooks
+from gateway.keys import PARTITION_TAGS, bodies_key, dead_letters_key, partition_tag, stream_key
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from tests.support.redis_servers import RedisServer, cluster
 
 CRASH = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")

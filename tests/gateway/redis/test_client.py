@@ -11,18 +11,16 @@ import pytest
 import redis.crc
 import uvloop
 
-from gateway.accounts.keys import account_apps_key, account_key
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, SpendCapReached
-from gateway.inference.keys import spend_key
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admission
+from gateway.keys import PARTITION_TAGS, account_apps_key, account_key, partition_tag, spend_key
 from gateway.redis import client as store_module
 from gateway.redis.client import LUA_FOLDER, Store
 from gateway.redis.errors import map_redis_errors
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics

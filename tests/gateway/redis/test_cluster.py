@@ -11,16 +11,24 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.accounts import scripts as accounts_scripts
-from gateway.accounts.keys import REGISTRATIONS_KEY
 from gateway.deploys import scripts as deploys_scripts
-from gateway.deploys.keys import deploy_key, ended_deploys_key, site_key
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts as events_scripts
-from gateway.events.keys import bodies_key, deliveries_key, outcomes_key
 from gateway.events.records import QueuedEvent
+from gateway.keys import (
+    PARTITION_TAGS,
+    REGISTRATIONS_KEY,
+    bodies_key,
+    deliveries_key,
+    deploy_key,
+    ended_deploys_key,
+    outcomes_key,
+    partition_tag,
+    site_key,
+    stream_key,
+)
 from gateway.redis.client import Store
 from gateway.redis.errors import map_redis_errors
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from gateway.redis.scripts import increment_counters
 from tests.support.polling import wait_until
 from tests.support.redis_servers import (

@@ -11,9 +11,9 @@ from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.errors import BackboneUnavailable
-from gateway.inference.keys import spend_key
 from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.spend.reservations import ReservationRecord
+from gateway.keys import spend_key
 from gateway.redis.client import Store
 from gateway.redis.primary import PrimaryWatch, Sentinels
 from gateway.redis.scripts import increment_counters

@@ -8,8 +8,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.errors import BackboneUnavailable, NotReplicated
 from gateway.inference.spend import scripts
+from gateway.keys import PARTITION_TAGS, partition_tag
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from gateway.redis.replication import Replicated, ReplicatedPipeline
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, acknowledges, replicated_cluster, sentinels

@@ -43,7 +43,7 @@ BAD = {
 async def test_one_message_names_every_invalid_variable(gw: Gateway) -> None:
     environment = {**gw.environment, **BAD}
     run = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--port", str(free_port())],
+        [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(free_port())],
         env=environment,
         cwd=gw.folder,
         capture_output=True,
@@ -86,7 +86,7 @@ async def test_a_settings_file(gw: Gateway, provider: FakeProvider) -> None:
 
 async def test_a_port_that_is_taken(gw: Gateway) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--port", str(gw.port)],
+        [sys.executable, "-m", "capsule_gateway", "serve", "--port", str(gw.port)],
         env=gw.environment,
         cwd=gw.folder,
         capture_output=True,

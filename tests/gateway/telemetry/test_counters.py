@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from gateway.keys import requests_key
 from gateway.telemetry import counters as counters_module
 from gateway.telemetry.counters import MINUTE_KEY_SECONDS, PROCESS_SECONDS
-from gateway.telemetry.keys import requests_key
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import CLOSE

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from gateway.keys import requests_key, usage_keys
 from gateway.telemetry import counters as counters_module
 from gateway.telemetry import usage as usage_module
-from gateway.telemetry.keys import requests_key, usage_keys
 from gateway.telemetry.usage import LoggedRequest, RequestDetails, outcome_of
 from tests.support.counters import NOON, CountingProcess, request_line
 from tests.support.redis_servers import RedisServer

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gateway.inference.concurrency.lease import Lease
 from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall
 from gateway.inference.concurrency.quota import Budget
-from gateway.inference.keys import QUOTA_NAMES
+from gateway.keys import QUOTA_NAMES
 from gateway.settings import ProviderRate
 from tests.lua.leases import LEASE, Demand, Provider
 from tests.lua.scripts import ON_VALKEY

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.deploys.keys import deploy_key
+from gateway.keys import deploy_key
 from gateway.redis.client import COMMAND_SECONDS
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.deploys.keys import deploy_key, deploy_log_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import deploy_key, deploy_log_key, partition_tag
 from tests.support.deployment import Host
 from tests.support.polling import wait_until
 

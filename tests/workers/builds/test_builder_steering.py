@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from gateway.redis.partitions import partition_tag
+from gateway.keys import partition_tag
 from tests.support.deployment import Host
 from tests.support.polling import wait_until
 

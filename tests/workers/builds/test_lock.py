@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.deploys.keys import BUILDER_KEY
+from gateway.keys import BUILDER_KEY
 from gateway.redis.client import COMMAND_SECONDS, Store
 from tests.support.polling import wait_until
 from tests.support.tcp_proxy import Proxy

@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 
 from gateway.cancellation import end_if_canceled
-from gateway.deploys.keys import HOSTS_KEY, served_apps_key, serving_key
+from gateway.keys import HOSTS_KEY, partition_tag, served_apps_key, serving_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.deployment import Host, host_on, hosting, packed

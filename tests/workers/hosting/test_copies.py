@@ -9,8 +9,8 @@ import pytest
 
 from gateway.deploys import scripts
 from gateway.errors import BackboneUnavailable
+from gateway.keys import PARTITION_TAGS
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS
 from gateway.storage import FolderStorage, Storage, read_object
 from workers.hosting.claims import Claims, make_claim
 from workers.hosting.copies import Copies, HeldClaim, copy_key, read_fence

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.deploys.keys import LEASES_KEY
 from gateway.errors import BackboneUnavailable
+from gateway.keys import LEASES_KEY
 from gateway.redis.client import Store
 from tests.support.redis_servers import free_port
 from workers.hosting import leases

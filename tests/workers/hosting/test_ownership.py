@@ -12,8 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from gateway.deploys.keys import claims_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import claims_key, partition_tag
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.deployment import Host, host_on

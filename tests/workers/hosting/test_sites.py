@@ -14,9 +14,8 @@ import pytest_asyncio
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.events.keys import bodies_key
+from gateway.keys import PARTITION_TAGS, bodies_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.gateway_process import ENCRYPTION_KEY

@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from gateway.accounts.records import App
 from gateway.events.catalog import DomainExpiring
 from gateway.ids import now_iso
-from gateway.monitors.keys import certificate_key, certificates_key
+from gateway.keys import certificate_key, certificates_key, partition_tag
 from gateway.operations.needs_attention import count_expiring_certificates
 from gateway.outbound import addresses
-from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from tests.fakes.receiver import certificate
 from tests.support.monitored_apps import Fleet, Watched, fleet

@@ -14,11 +14,9 @@ from msgspec.structs import replace
 
 from gateway.accounts.custom_domains import MISSING_SECONDS
 from gateway.accounts.domain_names import record_name, verification_token
-from gateway.accounts.keys import domain_key
 from gateway.accounts.records import App
 from gateway.ids import new_id
-from gateway.monitors.keys import domain_check_key, domain_checks_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import domain_check_key, domain_checks_key, domain_key, partition_tag
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.support.dns_server import DnsServer, dns_server

@@ -7,9 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.accounts.keys import app_key
-from gateway.monitors.keys import probes_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import app_key, partition_tag, probes_key
 from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer

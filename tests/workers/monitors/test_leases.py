@@ -12,11 +12,10 @@ from itertools import count
 
 import pytest
 
-from gateway.inference.keys import reservation_keys, spend_key
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admission, Reservation
+from gateway.keys import PARTITION_TAGS, partition_tag, reservation_keys, spend_key
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until

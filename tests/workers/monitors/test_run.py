@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deploys.keys import tagged_deploy_key
-from gateway.redis.partitions import partition_tag, stream_key
+from gateway.keys import partition_tag, stream_key, tagged_deploy_key
 from tests.support.monitored_apps import fleet
 from tests.support.polling import wait_until
 

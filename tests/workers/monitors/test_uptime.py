@@ -12,15 +12,21 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from gateway.accounts.keys import app_key
 from gateway.accounts.records import App, Suspension
 from gateway.ids import now_iso
+from gateway.keys import (
+    PARTITION_TAGS,
+    app_key,
+    certificates_key,
+    domain_checks_key,
+    findings_key,
+    partition_tag,
+    unhealthy_key,
+)
 from gateway.monitors import history
-from gateway.monitors.keys import certificates_key, domain_checks_key, findings_key, unhealthy_key
 from gateway.operations.needs_attention import list_unhealthy_apps
 from gateway.outbound.client import Client
 from gateway.redis.client import Store
-from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.fakes.receiver import FakeReceiver, certificate, drip

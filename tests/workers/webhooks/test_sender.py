@@ -12,10 +12,9 @@ import pytest_asyncio
 
 from gateway.accounts.vault import Vault
 from gateway.events.catalog import SAMPLES
-from gateway.events.keys import previous_secret_key
 from gateway.events.webhooks import new_secret
+from gateway.keys import partition_tag, previous_secret_key, stream_key
 from gateway.outbound import client
-from gateway.redis.partitions import partition_tag, stream_key
 from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
 from tests.support.polling import wait_until

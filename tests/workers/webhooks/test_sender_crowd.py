@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.events.keys import bodies_key
-from gateway.redis.partitions import partition_tag, stream_key
+from gateway.keys import bodies_key, partition_tag, stream_key
 from tests.fakes.receiver import OK, FakeReceiver, verified
 from tests.support.gateway_process import limit_descriptors
 from tests.support.polling import wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.redis.partitions import partition_tag
+from gateway.keys import partition_tag
 from tests.fakes.receiver import OK, FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.tcp_proxy import Proxy

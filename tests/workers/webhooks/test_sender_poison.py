@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.events.keys import bodies_key, dead_letters_key, webhook_key
-from gateway.redis.partitions import partition_tag
+from gateway.keys import bodies_key, dead_letters_key, partition_tag, webhook_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.worker_process import Queue

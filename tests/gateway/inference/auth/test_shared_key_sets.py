@@ -14,7 +14,7 @@ from gateway.errors import AppBackendUnreachable, TokenInvalid
 from gateway.inference.auth import key_sets, scripts, shared_key_sets
 from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.users import Users
-from gateway.inference.keys import key_set_keys
+from gateway.keys import key_set_keys
 from gateway.outbound import client as outbound
 from gateway.redis.client import Store
 from gateway.settings import Settings

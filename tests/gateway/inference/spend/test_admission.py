@@ -21,10 +21,9 @@ from gateway.errors import (
     UserCapReached,
     UserRateLimited,
 )
-from gateway.inference.keys import app_spend_fields, spend_key, user_hash, user_spend_prefix
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admitted
-from gateway.redis.partitions import partition_tag
+from gateway.keys import app_spend_fields, partition_tag, spend_key, user_hash, user_spend_prefix
 from tests.gateway.inference.admissions import CAP, AdmissionProcess, Books, admission_process
 from tests.lua.scripts import CLOCK, SECOND, at, on_test_clock, set_clock
 from workers.monitors.leases import settle_overdue

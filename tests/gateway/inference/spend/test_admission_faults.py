@@ -9,8 +9,8 @@ import pytest
 from gateway.errors import BackboneUnavailable, NotReplicated, SpendCapReached
 from gateway.inference.spend import admission as admission_module
 from gateway.inference.spend.admission import Admitted, PendingSettlement, RedisClock, Reservation
+from gateway.keys import partition_tag
 from gateway.redis import client as store_module
-from gateway.redis.partitions import partition_tag
 from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, Books, admission_process
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, acknowledges

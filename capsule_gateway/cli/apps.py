@@ -1,0 +1,235 @@
+"""`capsule apps create`, `set` and `delete`: an account's own apps. `operators.py` has the group's other commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.operators import apps as apps
+from capsule_gateway.cli.operators import reason
+from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.show import (
+    Row,
+    as_json,
+    nested_row,
+    print_note,
+    show_fields,
+    show_line,
+    strip_controls,
+    text_of,
+    wants_json,
+)
+
+CLEAR = "none"
+KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
+# Options and the fields that they set.
+CLAIMS = {"issuer": "issuer", "audience": "audience", "user_claim": "userClaim"}  # of the token
+BACKEND = {"auth_method": "method", "user_field": "userField"}  # of calls to the app's backend
+AUTH_OPTIONS = KINDS | CLAIMS.keys() | BACKEND.keys()
+
+
+@apps.command("create")
+@click.argument("name")
+@as_json
+def apps_create(name: str) -> None:
+    """Create an app called NAME, and print its address.
+
+    The account's plan limits the number of apps.
+    """
+    app = open_service().request_object("POST", "/account/apps", {"name": name}, having="url")
+    if not wants_json():
+        print_note(f"Created {name}. Publish a folder with: capsule deploys publish {name} DIR")
+    show_line(app, strip_controls(str(app["url"])))
+
+
+@apps.command("set")
+@app_argument
+@click.option(
+    "--auth-jwks", metavar="URL", help="Verify users' tokens with the key set at URL, or at a path of the app."
+)
+@click.option("--auth-backend", metavar="URL", help="Verify users' tokens with a call to the app's backend at URL.")
+@click.option("--auth-secret", is_flag=True, help="Verify users' tokens with a shared secret, read from a prompt.")
+@click.option(
+    "--auth-method", type=click.Choice(["GET", "POST"]), help="Method of calls to the backend. The default is GET."
+)
+@click.option("--user-field", metavar="PATH", help="Path of the user's id in the backend's answer, such as record.id.")
+@click.option(
+    "--user-claim", metavar="CLAIM", help="Claim of the token that holds the user's id. The default is 'sub'."
+)
+@click.option("--issuer", metavar="ISS", help="Accept only tokens with this 'iss'.")
+@click.option("--audience", metavar="AUD", help="Accept only tokens with this 'aud'.")
+@click.option("--repository", metavar="URL", help="Build from the git repository at URL; - prompts for the address.")
+@click.option("--branch", help="Branch of the repository.")
+@click.option("--build", "command", metavar="COMMAND", help="Command that builds the app.")
+@click.option("--output", metavar="DIR", help="Folder to serve, inside the source.")
+@click.option("--start", metavar="COMMAND", help="Command that runs the app. Without it, files are served.")
+@as_json
+def apps_set(app: str, **options: Any) -> None:
+    """Change how APP verifies tokens and how it is built. The value 'none' clears an option.
+
+    Omitted options keep their value. Without options, the command shows the settings. It reads secrets from a prompt
+    or standard input, never from the command line: --auth-secret, and --repository - for an address with a password.
+    """
+    service, address = open_service(), path("account", "apps", app)
+    settings = service.request_object("GET", f"{address}/settings", having="auth")
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    if given:
+        settings = service.request_object("PATCH", address, _collect_changes(given, settings), having="auth")
+    show_fields(
+        settings,
+        {
+            "user tokens": _format_field(settings, "auth"),
+            "repository": _format_field(settings, "repository") or "none",
+            "build": _format_field(settings, "build") or "none: the source is served as it is",
+            "check": _format_check(nested_row(settings, "authCheck")),
+        },
+    )
+
+
+def _format_check(check: Row) -> str:
+    """Returns the result of the check of the app's verification of tokens, or '' if there was none."""
+    if not check:
+        return ""
+    if not check.get("ok"):
+        return f"saved, but tokens cannot be verified yet: {text_of('problem')(check)}"
+    keys, algorithms = check.get("keys"), ", ".join(map(str, check.get("algorithms") or ()))
+    return f"{keys} key{'' if keys == 1 else 's'}: {algorithms}" if keys else "passed"
+
+
+@apps.command("check-token")
+@app_argument
+@as_json
+def apps_check_token(app: str) -> None:
+    """Check a token of a user of APP, and explain why it would be refused.
+
+    The command reads the token from a prompt or standard input. The service keeps nothing of it.
+    """
+    token = _read_secret("Token")
+    if not token:
+        raise WrongUsage("no token on standard input")
+    address = path("account", "apps", app, "token-check")
+    answer = open_service().request_object("POST", address, {"token": token}, having="valid")
+    claims = {f"claim {name}": _format_claim(value) for name, value in nested_row(answer, "claims").items()}
+    show_fields(answer, {"user": text_of("user"), **claims})
+    if not answer.get("valid"):
+        raise Refused(f"the token is not valid: {text_of('reason')(answer)}")
+
+
+def _format_claim(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _collect_changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
+    """Returns the fields of the record that the options change. Raises WrongUsage."""
+    changes: dict[str, Any] = {}
+    if given.keys() & AUTH_OPTIONS:
+        changes["auth"] = _change_auth(given, settings["auth"])
+    if given.keys() & {"repository", "branch"}:
+        changes["repository"] = _change_repository(given, settings.get("repository"))
+    if given.keys() & {"command", "output", "start"}:
+        merged = dict(settings.get("build") or {}) | _pick(given, "command", "output", "start")
+        after = {name: value for name, value in merged.items() if value not in (CLEAR, None)}
+        changes["build"] = after or None
+    return changes
+
+
+def _change_auth(given: dict[str, Any], before: Row) -> dict[str, Any] | None:
+    kinds = sorted(KINDS & given.keys())
+    if len(kinds) > 1:
+        raise WrongUsage("give only one of --auth-jwks, --auth-backend and --auth-secret")
+    if kinds and given[kinds[0]] == CLEAR:
+        return None
+    auth = dict(before)
+    if kinds == ["auth_jwks"]:
+        auth = {**_pick(before, *CLAIMS.values()), "kind": "jwks", "url": given["auth_jwks"]}
+    elif kinds == ["auth_backend"]:
+        auth = {**_pick(before, *BACKEND.values()), "kind": "backend", "url": given["auth_backend"]}
+    elif kinds == ["auth_secret"]:
+        secret = _read_secret("Secret that signs the tokens")
+        auth = {**_pick(before, *CLAIMS.values()), "kind": "secret", "secret": secret}
+    elif auth.get("kind") == "secret":
+        raise WrongUsage("also give --auth-secret, because the stored secret cannot be read")
+    claims, calls = _rename(given, CLAIMS), _rename(given, BACKEND)
+    if claims and auth["kind"] == "backend":
+        raise WrongUsage(
+            "--issuer, --audience and --user-claim apply to --auth-jwks and --auth-secret; a backend checks them itself"
+        )
+    if calls and auth["kind"] != "backend":
+        raise WrongUsage("--auth-method and --user-field apply to --auth-backend")
+    return {name: value for name, value in (auth | claims | calls).items() if value != CLEAR}
+
+
+def _rename(given: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:
+    return {field: given[option] for option, field in fields.items() if option in given}
+
+
+def _pick(fields: Row, *names: str) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
+
+
+def _change_repository(given: dict[str, Any], before: Row | None) -> dict[str, Any] | None:
+    url = given.get("repository", before and before["url"])
+    if url == CLEAR:
+        return None
+    if url is None:
+        raise WrongUsage("also give --repository: the app has no repository")
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise WrongUsage(
+            "keep the password off the command line: give --repository - and type the address at the prompt"
+        )
+    if url == "-":
+        url = _read_secret("Address of the repository, such as https://user:token@git.example.com/app.git")
+    known = before["branch"] if before else None
+    branch = given.get("branch", known)
+    return {"url": url} if branch in (None, CLEAR) else {"url": url, "branch": branch}
+
+
+def _read_secret(prompt: str) -> str:
+    if sys.stdin.isatty():
+        typed: str = click.prompt(prompt, hide_input=True, err=True)
+        return typed
+    return sys.stdin.readline().strip()
+
+
+def _format_field(settings: Row, name: str) -> str:
+    value = settings.get(name)
+    return ", ".join(f"{key} {part}" for key, part in value.items() if part) if isinstance(value, dict) else ""
+
+
+@apps.command("delete")
+@click.argument("app")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@reason
+@as_json
+def apps_delete(app: str, yes: bool, reason: str | None) -> None:
+    """Delete APP with its hooks, variables and sources. Operators can delete any account's app.
+
+    The command asks you to type the app's name, unless you give --yes.
+    """
+    service = open_service(reason)
+    if not yes:
+        _confirm_deletion(app)
+    _delete_app(service, app)
+    show_line({"deleted": app}, f"Deleted {strip_controls(app)}. Its address, hooks, variables and sources are gone.")
+
+
+def _confirm_deletion(app: str) -> None:
+    """Asks for the app's name. Raises WrongUsage if it is not typed."""
+    if not sys.stdin.isatty():
+        raise WrongUsage("standard input is not a terminal: add --yes to delete the app")
+    print_note(f"This deletes {strip_controls(app)}, and its hooks, variables and sources. It cannot be undone.")
+    if click.prompt("Name of the app", err=True) != app:
+        raise WrongUsage("the name does not match; nothing was deleted")
+
+
+def _delete_app(service: Service, app: str) -> None:
+    try:
+        service.send("DELETE", path("account", "apps", app))
+    except Refused as refused:
+        if refused.status != 401:
+            raise
+        service.send("DELETE", path("platform", "apps", app))  # the key may be the operator token

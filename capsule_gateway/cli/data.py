@@ -1,0 +1,162 @@
+"""`capsule data`: the data of an app's start command, and their snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.deploys import follow_option, show_queued, timeout_option
+from capsule_gateway.cli.service import Refused, WrongUsage, open_service, path
+from capsule_gateway.cli.show import (
+    Row,
+    age_of,
+    as_json,
+    as_list,
+    format_size,
+    show_fields,
+    show_json,
+    show_line,
+    show_table,
+    strip_controls,
+    text_of,
+    wants_json,
+)
+
+ANSWER_SECONDS = 660.0  # for the host that has the data
+SNAPSHOT_COLUMNS = {
+    "id": text_of("id"),
+    "made": age_of("at"),
+    "size": lambda row: format_size(row.get("bytes")),
+    "reason": text_of("reason"),
+    "deploy": text_of("deployId"),
+}
+
+snapshot_argument = click.argument("snapshot", metavar="ID")
+
+
+@click.group()
+def data() -> None:
+    """Keep, download, restore and clear the data of an app.
+
+    These are the files that its start command writes to DATA_DIR.
+    """
+
+
+@data.command("show")
+@app_argument
+@as_json
+def data_show(app: str) -> None:
+    """Show how much data APP has, and its snapshots."""
+    answer = open_service().request_object("GET", _address(app), having="state")
+    if wants_json():
+        return show_json(answer)
+    used, limit = format_size(answer.get("usedBytes")), format_size(answer.get("limitBytes"))
+    show_fields(
+        answer,
+        {"app": app, "state": text_of("state"), "used": f"{used} of {limit}", "problem": text_of("problem")},
+    )
+    click.echo("\nSnapshots:")
+    advice = "" if answer["state"] == "none" else f"; to make one, run: capsule data snapshot {app}"
+    show_table(_list_snapshots(answer), SNAPSHOT_COLUMNS, empty=f"none{advice}")
+
+
+@data.command("snapshot")
+@app_argument
+@as_json
+def data_snapshot(app: str) -> None:
+    """Make a snapshot of APP's data now, up to 6 times per hour. The app goes on."""
+    address = path("account", "apps", app, "data", "snapshots")
+    answer = open_service().request_object("POST", address, seconds=ANSWER_SECONDS)
+    size = format_size(answer.get("bytes"))
+    show_line(answer, strip_controls(f"Made snapshot {answer['id']} ({size})."))
+
+
+@data.command("download")
+@app_argument
+@click.argument("snapshot", metavar="[ID]", default="")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="File to write; - for stdout.")
+def data_download(app: str, snapshot: str, output: Path | None) -> None:
+    """Download snapshot ID of APP, by default the newest, as a tar.gz."""
+    service = open_service()
+    if not snapshot:
+        found = _list_snapshots(service.request_object("GET", _address(app), having="state"))
+        if not found:
+            raise Refused(f"{app} has no snapshot yet; to make one, run: capsule data snapshot {app}")
+        snapshot = text_of("id")(found[0])
+    address = path("account", "apps", app, "data", "snapshots", snapshot)
+    if output == Path("-"):
+        for chunk in service.download(address):
+            sys.stdout.buffer.write(chunk)
+        return
+    target = output or Path(f"{app}-{snapshot}.tar.gz")
+    if not target.absolute().parent.is_dir():
+        raise WrongUsage(f"there is no folder {target.parent} to write {target.name} to")
+    descriptor, partial = tempfile.mkstemp(dir=target.absolute().parent, prefix=".capsule-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for chunk in service.download(address):
+                file.write(chunk)
+        os.replace(partial, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+    click.echo(f"Wrote {target} ({format_size(target.stat().st_size)}).")
+
+
+@data.command("restore")
+@app_argument
+@snapshot_argument
+@follow_option
+@timeout_option
+@as_json
+def data_restore(app: str, snapshot: str, follow: bool, timeout: int) -> None:
+    """Deploy APP's live release again, on the data of a snapshot.
+
+    The present data are kept as a snapshot first. 'capsule data deleted' lists snapshots of deleted apps, which any app
+    can restore.
+    """
+    service, body = open_service(), {"snapshotId": snapshot}
+    address = path("account", "apps", app, "data", "restore")
+    queued = service.request_object("POST", address, body, having="deployId")
+    show_queued(service, queued, "Queued", follow, timeout)
+
+
+@data.command("clear")
+@app_argument
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@as_json
+def data_clear(app: str, yes: bool) -> None:
+    """Clear the data of APP, which starts again with an empty folder. They are kept as a snapshot first."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise WrongUsage("this clears all data of the app; add --yes to confirm it")
+        click.confirm(f"Clear all data of {app}?", abort=True, err=True)
+    open_service().send("DELETE", _address(app), seconds=ANSWER_SECONDS)
+    show_line({"cleared": app}, f"Cleared the data of {app}. To list its snapshots, run: capsule data show {app}")
+
+
+@data.command("deleted")
+@as_list
+def data_deleted() -> None:
+    """List the snapshots of deleted apps, which are kept for 7 days."""
+    deleted = open_service().list_rows("/account/data/deleted")
+    if wants_json():
+        return show_json(deleted)
+    rows = [{"app": each.get("app"), **snapshot} for each in deleted for snapshot in _list_snapshots(each)]
+    show_table(rows, {"app": text_of("app"), **SNAPSHOT_COLUMNS}, empty="No data of deleted apps.")
+
+
+def _address(app: str) -> str:
+    return path("account", "apps", app, "data")
+
+
+def _list_snapshots(answer: Row) -> list[Row]:
+    found = answer.get("snapshots")
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []

@@ -1,0 +1,358 @@
+"""`capsule deploys`: publishes a folder; lists, follows, cancels, promotes and rolls back deploys."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from capsule_gateway.cli.account import limit
+from capsule_gateway.cli.completion import app_argument, deploy_argument
+from capsule_gateway.cli.service import Refused, Service, open_service, path
+from capsule_gateway.cli.show import (
+    Row,
+    age_of,
+    as_json,
+    as_list,
+    console,
+    duration_of,
+    format_size,
+    print_note,
+    show_fields,
+    show_json,
+    show_line,
+    show_table,
+    state_of,
+    strip_controls,
+    text_of,
+    wants_json,
+    wants_table,
+)
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+POLL_SECONDS = 1.0  # between two requests while following
+RETRIES = 15  # requests in a row that may fail
+FOLLOW_SECONDS = 1800
+FINAL_STATES = ("live", "failed", "canceled")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
+timeout_option = click.option(
+    "--timeout",
+    default=FOLLOW_SECONDS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Maximum time to follow, in seconds.",
+)
+
+
+@click.group()
+def deploys() -> None:
+    """Publish, list, follow, cancel and roll back deploys."""
+
+
+@deploys.command("list")
+@click.option("--app", help="List only the deploys of this app.")
+@limit
+@click.option("--before", metavar="ID", help="List deploys older than this one (the next page).")
+@as_list
+def deploys_list(app: str | None, limit: int, before: str | None) -> None:
+    """List deploys, newest first."""
+    service = open_service()
+    rows = service.list_rows("/account/deploys", app=app, limit=limit, before=before)
+    if app and not rows:
+        _require_app(service, app)
+    show_table(
+        rows,
+        {
+            "id": text_of("id"),
+            "app": text_of("app"),
+            "state": state_of("state"),
+            "now": lambda row: "current" if row.get("current") else "",
+            "kind": text_of("kind"),
+            "by": text_of("trigger"),
+            "commit": lambda row: text_of("commit")(row)[:7],
+            "queued": age_of("createdAt"),
+            "took": duration_of("durationMs"),
+            "result": lambda row: text_of("error")(row) or text_of("url")(row) or _describe_wait(row),
+        },
+        prose="result",
+        cut=["app"],
+        less=["commit", "by", "kind", "took", "result"],
+        empty="No older deploys."
+        if before
+        else "No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
+    )
+    if len(rows) == limit and wants_table():
+        only = f" --app {app}" if app else ""
+        print_note(strip_controls(f"More: capsule deploys list{only} --before {text_of('id')(rows[-1])}"))
+
+
+def _require_app(service: Service, name: str) -> None:
+    names = [text_of("name")(app) for app in service.list_rows("/account/apps")]
+    if name not in names:
+        yours = f"; yours are {', '.join(names)}" if names else ""
+        raise Refused(f"you have no app called {strip_controls(name)}{yours}")
+
+
+def _describe_wait(row: Row) -> str:
+    """Returns the queue position of a deploy and the reason why it waits."""
+    reason, position = text_of("waitsFor")(row), text_of("position")(row)
+    prefix = f"position {position}, " if position else ""
+    return f"{prefix}waits for {reason}" if reason else ""
+
+
+@deploys.command("show")
+@deploy_argument
+@follow_option
+@timeout_option
+@as_json
+def deploys_show(deploy_id: str, follow: bool, timeout: int) -> None:
+    """Show a deploy and its log. With --follow, exit with 1 if it fails."""
+    if follow:
+        return _follow_deploy(open_service(), deploy_id, timeout)
+    deploy = open_service().request_object("GET", path("account", "deploys", deploy_id), having="state")
+    if wants_json():
+        return show_json(deploy)
+    show_fields(
+        deploy,
+        {
+            "deploy": text_of("id"),
+            "app": text_of("app"),
+            "state": state_of("state"),
+            "current": "yes, the app serves it" if deploy.get("current") else "",
+            "kind": text_of("kind"),
+            "by": text_of("trigger"),
+            "commit": text_of("commit"),
+            "release": text_of("release"),
+            "queued": age_of("createdAt"),
+            "position": text_of("position"),
+            "waits for": text_of("waitsFor"),
+            "took": duration_of("durationMs"),
+            "phases": _format_phases,
+            "address": text_of("url"),
+            "error": text_of("error"),
+        },
+    )
+    lines = _log_lines(deploy)
+    click.echo("\n" + "\n".join(lines) if lines else "\nNo log yet.")
+
+
+def _format_phases(deploy: Row) -> str:
+    """Returns the phases that have ended, with their durations."""
+    phases = deploy.get("phases")
+    ended = [phase for phase in phases if phase.get("durationMs") is not None] if isinstance(phases, list) else []
+    return ", ".join(f"{text_of('phase')(phase)} {duration_of('durationMs')(phase)}" for phase in ended)
+
+
+@deploys.command("publish")
+@app_argument
+@click.argument("source", metavar="[DIR|FILE]", default=".", type=click.Path(exists=True, path_type=Path))
+@follow_option
+@timeout_option
+@as_json
+def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
+    """Deploy the source in DIR as APP's live version, or FILE: a page (.html), a .zip or a .tar.gz.
+
+    DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
+    omits .git, node_modules, and files of secrets such as .env.
+    """
+    publish_source(open_service(), app, source, follow, timeout)
+
+
+def publish_source(service: Service, app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
+    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises Refused if that fails."""
+    from capsule_gateway.cli.source import open_source
+
+    with _open_screen("packing") as screen, open_source(folder_or_file) as source:
+        chunks = _report_progress(source.read_chunks(), source.size, screen)
+        queued = service.upload_source(path("account", "apps", app, "source"), chunks, source.size, source.media_type)
+    count = f"{source.files} file{'s' if source.files > 1 else ''}"
+    show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
+
+
+def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iterator[bytes]:
+    sent = 0
+    for chunk in chunks:
+        yield chunk
+        sent += len(chunk)
+        screen.set_status(f"uploading, {format_size(sent)} of {format_size(size)}")
+
+
+@deploys.command("rollback")
+@app_argument
+@click.argument("deploy_id", metavar="[ID]", default="")
+@follow_option
+@timeout_option
+@as_json
+def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int) -> None:
+    """Serve an earlier release of APP again, without a new build.
+
+    The release is that of deploy ID or, by default, the one before the live release.
+    """
+    service, body = open_service(), {"deployId": deploy_id} if deploy_id else {}
+    queued = service.request_object("POST", path("account", "apps", app, "rollback"), body, having="deployId")
+    show_queued(service, queued, "Queued", follow, timeout)
+
+
+@deploys.command("promote")
+@deploy_argument
+@follow_option
+@timeout_option
+@as_json
+def deploys_promote(deploy_id: str, follow: bool, timeout: int) -> None:
+    """Make the release of preview ID live, without a new build."""
+    service = open_service()
+    queued = service.request_object("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
+    show_queued(service, queued, "Queued", follow, timeout)
+
+
+@deploys.command("redeploy")
+@deploy_argument
+@follow_option
+@timeout_option
+@as_json
+def deploys_redeploy(deploy_id: str, follow: bool, timeout: int) -> None:
+    """Build the source of deploy ID again; of a repository, the latest commit of the branch."""
+    service = open_service()
+    queued = service.request_object("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
+    show_queued(service, queued, "Queued", follow, timeout)
+
+
+def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int) -> None:
+    """Prints `done` with the deploy's id, and follows the deploy or prints how to follow it."""
+    if wants_json() and not follow:
+        return show_json(queued)
+    deploy_id = strip_controls(str(queued["deployId"]))
+    if not wants_json():
+        click.echo(f"{done} as {deploy_id}.")
+    if follow:
+        return _follow_deploy(service, deploy_id, timeout)
+    click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
+
+
+@deploys.command("cancel")
+@deploy_argument
+@as_json
+def deploys_cancel(deploy_id: str) -> None:
+    """Cancel deploy ID, if it is queued or building."""
+    deploy = open_service().request_object("POST", path("account", "deploys", deploy_id, "cancel"), having="state")
+    show_line(deploy, f"{text_of('id')(deploy)} is {text_of('state')(deploy)}.")
+
+
+# -- following a deploy --------------------------------------------------------------------------------------
+
+
+class Screen:
+    """Prints lines; in a terminal, with a spinner and a status below them."""
+
+    def __init__(self, status: Status | None) -> None:
+        self._status = status
+
+    def print_line(self, text: str) -> None:
+        if self._status is None:
+            click.echo(text)
+        else:
+            from rich.text import Text
+
+            self._status.console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def set_status(self, status: str) -> None:
+        if self._status is not None:
+            self._status.update(status)
+
+
+@contextlib.contextmanager
+def _open_screen(status: str) -> Iterator[Screen]:
+    output = console()
+    if not output.is_terminal:
+        yield Screen(None)
+        return
+    with output.status(status) as spinner:
+        yield Screen(spinner)
+
+
+def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
+    """Raises Refused if the deploy fails or has not ended after `timeout` seconds."""
+    try:
+        with _open_screen("queued") as screen:
+            deploy = _wait_for_end(service, deploy_id, timeout, None if wants_json() else screen)
+    except KeyboardInterrupt:
+        print_note(f"The deploy continues. Follow it again with: capsule deploys show {deploy_id} --follow")
+        raise
+    if wants_json():
+        show_json(deploy)
+    if deploy["state"] != "live":
+        state = "was canceled" if deploy["state"] == "canceled" else "failed"
+        raise Refused(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
+    if not wants_json():
+        click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
+
+
+def _wait_for_end(service: Service, deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:
+    previous_state, printed, started = "", 0, time.monotonic()
+    while True:
+        deploy = _fetch_deploy(service, deploy_id)
+        state, waited = strip_controls(str(deploy["state"])), time.monotonic() - started
+        if screen is not None:
+            screen.set_status(f"{state}, {waited:.0f} s")
+            new_state = state if state not in (previous_state, *FINAL_STATES) else None
+            printed = _print_progress(screen, deploy, new_state, printed)
+        if state in FINAL_STATES:
+            return deploy
+        if waited > timeout:
+            command = f"capsule deploys show {deploy_id} --follow"
+            raise Refused(f"{deploy_id} is still {state} after {timeout} s; continue with: {command}")
+        previous_state = state
+        time.sleep(POLL_SECONDS)
+
+
+def _print_progress(screen: Screen, deploy: Row, new_state: str | None, printed: int) -> int:
+    """Prints the new lines of the log and the new state. Returns how many lines of the log are printed so far."""
+    lines = _log_lines(deploy)
+    # The last line may still be growing; it is printed once it is complete.
+    is_complete = deploy["state"] in FINAL_STATES or text_of("log")(deploy).endswith("\n")
+    complete = len(lines) if is_complete else max(printed, len(lines) - 1)
+    new = lines[printed:complete]
+    if new_state is not None:
+        # Nothing is logged before "building"; any other state begins after what is in the log so far.
+        new.insert(0 if new_state == "building" else len(new), f"── {new_state}")
+    for line in new:
+        screen.print_line(line)
+    return max(printed, complete)
+
+
+def _fetch_deploy(service: Service, deploy_id: str) -> dict[str, Any]:
+    """Fetches the deploy, with retries: a restart of the service or a network failure does not end the command."""
+    for _ in range(RETRIES):
+        try:
+            return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
+        except Refused as refused:
+            if not refused.temporary:
+                raise
+            time.sleep(POLL_SECONDS)
+    return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
+
+
+def _log_lines(deploy: Row) -> list[str]:
+    """Returns the log as a terminal shows it: with its colors if they are enabled, without other control sequences."""
+    colors_enabled = console().color_system is not None
+    lines = []
+    for line in text_of("log")(deploy).split("\n"):
+        line = line.rstrip("\r").rpartition("\r")[2]  # a progress line overwrites itself
+        codes = COLOR.findall(line)
+        if colors_enabled and codes:
+            parts = zip(COLOR.split(line), [*codes, "\x1b[0m"], strict=True)
+            lines.append("".join(strip_controls(part) + code for part, code in parts))
+        else:
+            lines.append(strip_controls(COLOR.sub("", line)))
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines

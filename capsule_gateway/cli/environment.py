@@ -1,0 +1,138 @@
+"""`capsule env`: an app's environment variables. `capsule logs`: the output of its start command.
+
+The commands read values from a prompt, standard input or a file, never from the command line, which every process of
+the machine can see and which shells keep in their history.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.show import age_of, as_list, show_table, strip_controls, text_of
+
+LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+MAX_RECONNECTS = 15  # in a row
+PAUSE_SECONDS = 1.0
+
+
+@click.group()
+def env() -> None:
+    """Set the environment variables of an app's builds and start command.
+
+    Changes apply from the next deploy.
+    """
+
+
+@env.command("list")
+@app_argument
+@as_list
+def env_list(app: str) -> None:
+    """List the names of APP's variables. Values are never shown."""
+    rows = open_service().list_rows(path("account", "apps", app, "env"))
+    columns = {"name": text_of("name"), "set": age_of("updatedAt")}
+    show_table(rows, columns, empty=f"No variables yet. Set one with: capsule env set {app} NAME")
+
+
+@env.command("set")
+@app_argument
+@click.argument("name", metavar="[NAME]", default="")
+@click.option(
+    "--file",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Set all variables of a file with lines NAME=value.",
+)
+def env_set(app: str, name: str, source: Path | None) -> None:
+    """Set variable NAME of APP.
+
+    The command prompts for the value. A script passes it on standard input: capsule env set APP NAME < value
+    """
+    if bool(name) == bool(source):
+        raise WrongUsage("give either a NAME or --file")
+    if "=" in name:
+        known = name.partition("=")[0]
+        raise WrongUsage(
+            f"keep the value off the command line: run 'capsule env set {app} {known}', and type it at the prompt"
+        )
+    values: dict[str, str | None] = {name: _read_value(name)} if source is None else _read_file(source)
+    _put_variables(app, values)
+    click.echo(f"Set {', '.join(values)} for {app}, effective from the next deploy.")
+
+
+@env.command("unset")
+@app_argument
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def env_unset(app: str, names: tuple[str, ...]) -> None:
+    """Remove variables from APP."""
+    _put_variables(app, dict.fromkeys(names))
+    click.echo(f"Removed {', '.join(names)} from {app}, effective from the next deploy.")
+
+
+def _put_variables(app: str, values: dict[str, str | None]) -> None:
+    open_service().send("PUT", path("account", "apps", app, "env"), values)
+
+
+def _read_value(name: str) -> str:
+    if sys.stdin.isatty():
+        value: str = click.prompt(f"Value of {name}", hide_input=True, default="", show_default=False, err=True)
+        return value
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _read_file(source: Path) -> dict[str, str | None]:
+    """Returns the variables of the file. Raises WrongUsage, which names the line but never quotes it."""
+    values: dict[str, str | None] = {}
+    for number, line in enumerate(source.read_text().splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        found = LINE.fullmatch(line)
+        if found is None:
+            raise WrongUsage(f"{source}, line {number}: use NAME=value")
+        name, value = found.groups()
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        values[name] = value[1:-1] if quoted else value
+    if not values:
+        raise WrongUsage(f"{source} sets no variables")
+    return values
+
+
+# -- runtime logs --------------------------------------------------------------------------------------------
+
+
+@click.command()
+@app_argument
+@click.option(
+    "--tail", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Number of lines from the end."
+)
+@click.option("--follow", is_flag=True, help="Print new lines until you press Ctrl-C.")
+def logs(app: str, tail: int, follow: bool) -> None:
+    """Print the output of APP's start command."""
+    service, address = open_service(), path("account", "apps", app, "logs")
+    if follow:
+        return _follow_output(service, address, tail)
+    for line in service.read_text(address, tail=tail).splitlines():
+        click.echo(strip_controls(line))
+
+
+def _follow_output(service: Service, address: str, tail: int) -> None:
+    """Prints the stream, and reconnects when the service restarts or ends it."""
+    failures = 0
+    while True:
+        try:
+            for line in service.stream_events(address, tail=tail):
+                failures = 0
+                click.echo(strip_controls(line))
+        except Refused as refused:
+            failures += 1
+            if not refused.temporary or failures > MAX_RECONNECTS:
+                raise
+        tail = 1  # prints the last line again, because the service cannot resume a stream
+        time.sleep(PAUSE_SECONDS)

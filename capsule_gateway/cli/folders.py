@@ -1,0 +1,165 @@
+"""`capsule new`, `deploy` and `open`: write the folder of an app, publish it as its manifest says, open its page."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from capsule_gateway.cli.app_argument import MANIFEST, find_app_name
+from capsule_gateway.cli.completion import complete_app
+from capsule_gateway.cli.deploys import publish_source, timeout_option
+from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.show import as_json, print_note, show_line, strip_controls, text_of, wants_json
+
+if TYPE_CHECKING:
+    from gateway.deploys.manifest import Manifest
+
+AUTH_SECRET = "BETTER_AUTH_SECRET"  # noqa: S105 - the variable in which better-auth expects the secret of its sessions
+
+
+@click.command()
+@click.argument("name")
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--template",
+    "kind",
+    type=click.Choice(["full", "static"]),
+    default="full",
+    show_default=True,
+    help="full: pages, a backend with sign-in, and stored data. static: pages only.",
+)
+def new(name: str, folder: Path | None, kind: Literal["full", "static"]) -> None:
+    """Write a new app called NAME into DIR, by default ./NAME. Needs no network.
+
+    The app works as it is. NAME becomes the first part of its address.
+    """
+    from capsule_gateway.cli.template import write_template
+    from gateway.accounts.records import PREVIEW, SLUG
+
+    if not SLUG.fullmatch(name) or PREVIEW.fullmatch(name):
+        raise WrongUsage(
+            f"{name!r} is not a name for an app: use up to 63 lower-case letters, digits and single hyphens, "
+            "without '-preview' at the end"
+        )
+    folder = folder or Path(name)
+    if folder.exists() and any(folder.iterdir()):
+        raise Refused(f"{folder} is not empty; choose another folder: capsule new {name} DIR")
+    write_template(name, kind, folder)
+    click.echo(strip_controls(f"Wrote the app {name} into the folder {folder}."))
+    click.echo("\nNext steps:\n")
+    for command, purpose in _list_next_steps(folder):
+        click.echo(f"  {command:<24}  # {purpose}")
+
+
+def _list_next_steps(folder: Path) -> list[tuple[str, str]]:
+    """Returns commands, each with its purpose."""
+    return [
+        (f"cd {shlex.quote(str(folder))}", f"README.md and {MANIFEST} explain the folder"),
+        ("capsule login", "once"),
+        ("capsule deploy", "publish it, and print its address"),
+        ("capsule dev .", "run it on this machine while you change it"),
+    ]
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@timeout_option
+@as_json
+def deploy(folder: Path, timeout: int) -> None:
+    """Publish the app in DIR, by default the current folder, and print its address.
+
+    capsule.toml in DIR names the app. The command creates it if your account has no app of this name, and follows the
+    deploy to its end. The upload omits the same files as 'capsule deploys publish'.
+    """
+    name = read_manifest(folder).name
+    if not name:
+        raise WrongUsage(f'{folder / MANIFEST} has no name; begin it with a line such as: name = "my-app"')
+    service = open_service()
+    _create_missing_app(service, name)
+    if _uses_better_auth(folder):
+        _set_missing_secret(service, name)
+    publish_source(service, name, folder, True, timeout)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads the folder's manifest. Raises WrongUsage."""
+    from gateway.deploys.manifest import ManifestError, parse_manifest
+
+    try:
+        return parse_manifest((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise WrongUsage(
+            f"{folder / MANIFEST} does not exist; write it, or begin an app with: capsule new NAME"
+        ) from None
+    except ManifestError as error:
+        raise WrongUsage(str(error)) from None
+
+
+def _create_missing_app(service: Service, name: str) -> None:
+    if any(app.get("name") == name for app in service.list_rows("/account/apps")):
+        return
+    try:
+        service.send("POST", "/account/apps", {"name": name})
+    except Refused as refused:
+        if refused.status == 409:
+            raise Refused(f"the name {name} is taken; choose another name in {MANIFEST}", status=409) from None
+        raise
+    _note(f"Created the app {name}.")
+
+
+def _uses_better_auth(folder: Path) -> bool:
+    try:
+        package = json.loads((folder / "package.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    needed = package.get("dependencies") if isinstance(package, dict) else None
+    return isinstance(needed, dict) and "better-auth" in needed
+
+
+def _set_missing_secret(service: Service, name: str) -> None:
+    """Sets the secret with which better-auth signs its sessions, unless the app has one."""
+    variables = path("account", "apps", name, "env")
+    if any(row.get("name") == AUTH_SECRET for row in service.list_rows(variables)):
+        return
+    service.send("PUT", variables, {AUTH_SECRET: secrets.token_urlsafe(32)})
+    _note(f"Set its variable {AUTH_SECRET} to a new secret.")
+
+
+def _note(sentence: str) -> None:
+    if not wants_json():
+        print_note(strip_controls(sentence))
+
+
+@click.command("open")
+@click.argument("app", required=False, shell_complete=complete_app)
+@click.option("--dashboard", is_flag=True, help="Open the page of the app in the dashboard instead.")
+@as_json
+def open_app(app: str | None, dashboard: bool) -> None:
+    """Open APP in the browser, and print its address.
+
+    Without APP, it is the app in capsule.toml of the working folder; if there is none, the command opens the dashboard.
+    """
+    service, name = open_service(), app or find_app_name()
+    if name is None:
+        address = f"{service.url}/dashboard"
+    else:
+        record = service.request_object("GET", path("account", "apps", name), having="url")
+        address = f"{service.url}/dashboard#/apps{path(name)}" if dashboard else text_of("url")(record)
+    address = strip_controls(address)
+    show_line({"url": address}, address)
+    if not _open_browser(address):
+        print_note("No browser opened. Open the address yourself.")
+
+
+def _open_browser(address: str) -> bool:
+    import webbrowser
+
+    try:
+        return address.startswith(("https://", "http://")) and webbrowser.open(address)
+    except webbrowser.Error:
+        return False

@@ -1,0 +1,84 @@
+"""Follows a log of the service: prints its newest rows, and then each new row, until Ctrl-C.
+
+It asks once per second, and recognizes the rows that it has printed by their ids. If the service is unreachable, it
+tries again, a limited number of times in a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
+
+import click
+
+from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.show import Columns, Row, Table, show_csv, text_of, wants_json, wants_table
+
+POLL_SECONDS = 1.0
+MAX_FAILURES = 15  # in a row
+PAGE_ROWS = 100  # of a request while few rows are new
+LOG_ROWS = 1_000  # the whole log
+
+follow_option = click.option("--follow", is_flag=True, help="Print new rows until you press Ctrl-C.")
+
+Fetch = Callable[[int], list[dict[str, Any]]]  # returns at most so many rows, newest first
+
+
+def clock_of(name: str) -> Callable[[Row], str]:
+    """Returns the cell function of a column with the time of day, in UTC."""
+    return lambda row: text_of(name)(row)[11:19]
+
+
+def follow_rows(fetch: Fetch, count: int, identity: str, columns: Columns, **options: Any) -> NoReturn:
+    """Prints the last `count` rows and all later ones, oldest first. `options` are those of a table."""
+    output = _Output(columns, **options)
+    rows = _fetch_patiently(fetch, max(count, PAGE_ROWS))
+    seen = {text_of(identity)(row) for row in rows}
+    output.print_rows(rows[:count])
+    while True:
+        time.sleep(POLL_SECONDS)
+        rows = _fetch_patiently(fetch, PAGE_ROWS)
+        if len(rows) == PAGE_ROWS and not any(text_of(identity)(row) in seen for row in rows):
+            rows = _fetch_patiently(fetch, LOG_ROWS)
+        new = [row for row in rows if text_of(identity)(row) not in seen]
+        if new:
+            seen = {*(text_of(identity)(row) for row in rows), *(seen if len(seen) < LOG_ROWS else ())}
+            output.print_rows(new)
+
+
+def _fetch_patiently(fetch: Fetch, count: int) -> list[dict[str, Any]]:
+    """Raises Refused if the service refuses the call, or cannot be reached."""
+    for _ in range(MAX_FAILURES):
+        try:
+            return fetch(count)
+        except Refused as refused:
+            if not refused.temporary:
+                raise
+            time.sleep(POLL_SECONDS)
+    return fetch(count)
+
+
+class _Output:
+    """Prints rows that are given newest first, as the options --json and --output say: JSON has an object per line."""
+
+    def __init__(self, columns: Columns, **options: Any) -> None:
+        self._table = Table(columns, **options)
+        self._fields: Collection[str] = ()  # of CSV, once its heading is printed
+        self._has_headings = False
+
+    def print_rows(self, rows: list[dict[str, Any]]) -> None:
+        rows = rows[::-1]
+        if wants_json():
+            for row in rows:
+                click.echo(json.dumps(row, ensure_ascii=False))
+        elif not wants_table():
+            show_csv(rows, self._fields)
+            self._fields = self._fields or dict.fromkeys(itertools.chain.from_iterable(rows))
+        elif self._has_headings:
+            self._table.print_more(rows)
+        else:
+            self._table.print_rows(rows, empty_columns=True)
+            self._has_headings = True

@@ -1,0 +1,158 @@
+"""Packs an app's source for `capsule deploy` and `capsule deploys publish`, or reads a file that is packed already.
+
+It omits files that `.gitignore` and `.capsuleignore` exclude, with git's rules in every folder. Each folder's
+`.capsuleignore` is read after its `.gitignore`, so it can include a file again (`!dist`). Repositories, installed
+packages, files of secrets and the data of `capsule dev` are always omitted, whatever those files say.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from pathspec import GitIgnoreSpec
+
+from capsule_gateway.cli.service import Refused
+
+SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
+# `.env`, `.envrc`, `.dev.vars` and all names derived from them: of environments, of copies, and of editors' backups.
+# Examples are published. The dashboard has the same rule, in `packing.js`.
+SECRETS = r"[.#~]*\.(env|dev\.vars)(?!\.(example|sample|template)$)(rc|s)?([^a-z].*)?"
+ALWAYS_IGNORED = re.compile(rf"\.git|node_modules|\.capsule|{SECRETS}", re.IGNORECASE)
+IGNORE_FILES = (".gitignore", ".capsuleignore")
+
+Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder is last, and its rules take precedence
+
+
+MEDIA_TYPES = {
+    ".html": "text/html",
+    ".htm": "text/html",
+    ".zip": "application/zip",
+    ".tgz": "application/gzip",
+    ".gz": "application/gzip",
+}
+
+
+class PackedSource(NamedTuple):
+    file: BinaryIO
+    files: int
+    size: int  # bytes
+    media_type: str = "application/gzip"
+
+    def read_chunks(self) -> Iterator[bytes]:
+        self.file.seek(0)
+        while chunk := self.file.read(65_536):
+            yield chunk
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[PackedSource]:
+    """Yields a folder as a tar.gz, or one page or archive as it is. Raises Refused, OSError."""
+    if path.is_dir():
+        with pack_source(path) as packed:
+            yield packed
+        return
+    media_type = MEDIA_TYPES.get(path.suffix.lower())
+    if media_type is None:
+        raise Refused(f"{path} can't be published; name a folder, an .html page, or a .zip or .tar.gz archive")
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if size > SOURCE_BYTES:
+            raise _too_large()
+        yield PackedSource(file, 1, size, media_type)
+
+
+@contextmanager
+def pack_source(folder: Path) -> Iterator[PackedSource]:
+    """Yields the folder as a tar.gz in an unnamed temporary file. Raises Refused, OSError."""
+    folder = folder.resolve()
+    with tempfile.TemporaryFile() as file:
+        files = 0
+        with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
+            for path in _select_files(folder):
+                # Without this, tar would store a hard link's second name as a link.
+                tar.inodes.clear()  # type: ignore[attr-defined]
+                tar.add(path, arcname=path.relative_to(folder).as_posix(), recursive=False, filter=_drop_owner)
+                files += 1
+                if file.tell() > SOURCE_BYTES:
+                    raise _too_large()
+        if not files:
+            raise Refused(f"nothing to publish in {folder}: it is empty, or all its files are ignored")
+        if file.tell() > SOURCE_BYTES:
+            raise _too_large()
+        yield PackedSource(file, files, file.tell())
+
+
+def _too_large() -> Refused:
+    return Refused(f"the packed source exceeds {SOURCE_BYTES // 1_048_576} MB; exclude files with a .capsuleignore")
+
+
+def _drop_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def _select_files(folder: Path) -> Iterator[Path]:
+    rules = _read_rules_above(folder)
+    if _is_ignored(folder, True, rules):
+        rules = []  # the user named this folder, so a rule that ignores the whole folder does not apply
+    return _walk_folder(folder, folder, rules)
+
+
+def _read_rules_above(folder: Path) -> Rules:
+    """Reads the ignore files above the folder, up to the root of its repository."""
+    above: Rules = []
+    for parent in (folder, *folder.parents):
+        if parent != folder:
+            above = _read_rules(parent) + above
+        if (parent / ".git").exists():
+            return above
+    return []
+
+
+def _read_rules(folder: Path) -> Rules:
+    lines: list[str] = []
+    for name in IGNORE_FILES:
+        if (file := folder / name).is_file():
+            lines += file.read_text(errors="replace").splitlines()
+    try:
+        return [(folder, GitIgnoreSpec.from_lines(lines))] if lines else []
+    except ValueError as error:
+        raise Refused(f"an ignore file in {folder} has an invalid pattern: {error}") from None
+
+
+def _is_ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
+    for base, spec in reversed(rules):
+        ignored = spec.check_file(path.relative_to(base).as_posix() + "/" * is_folder).include
+        if ignored is not None:
+            return ignored
+    return False
+
+
+def _walk_folder(top: Path, folder: Path, rules: Rules) -> Iterator[Path]:
+    rules = rules + _read_rules(folder)
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
+        if ALWAYS_IGNORED.fullmatch(entry.name) or _is_ignored(path, is_folder, rules):
+            continue
+        if is_folder:
+            yield from _walk_folder(top, path, rules)
+        elif entry.is_symlink():
+            _check_link(path, top)
+            yield path
+        elif entry.is_file():
+            yield path
+
+
+def _check_link(link: Path, top: Path) -> None:
+    """Raises Refused for a link that leaves the source, because the service does not unpack it."""
+    target = Path(os.readlink(link))
+    if target.is_absolute() or not (link.parent / target).resolve().is_relative_to(top):
+        raise Refused(f"{link} links to a file outside the folder; replace the link with the file, or ignore the link")

@@ -1,0 +1,62 @@
+"""Registers the demo account and its app as an operator would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+
+from capsule_gateway.dev.children import StartFailed
+from capsule_gateway.dev.key_file import Keys
+from capsule_gateway.dev.layout import Layout
+
+# A manifest without [auth] leaves the address of the keys at its default, which development serves at another port.
+DEFAULT_AUTH = {"kind": "jwks", "url": "/.well-known/jwks.json"}
+
+
+class AppView(msgspec.Struct):
+    id: str
+    account: str
+    auth: dict[str, Any]
+
+
+async def register_demo(layout: Layout, keys: Keys) -> AppView:
+    """Registers the account and the app, and keeps the account's API key in `keys`. Raises StartFailed."""
+    async with httpx.AsyncClient(base_url=layout.local, trust_env=False, timeout=10) as http:
+        try:
+            account_id = await _register_account(http, keys)
+            return await _register_app(http, layout, keys, account_id)
+        except httpx.HTTPError as error:
+            raise StartFailed(f"The app {layout.app} could not be registered: {error}") from None
+
+
+async def _register_account(http: httpx.AsyncClient, keys: Keys) -> str:
+    """Returns the account's id. Registers a new account if the saved key is unknown."""
+    answer = await http.get("/account", headers=bearer(keys.api_key or "none"))
+    if answer.status_code == 401:
+        body = {"name": "Demo", "plan": "maker"}
+        answer = await http.post("/platform/accounts", json=body, headers=bearer(keys.operator_token))
+        keys.api_key = answer.raise_for_status().json()["apiKey"]
+    return str(answer.raise_for_status().json()["id"])
+
+
+async def _register_app(http: httpx.AsyncClient, layout: Layout, keys: Keys, account_id: str) -> AppView:
+    """Creates the app if it is missing. The manifest of the developer's own app determines its users."""
+    path, operator = f"/platform/apps/{layout.app}", bearer(keys.operator_token)
+    answer = await http.get(path, headers=operator)
+    if answer.status_code == 404:
+        auth = {"kind": "secret", "secret": keys.auth_secret}  # until the demo's manifest names its own keys
+        answer = await http.put(path, json={"account": account_id, "auth": auth}, headers=operator)
+    app = msgspec.json.decode(answer.raise_for_status().content, type=AppView)
+    if app.account != account_id:
+        remedy = "Choose another name in capsule.toml." if layout.own_app else f"Delete {layout.folder} to start over."
+        raise StartFailed(f"Another account has an app called {layout.app}. {remedy}")
+    if layout.own_app:
+        body = {"auth": layout.own_app.auth or DEFAULT_AUTH}
+        (await http.patch(f"/account/apps/{layout.app}", json=body, headers=bearer(keys.api_key))).raise_for_status()
+    return app
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}

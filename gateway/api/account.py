@@ -1,0 +1,273 @@
+"""The account API: the account and its API keys, the service's capabilities, and the stream of changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, delete, get, patch, post
+from litestar.datastructures import State
+from litestar.params import FromPath, JSONBody
+from litestar.response import Stream
+from litestar.types import ControllerRouterHandler
+
+from gateway.accounts.api_keys import MAX_KEYS_BY_OPERATORS, NAME_LENGTH, CreatedKey, ListedKey
+from gateway.accounts.records import Account, Suspension
+from gateway.api.audit import note
+from gateway.api.authentication import (
+    Caller,
+    account_router,
+    is_operator_token,
+    operator_router,
+    read_bearer,
+    require_account,
+)
+from gateway.errors import (
+    BackboneUnavailable,
+    CsrfRefused,
+    LastKey,
+    NotFound,
+    RegistrationsClosed,
+    RequestMalformed,
+    ViewersLimited,
+)
+from gateway.events.catalog import SAMPLES
+from gateway.events.deliveries import SHARE_BYTES, count_stored_bytes
+from gateway.inference.availability import InferenceStatus
+from gateway.inference.request import BODY_BYTES
+from gateway.inference.spend.limits import cap_of
+from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
+from gateway.keys import spend_key
+from gateway.services import Injected, Services
+from gateway.settings import Plan
+
+
+class ServiceLimits(msgspec.Struct):
+    requestsPerMinutePerApp: int
+    requestsPerMinutePerUser: int
+    maxRequestBytes: int
+    maxOutputTokens: int
+    deploysPerDay: int | msgspec.UnsetType = msgspec.UNSET  # left out for operators
+
+
+def view_limits(services: Services, plan: Plan | None) -> ServiceLimits:
+    settings = services.settings
+    return ServiceLimits(
+        requestsPerMinutePerApp=settings.rate_limits.app,
+        requestsPerMinutePerUser=settings.rate_limits.user,
+        maxRequestBytes=BODY_BYTES,
+        maxOutputTokens=MAX_OUTPUT_TOKENS,
+        deploysPerDay=msgspec.UNSET if plan is None else settings.deploy_quotas[plan],
+    )
+
+
+class Features(msgspec.Struct):
+    managedInference: bool
+
+
+class Platform(msgspec.Struct):
+    features: Features
+
+
+class Capabilities(msgspec.Struct):
+    platform: Platform
+    managedInferenceStatus: InferenceStatus
+    models: list[str]
+    defaultModel: str
+    eventTypes: list[str]  # that webhooks receive
+    limits: ServiceLimits
+
+
+@get("/capabilities", tags=["Account"], security=[{"apiKey": []}, {"operatorToken": []}])
+async def capabilities(request: Request[Any, Any, State], services: Injected) -> Capabilities:
+    """Show what the service can do now.
+
+    Takes an account's API key or an operator token.
+    """
+    plan = None
+    if not is_operator_token(services, read_bearer(request)):
+        account = await require_account(request, services)
+        await services.pacing.admit(account.id, request.scope["state"])
+        plan = account.plan
+    status = services.availability.status()
+    return Capabilities(
+        platform=Platform(Features(managedInference=status.available)),
+        managedInferenceStatus=status,
+        models=list(PRICES),
+        defaultModel=DEFAULT_MODEL,
+        eventTypes=list(SAMPLES),
+        limits=view_limits(services, plan),
+    )
+
+
+class Spend(msgspec.Struct):
+    """Nano-euro of a UTC day."""
+
+    day: str
+    settled: int
+    reserved: int
+    cap: int
+
+
+class StorageUse(msgspec.Struct):
+    """The bytes of the account's delivery log and of the data of its events."""
+
+    bytes: int
+    limit: int  # above it, the oldest deliveries are removed; an event that still does not fit is dropped
+
+
+class AccountName(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class AccountView(msgspec.Struct):
+    id: str
+    name: str
+    plan: Plan
+    limits: ServiceLimits
+    spend: Spend
+    deploysToday: int
+    storage: StorageUse
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # by an operator; left out when there is none
+
+
+@get("/", summary="Show the account, its limits, and its spend of today")
+async def show_account(account: Caller, services: Injected) -> AccountView:
+    return await view_account(account, services)
+
+
+async def view_account(account: Account, services: Services) -> AccountView:
+    day = await services.store.today()
+    settled, reserved = await services.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
+    return AccountView(
+        id=account.id,
+        name=account.name,
+        plan=account.plan,
+        limits=view_limits(services, account.plan),
+        spend=Spend(day, int(settled or 0), int(reserved or 0), cap_of(account, services.settings)),
+        deploysToday=await services.deploys.count_today(account.id, day),
+        storage=StorageUse(await count_stored_bytes(services.store, account.id), SHARE_BYTES),
+        suspension=account.suspension or msgspec.UNSET,
+    )
+
+
+@patch("/", errors=[RequestMalformed])
+async def rename_account(account: Caller, data: JSONBody[AccountName], services: Injected) -> AccountView:
+    """Rename the account."""
+    rename = partial(msgspec.structs.replace, name=data.name)
+    _, account = await services.registry.change_account(account.id, rename)
+    return await view_account(account, services)
+
+
+class NewKey(msgspec.Struct):
+    id: str
+    apiKey: str  # shown only here
+
+
+@post("/register", tags=["Account"], errors=[RequestMalformed, CsrfRefused, RegistrationsClosed, BackboneUnavailable])
+async def register(request: Request[Any, Any, State], data: JSONBody[AccountName], services: Injected) -> NewKey:
+    """Create an account on the free plan.
+
+    The response has its API key, which is shown only here.
+    """
+    if "origin" in request.headers:  # another site's page must not use up the day's registrations
+        services.sessions.require_own_origin(request)
+    per_day = services.settings.registrations_per_day
+    await services.sessions.count_registration(request, per_day)
+    account, api_key = await services.registry.register_account(data.name, per_day)
+    return NewKey(account.id, api_key)
+
+
+class KeyName(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH)]
+
+
+@post("/keys", errors=[RequestMalformed])
+async def create_key(account: Caller, data: JSONBody[KeyName], services: Injected) -> CreatedKey:
+    """Create an API key.
+
+    The response has the key, which is shown only here.
+    """
+    return await services.registry.api_keys.create(account.id, data.name)
+
+
+@get("/keys")
+async def list_keys(account: Caller, services: Injected) -> list[ListedKey]:
+    """List the account's API keys, newest first.
+
+    The time of the last use lags by up to a minute.
+    """
+    return await services.registry.api_keys.list(account.id)
+
+
+@delete("/keys/{key_id:str}", errors=[NotFound, LastKey])
+async def revoke_key(account: Caller, key_id: FromPath[str], services: Injected) -> None:
+    """Revoke an API key.
+
+    The key and its sessions are refused from the next request on. The account's only key cannot be revoked.
+    """
+    await services.registry.api_keys.revoke(account.id, key_id)
+
+
+@post("/accounts/{account_id:str}/keys", errors=[RequestMalformed, NotFound])
+async def create_key_for(account_id: FromPath[str], data: JSONBody[KeyName], services: Injected) -> CreatedKey:
+    """Create an API key for an account.
+
+    For an account holder who lost theirs. The response has the key, which is shown only here.
+    """
+    if await services.registry.account(account_id) is None:
+        raise NotFound
+    return await services.registry.api_keys.create(account_id, data.name, limit=MAX_KEYS_BY_OPERATORS)
+
+
+@get("/accounts/{account_id:str}/keys", errors=[NotFound])
+async def list_keys_of(account_id: FromPath[str], services: Injected) -> list[ListedKey]:
+    """List the API keys of an account, newest first."""
+    if await services.registry.account(account_id) is None:
+        raise NotFound
+    return await services.registry.api_keys.list(account_id)
+
+
+@delete("/accounts/{account_id:str}/keys/{key:str}", errors=[NotFound])
+async def revoke_key_of(
+    account_id: FromPath[str], key: FromPath[str], request: Request[Any, Any, State], services: Injected
+) -> None:
+    """Revoke an API key of an account, even its only one.
+
+    The key and its sessions are refused from the next request on.
+    """
+    note(request, key=key)
+    await services.registry.api_keys.revoke(account_id, key, even_last=True)
+
+
+@get("/changes", media_type="text/event-stream", errors=[ViewersLimited])
+async def stream_changes(account: Caller, services: Injected) -> Stream:
+    """Stream the names of what changed in the account.
+
+    The response is a stream of server-sent events without content. `ready` is the first: later changes are reported,
+    usually within a second. Then each event is named after a topic that changed: `apps`, `data`, `deliveries`,
+    `deploys`, `hooks`, `keys`, `requests`, `service` (the status of managed inference) or `usage`. The health,
+    findings, crashes and data of apps are checked every five seconds. The stream ends after ten minutes, and when the
+    service restarts or cannot reach its database: read everything again once `ready` arrives on the next one.
+    """
+    services.changes.admit(account.id)
+
+    async def events() -> AsyncGenerator[bytes]:
+        stream = services.changes.stream_events(account.id, lambda: services.process.draining)
+        async with contextlib.aclosing(stream):
+            async for event in stream:
+                yield event
+
+    headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
+    return Stream(events(), media_type="text/event-stream", headers=headers)
+
+
+ROUTES: list[ControllerRouterHandler] = [
+    capabilities,
+    register,
+    account_router(show_account, rename_account, create_key, list_keys, revoke_key, stream_changes),
+    operator_router(create_key_for, list_keys_of, revoke_key_of),
+]

@@ -1,0 +1,187 @@
+"""The account API: the data of an app, its snapshots, and the data of deleted apps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Literal
+
+import msgspec
+from litestar import delete, get, post
+from litestar.params import FromPath, JSONBody
+from litestar.response import Stream
+
+from gateway.accounts.pacing import UNPACED
+from gateway.accounts.records import Account, App, find_suspension
+from gateway.api.authentication import Caller, account_router
+from gateway.api.deploys import QueuedDeployId
+from gateway.api.subjects import require_own_app
+from gateway.bounds import Id
+from gateway.data.commands import Action, DataAnswer, DataUnavailable
+from gateway.data.records import DataState, DeletedData, Reason, Snapshot, snapshot_key
+from gateway.errors import (
+    AppSuspended,
+    DeployQuotaReached,
+    NoDeployYet,
+    NotFound,
+    RateLimited,
+    RequestMalformed,
+    ServiceError,
+    StorageUnavailable,
+    TarballGone,
+)
+from gateway.keys import data_snapshots_made_key
+from gateway.services import Injected, Services
+from gateway.storage import Object
+
+SNAPSHOTS_PER_HOUR = 6  # that an account holder asks for, of an app
+HOUR_SECONDS = 3_600
+ANSWER_SECONDS = 600.0  # for the host of the data
+FIRST_ANSWER_SECONDS = 10.0  # while no host has reported data
+NO_DATA_SECONDS = 2.0  # and the app seems to have no start command
+MIB = 1 << 20
+
+
+class DataView(msgspec.Struct):
+    usedBytes: int
+    limitBytes: int
+    state: DataState | Literal["suspended"]
+    snapshots: list[Snapshot]  # newest first
+    problem: str | msgspec.UnsetType = msgspec.UNSET  # what to do
+
+
+class Restore(msgspec.Struct, forbid_unknown_fields=True):
+    snapshotId: Id
+
+
+@get("/apps/{app:str}/data", errors=[NotFound])
+async def show_data(account: Caller, app: FromPath[str], services: Injected) -> DataView:
+    """Show the data of an app's start command, and their snapshots."""
+    return await view_data(await require_own_app(app, account, services), account, services)
+
+
+async def view_data(app: App, account: Account, services: Services) -> DataView:
+    status = await services.data.read_status(app)
+    stopped = status.state in ("running", "asleep") and find_suspension(app, account) is not None
+    return DataView(
+        usedBytes=status.usedBytes,
+        limitBytes=services.settings.app_data[account.plan] * MIB,
+        state="suspended" if stopped else status.state,
+        snapshots=await services.data.list_snapshots(app.account, app.id),
+        problem=status.problem or msgspec.UNSET,
+    )
+
+
+@post("/apps/{app:str}/data/snapshots", errors=[NotFound, RateLimited, StorageUnavailable], opt={UNPACED: True})
+async def make_snapshot(account: Caller, app: FromPath[str], services: Injected) -> Snapshot:
+    """Make a snapshot of an app's data.
+
+    6 per hour. The response comes when the snapshot is stored, which can take minutes.
+    """
+    found = await require_own_app(app, account, services)
+    counter = data_snapshots_made_key(account.id, found.id)
+    made, wait = await services.store.increment(counter, HOUR_SECONDS)
+    try:
+        if made > SNAPSHOTS_PER_HOUR:
+            message = f"An app's data can be kept {SNAPSHOTS_PER_HOUR} times per hour; "
+            raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
+        answer = await _command(found, "snapshot", "manual", services)
+        if answer.snapshot is None:
+            raise NotFound("This app has no data yet; its start command writes them to DATA_DIR.")
+    except ServiceError:  # only snapshots that were made count
+        await services.store.take_back(counter, HOUR_SECONDS)
+        raise
+    return answer.snapshot
+
+
+@get(
+    "/apps/{app:str}/data/snapshots/{snapshot_id:str}",
+    media_type="application/gzip",
+    errors=[NotFound, StorageUnavailable],
+)
+async def download_snapshot(
+    account: Caller, app: FromPath[str], snapshot_id: FromPath[str], services: Injected
+) -> Stream:
+    """Download a snapshot: a tar.gz with names relative to `DATA_DIR`."""
+    found = await require_own_app(app, account, services)
+    kept = await services.data.list_snapshots(found.account, found.id)
+    if not any(snapshot.id == snapshot_id for snapshot in kept):
+        raise _unknown_snapshot()
+    content = await services.storage.open(snapshot_key(found.id, snapshot_id))
+    if content is None:
+        raise _unknown_snapshot()
+    headers = {
+        "content-disposition": f'attachment; filename="{found.name}-{snapshot_id}.tar.gz"',
+        "content-length": str(content.size),
+        "content-type": "application/gzip",
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+    }
+    return Stream(_read(content), headers=headers)
+
+
+async def _read(content: Object) -> AsyncGenerator[bytes]:
+    async with aclosing(content.chunks) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+@post(
+    "/apps/{app:str}/data/restore",
+    status_code=202,
+    errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
+)
+async def restore_data(
+    account: Caller, app: FromPath[str], data: JSONBody[Restore], services: Injected
+) -> QueuedDeployId:
+    """Restore an app's data from a snapshot.
+
+    Queues a deploy of the live release on these data. The present data are kept as a snapshot first. The snapshot is
+    one of the app, or of a deleted app of the account.
+    """
+    found = await require_own_app(app, account, services)
+    key = await services.data.find_snapshot(found, data.snapshotId)
+    if key is None:
+        raise _unknown_snapshot()
+    return QueuedDeployId(await services.deploy_actions.restore(found, key))
+
+
+@delete("/apps/{app:str}/data", errors=[NotFound, StorageUnavailable], opt={UNPACED: True})
+async def clear_data(account: Caller, app: FromPath[str], services: Injected) -> None:
+    """Clear an app's data.
+
+    The app starts again with an empty folder. What was there is kept as a snapshot first.
+    """
+    await _command(await require_own_app(app, account, services), "clear", "clear", services)
+
+
+@get("/data/deleted")
+async def list_deleted_data(account: Caller, services: Injected) -> list[DeletedData]:
+    """List the data of deleted apps, which are kept for 7 days. Any app of the account can restore them."""
+    return await services.data.list_deleted(account.id)
+
+
+async def _command(app: App, action: Action, reason: Reason, services: Services) -> DataAnswer:
+    """Sends a command to the host of the app's data, if it may have some. Raises DataUnavailable."""
+    known = await services.data.has_data(app.account, app.id)
+    # The release that runs may have a start command of which this copy of the record does not tell.
+    starts = app.build is not None and app.build.start is not None
+    seconds = ANSWER_SECONDS if known else FIRST_ANSWER_SECONDS if starts else NO_DATA_SECONDS
+    try:
+        answer = await services.data_commands.run(app.account, app.id, action, seconds, reason=reason)
+    except DataUnavailable:
+        if known or starts:
+            raise
+        return DataAnswer()
+    if answer.error:
+        raise DataUnavailable(answer.error)
+    return answer
+
+
+def _unknown_snapshot() -> NotFound:
+    return NotFound("The app has no such snapshot; 'capsule data show' lists its snapshots.")
+
+
+ROUTES: list[Any] = [
+    account_router(show_data, make_snapshot, download_snapshot, restore_data, clear_data, list_deleted_data)
+]

@@ -1,0 +1,391 @@
+"""The account API: deploys, their hooks and the URLs that trigger these, variables and runtime logs."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any, Self
+
+import msgspec
+from litestar import Request, Response, delete, get, post, put
+from litestar.datastructures import State
+from litestar.exceptions import NotFoundException
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.response import Stream
+from litestar.types import ControllerRouterHandler
+
+from gateway.accounts.pacing import UNPACED
+from gateway.accounts.records import App
+from gateway.api.authentication import Caller, account_router
+from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
+from gateway.api.subjects import require_deploy, require_own_app
+from gateway.bounds import Id
+from gateway.deploys.environment import VariableView
+from gateway.deploys.hooks import CreatedHook, ListedHook
+from gateway.deploys.logs import split_times
+from gateway.deploys.phases import PhaseView, list_phases
+from gateway.deploys.sources import read_format
+from gateway.deploys.states import Deploy, Trigger
+from gateway.deploys.states import State as DeployState
+from gateway.errors import (
+    AppSuspended,
+    BackboneUnavailable,
+    DeployQuotaReached,
+    HookRateLimited,
+    MediaTypeUnsupported,
+    NoDeployYet,
+    NotFound,
+    RateLimited,
+    RequestMalformed,
+    RequestTooLarge,
+    StorageUnavailable,
+    TarballGone,
+    ViewersLimited,
+)
+from gateway.events.catalog import Kind
+from gateway.ids import Time
+from gateway.services import Injected, Services
+
+PUBLISH_ERRORS = [
+    RequestMalformed,
+    AppSuspended,
+    NotFound,
+    RequestTooLarge,
+    MediaTypeUnsupported,
+    RateLimited,
+    DeployQuotaReached,
+    StorageUnavailable,
+]
+
+
+class DeployView(msgspec.Struct, kw_only=True):
+    """A deploy as its account sees it."""
+
+    id: str
+    app: str
+    kind: Kind
+    state: DeployState
+    trigger: Trigger
+    createdAt: Time
+    current: bool | msgspec.UnsetType = msgspec.UNSET  # the app serves its release
+    branch: str | msgspec.UnsetType | None = msgspec.UNSET
+    commit: str | msgspec.UnsetType = msgspec.UNSET
+    finishedAt: Time | msgspec.UnsetType = msgspec.UNSET
+    durationMs: int | msgspec.UnsetType = msgspec.UNSET
+    url: str | msgspec.UnsetType = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+    release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
+    dataAt: Time | msgspec.UnsetType = msgspec.UNSET  # the time of the data that a host has taken over from a dead one
+    # Only for queued deploys.
+    position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
+    waitsFor: str | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, deploy: Deploy, **more: Any) -> Self:
+        """Leaves out the fields that have no value yet. `more` are the fields of a subclass."""
+        fields = {name: getattr(deploy, name, None) for name in DeployView.__struct_fields__}
+        return cls(**{**{name: value for name, value in fields.items() if value is not None}, **more})
+
+
+class DeployWithLog(DeployView, kw_only=True):
+    phases: list[PhaseView]
+    log: str
+    logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
+
+
+class QueuedDeployId(msgspec.Struct):
+    deployId: str
+
+
+class TriggeredDeploy(QueuedDeployId):
+    app: str
+
+
+class NewHook(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+async def view_deploys(deploys: Sequence[Deploy], services: Services) -> list[DeployView]:
+    """Returns deploys of one account as it sees them, the queued ones with their positions."""
+    more = await _read_more(deploys, services)
+    return [DeployView.of(deploy, **fields) for deploy, fields in zip(deploys, more, strict=True)]
+
+
+async def view_with_log(deploy: Deploy, services: Services) -> DeployWithLog:
+    [fields] = await _read_more([deploy], services)
+    log, times = split_times(await services.deploys.read_log(deploy))
+    queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
+    after = [None if time is None else max(0, time - queued) for time in times]
+    return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
+
+
+async def _read_more(deploys: Sequence[Deploy], services: Services) -> list[dict[str, Any]]:
+    """Returns the fields of each deploy that are not in its record."""
+    if not deploys:
+        return []
+    waits = await services.deploys.find_positions(deploys)
+    live = await services.deploys.find_live_ids(deploys[0].account, {deploy.appId for deploy in deploys})
+    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in deploys]
+
+
+@post("/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
+async def create_hook(account: Caller, app: FromPath[str], data: JSONBody[NewHook], services: Injected) -> CreatedHook:
+    """Create a deploy hook.
+
+    The response has the hook's secret URL, which is shown only here.
+    """
+    return await services.hooks.create(account.id, app, data.name)
+
+
+@get("/hooks", summary="List the account's deploy hooks")
+async def list_hooks(account: Caller, services: Injected) -> list[ListedHook]:
+    return await services.hooks.list(account.id)
+
+
+@delete("/hooks/{hook_id:str}", errors=[NotFound])
+async def revoke_hook(account: Caller, hook_id: FromPath[str], services: Injected) -> None:
+    """Revoke a deploy hook.
+
+    Its URL answers 404 from the next call on.
+    """
+    await services.hooks.revoke(account.id, hook_id)
+
+
+@get("/deploys", errors=[RequestMalformed])
+async def list_deploys(
+    account: Caller,
+    services: Injected,
+    app: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
+    before: FromQuery[str] = "",
+) -> list[DeployView]:
+    """List the account's deploys, newest first.
+
+    The list keeps the last 1,000 deploys for 90 days. `before` is the `id` of the last row of the previous page.
+    """
+    return await view_deploys(await services.deploys.list(account.id, app, limit, before), services)
+
+
+@get("/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
+async def show_deploy(account: Caller, deploy_id: FromPath[str], services: Injected) -> DeployWithLog:
+    return await view_with_log(await require_deploy(deploy_id, account, services), services)
+
+
+@put(
+    "/apps/{app:str}/source",
+    status_code=202,
+    request_max_body_size=None,
+    body=SOURCE,
+    opt={UNPACED: True},  # an upload takes long, and uploads have a limit of their own
+    errors=PUBLISH_ERRORS,
+)
+async def publish(
+    account: Caller, request: Request[Any, Any, State], app: FromPath[str], services: Injected
+) -> QueuedDeployId:
+    """Publish an app.
+
+    The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
+    queues a live deploy. Without a Content-Type, the first bytes decide.
+    """
+    found = await require_own_app(app, account, services)
+    declared = read_format(request.headers.get("content-type", ""))
+    return QueuedDeployId(
+        await services.deploys.publish(
+            found, request.stream(), "upload", size=declared_size(request), declared=declared
+        )
+    )
+
+
+@post(
+    "/hooks/deploy/{token:str}",
+    status_code=202,
+    tags=["Deploy hooks"],
+    errors=[AppSuspended, HookRateLimited, NoDeployYet, TarballGone, DeployQuotaReached, BackboneUnavailable],
+)
+async def trigger_hook(token: FromPath[str], services: Injected) -> TriggeredDeploy:
+    """Trigger a deploy.
+
+    The URL's token is the credential. The request's body is ignored.
+    """
+    hook = await services.hooks.find_by_token(token)
+    app = await services.registry.find_app(hook.appId) if hook is not None else None
+    if hook is None or app is None or app.account != hook.account:
+        raise NotFoundException
+    return TriggeredDeploy(await services.deploys.queue(app, "hook", hook=hook), app.name)
+
+
+REUSE_ERRORS = [RequestMalformed, NotFound, AppSuspended, NoDeployYet, TarballGone, DeployQuotaReached]
+
+
+class Rollback(msgspec.Struct, forbid_unknown_fields=True):
+    deployId: Id | None = None
+
+
+ROLLBACK = {
+    "application/json": {
+        "schema": {"type": "object", "properties": {"deployId": {"type": "string"}}, "additionalProperties": False}
+    }
+}
+
+
+@post("/apps/{app:str}/rollback", status_code=202, body=ROLLBACK, body_required=False, errors=REUSE_ERRORS)
+async def roll_back(
+    account: Caller, request: Request[Any, Any, State], app: FromPath[str], services: Injected
+) -> QueuedDeployId:
+    """Roll back to an earlier release.
+
+    Queues a live deploy of a release that is still kept, without building it again. With an empty body, this is the
+    release before the live one.
+    """
+    found = await require_own_app(app, account, services)
+    body = await request.body()
+    rollback = decode_body(body, Rollback) if body else Rollback()
+    return QueuedDeployId(await services.deploy_actions.roll_back(found, rollback.deployId))
+
+
+@post("/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
+async def promote(account: Caller, deploy_id: FromPath[str], services: Injected) -> QueuedDeployId:
+    """Make a preview live.
+
+    Queues a live deploy of the preview's release, without building it again.
+    """
+    deploy = await require_deploy(deploy_id, account, services)
+    app = await require_own_app(deploy.appId, account, services)
+    return QueuedDeployId(await services.deploy_actions.promote(deploy, app))
+
+
+@post("/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
+async def redeploy(account: Caller, deploy_id: FromPath[str], services: Injected) -> QueuedDeployId:
+    """Build again.
+
+    Queues a deploy of the same source at the same address. With a repository, this is the latest commit of the branch.
+    """
+    deploy = await require_deploy(deploy_id, account, services)
+    app = await require_own_app(deploy.appId, account, services)
+    return QueuedDeployId(await services.deploy_actions.redeploy(deploy, app))
+
+
+@post("/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
+async def cancel(account: Caller, deploy_id: FromPath[str], services: Injected) -> DeployView:
+    """Cancel a deploy that is queued or building.
+
+    It ends as `canceled`, and no event is sent.
+    """
+    deploy = await require_deploy(deploy_id, account, services)
+    return DeployView.of(await services.deploy_actions.cancel(deploy))
+
+
+BODY_BYTES = 524_288  # JSON may encode a byte as six
+DEFAULT_TAIL = 200  # lines
+MAX_TAIL = 10_000
+MAX_FOLLOWERS = 10  # of one account, in one process
+STREAM_SECONDS = 3_600.0
+HEARTBEAT_SECONDS = 15.0  # of silence, after which a comment keeps proxies from closing the stream
+
+VARIABLES = {
+    "application/json": {
+        "schema": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        "example": {"DATABASE_URL": "postgres://…", "OLD_NAME": None},
+    }
+}
+
+
+@get("/apps/{app:str}/env", summary="List the names of an app's environment variables", errors=[NotFound])
+async def list_variables(account: Caller, app: FromPath[str], services: Injected) -> list[VariableView]:
+    return await services.environments.list_variables(await require_own_app(app, account, services))
+
+
+@put(
+    "/apps/{app:str}/env",
+    request_max_body_size=BODY_BYTES,
+    body=VARIABLES,
+    errors=[RequestMalformed, NotFound, RequestTooLarge],
+)
+async def change_variables(
+    account: Caller, request: Request[Any, Any, State], app: FromPath[str], services: Injected
+) -> list[VariableView]:
+    """Change an app's environment variables.
+
+    They apply to builds and start commands from the next deploy on. `null` removes a variable; variables that are not
+    named stay. Values are never shown again.
+    """
+    found = await require_own_app(app, account, services)
+    await services.environments.change_variables(found, decode_map(await request.body(), str | None))
+    return await services.environments.list_variables(found)
+
+
+@get("/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
+async def read_logs(
+    account: Caller,
+    request: Request[Any, Any, State],
+    app: FromPath[str],
+    services: Injected,
+    tail: Annotated[int, QueryParameter(ge=1, le=MAX_TAIL)] = DEFAULT_TAIL,
+) -> Response[str] | Stream:
+    """Show the output of an app's start command.
+
+    The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
+    """
+    found = await require_own_app(app, account, services)
+    if found.build is None or found.build.start is None:
+        raise NotFound("This app has no start command, so it has no output; its visitors get files.")
+    headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
+    if "text/event-stream" in request.headers.get("accept", ""):
+        if services.runtime_log.followers[account.id] >= MAX_FOLLOWERS:
+            raise ViewersLimited(
+                f"An account can follow {MAX_FOLLOWERS} logs at once; end one of them.", retry_after=60
+            )
+        # Without this, the stream would get the route's media type, which is that of the text.
+        headers["content-type"] = "text/event-stream"
+        return Stream(_events(found, services, tail), headers=headers)
+    live = await services.deploys.find_live_id(found)
+    lines = [] if live is None else await services.runtime_log.tail(live, tail)
+    text = "".join(line + "\n" for line in lines)
+    return Response(text, media_type="text/plain", headers=headers)
+
+
+async def _events(app: App, services: Services, tail: int) -> AsyncGenerator[bytes]:
+    followers = services.runtime_log.followers
+    followers[app.account] += 1
+    try:
+        ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
+        lines = services.runtime_log.follow(
+            lambda: services.deploys.find_live_id(app),
+            tail,
+            lambda: services.process.draining or time.monotonic() > ends,
+        )
+        async with contextlib.aclosing(lines):
+            async for new in lines:
+                if new:
+                    yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()
+                elif time.monotonic() - spoke > HEARTBEAT_SECONDS:
+                    yield b": waiting\n\n"
+                else:
+                    continue
+                spoke = time.monotonic()
+    finally:
+        followers[app.account] -= 1
+        if not followers[app.account]:
+            del followers[app.account]
+
+
+ROUTES: list[ControllerRouterHandler] = [
+    trigger_hook,
+    account_router(
+        create_hook,
+        list_hooks,
+        revoke_hook,
+        list_deploys,
+        show_deploy,
+        publish,
+        roll_back,
+        promote,
+        redeploy,
+        cancel,
+        list_variables,
+        change_variables,
+        read_logs,
+    ),
+]

@@ -1,0 +1,110 @@
+"""The operators' API for an outside deploy engine, which builds deploys in place of the service's own workers.
+
+The engine lists the queued deploys, fetches their sources, and reports the end of each phase.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import structlog
+from litestar import get, post
+from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.response import Stream
+
+from gateway.accounts.records import App, Build
+from gateway.accounts.vault import NoEncryptionKey
+from gateway.api.apps import RepositoryView, view_repository
+from gateway.api.audit import REPORTS
+from gateway.api.authentication import operator_router
+from gateway.api.deploys import DeployView
+from gateway.bounds import Text
+from gateway.deploys.states import Deploy, StaleDeploy
+from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
+from gateway.events.catalog import Phase
+from gateway.services import Injected, Services
+
+logger = structlog.get_logger()
+
+GZIP = "application/gzip"
+
+
+class QueuedDeploy(DeployView, kw_only=True):
+    """A deploy with everything that an engine needs to build it."""
+
+    appId: str
+    branch: str | None
+    source: str | None  # URL of the source's tar.gz; null: build the repository
+    # These two are left out when the app no longer exists.
+    repository: RepositoryView | msgspec.UnsetType | None = msgspec.UNSET  # its URL includes the credentials
+    problem: str | msgspec.UnsetType = msgspec.UNSET  # prevents the build: report it as failed
+    build: Build | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@get("/deploys", errors=[RequestMalformed])
+async def list_queued(
+    services: Injected, queued: Annotated[Literal["queued"], QueryParameter(name="state")] = "queued"
+) -> list[QueuedDeploy]:
+    """List the queued deploys, with everything that an engine needs to build them."""
+    return [
+        _queued_deploy(deploy, await services.registry.find_app(deploy.appId), services)
+        for deploy in await services.deploys.list_queued()
+    ]
+
+
+def _queued_deploy(deploy: Deploy, app: App | None, services: Services) -> QueuedDeploy:
+    source = f"{services.settings.base_url}/platform/deploys/{deploy.id}/source" if deploy.source else None
+    queued = QueuedDeploy.of(deploy, appId=deploy.appId, branch=deploy.branch, source=source)
+    if app is not None and app.account == deploy.account:
+        queued.build, queued.repository = app.build, view_repository(app)
+        if app.repository is not None and queued.repository is not None:
+            try:
+                queued.repository.url = app.repository.clone_url(services.vault)
+            except NoEncryptionKey as error:  # of one app: the deploys of others continue
+                logger.error("engine.sealed", app=app.id, error=str(error))
+                queued.problem = "the repository's password cannot be decrypted; connect the repository again"
+    return queued
+
+
+@get("/deploys/{deploy_id:str}/source", media_type=GZIP, errors=[NotFound, StorageUnavailable])
+async def fetch_source(deploy_id: FromPath[str], services: Injected) -> Stream:
+    """Download the stored source of a deploy.
+
+    A tar.gz. Deploys of a repository have no stored source.
+    """
+    deploy = await services.deploys.find(deploy_id)
+    source = None if deploy is None else await services.deploys.open_source(deploy)
+    if source is None:
+        raise NotFound
+    headers = {"Content-Length": str(source.size), "Content-Disposition": 'attachment; filename="source.tar.gz"'}
+    return Stream(source.chunks, media_type=GZIP, headers=headers)
+
+
+class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
+    phase: Phase
+    ok: bool
+    reason: Text | None = None
+
+
+@post("/deploys/{deploy_id:str}/phases", status_code=200, opt=REPORTS, errors=[RequestMalformed, NotFound])
+async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], services: Injected) -> DeployView:
+    """Report the end of a deploy's phase.
+
+    The response is the deploy in its new state.
+    """
+    if services.settings.deploy_engine != "external":
+        raise RequestMalformed(
+            "This service builds deploys itself; set GATEWAY_DEPLOY_ENGINE=external to report phases."
+        )
+    deploy = await services.deploys.find(deploy_id)
+    if deploy is None:
+        raise NotFound
+    try:
+        after = await services.deploys.advance(deploy, data.phase, data.ok, data.reason or "")
+    except StaleDeploy:
+        raise RequestMalformed("phase: the deploy's state has changed; read it again before reporting.") from None
+    return DeployView.of(after)
+
+
+ROUTES = [operator_router(list_queued, fetch_source, report_phase)]

@@ -1,0 +1,176 @@
+"""The account API: the account's webhook, and the log of its deliveries."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import delete, get, post, put
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from gateway.api.authentication import Caller, account_router
+from gateway.errors import NotFound, RateLimited, RequestMalformed
+from gateway.events import deliveries
+from gateway.events.catalog import SAMPLES
+from gateway.events.deliveries import MAX_DELIVERIES, Delivery, DeliveryDetail, Filter, Outcome
+from gateway.ids import Time
+from gateway.services import Injected
+
+
+class WebhookUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: Annotated[str, msgspec.Meta(min_length=1, max_length=2_048, extra_json_schema={"format": "uri"})]
+
+
+class EventType(msgspec.Struct, forbid_unknown_fields=True):
+    type: Annotated[str, msgspec.Meta(max_length=128, extra_json_schema={"enum": list(SAMPLES)})]
+
+
+class Webhook(msgspec.Struct):
+    url: str
+    createdAt: Time
+
+
+class ShownWebhook(Webhook):
+    previousSecretUntil: Time | msgspec.UnsetType = msgspec.UNSET  # for a day after a rotation, both secrets sign
+
+
+class RotatedSecret(msgspec.Struct):
+    secret: str  # shown only here
+
+
+class ChangedWebhook(Webhook):
+    secret: str | msgspec.UnsetType = msgspec.UNSET  # shown only here, when the URL is new
+
+
+class EventId(msgspec.Struct):
+    id: str
+
+
+class FailedEvents(msgspec.Struct, forbid_unknown_fields=True):
+    since: Annotated[str, msgspec.Meta(max_length=64, extra_json_schema={"format": "date-time"})]  # the events' time
+    outcome: Literal["failed"]
+
+
+class QueuedEvents(msgspec.Struct):
+    count: int
+
+
+@get("/webhook", summary="Show the webhook that receives the account's events", errors=[NotFound])
+async def show_webhook(account: Caller, services: Injected) -> ShownWebhook:
+    receiver = await services.webhooks.find_receiver(account.id)
+    if receiver is None:
+        raise NotFound("No webhook is set; PUT {url} here to set one.")
+    ends = await services.webhooks.read_previous_secret_end(account.id)
+    return ShownWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if ends is None else ends)
+
+
+@put("/webhook", errors=[RequestMalformed])
+async def set_webhook(account: Caller, data: JSONBody[WebhookUrl], services: Injected) -> ChangedWebhook:
+    """Set the webhook that receives the account's events.
+
+    A new URL gets a new signing secret, which is shown only here.
+    """
+    receiver, secret = await services.webhooks.set_receiver(account.id, data.url)
+    return ChangedWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if secret is None else secret)
+
+
+@delete("/webhook", summary="Clear the webhook and its signing secret")
+async def clear_webhook(account: Caller, services: Injected) -> None:
+    await services.webhooks.clear_receiver(account.id)
+
+
+@post("/webhook/rotate", status_code=200, errors=[NotFound])
+async def rotate_secret(account: Caller, services: Injected) -> RotatedSecret:
+    """Make a new signing secret, which is shown only here.
+
+    For 24 hours both secrets sign: `X-Service-Signature` uses the new one, and `webhook-signature` carries both
+    signatures. If the secret is rotated again within that time, the last two secrets sign.
+    """
+    return RotatedSecret(await services.webhooks.rotate_secret(account.id))
+
+
+@post("/webhook/test", status_code=202, errors=[RequestMalformed, RateLimited])
+async def test_webhook(account: Caller, data: JSONBody[EventType], services: Injected) -> EventId:
+    """Send a sample event.
+
+    Its data has `"sample": true`. Samples and redeliveries together are limited to 30 per minute.
+    """
+    apps = await services.registry.list_apps(account.id)
+    app, domain = apps[0] if apps else None, services.settings.apps_domain
+    return EventId(await services.webhooks.queue_sample(account, data.type, app, domain))
+
+
+@get("/deliveries", errors=[RequestMalformed])
+async def list_deliveries(
+    account: Caller,
+    services: Injected,
+    limit: Annotated[int, QueryParameter(ge=1, le=MAX_DELIVERIES)] = 50,
+    before: FromQuery[str] = "",
+    event: Annotated[str | None, QueryParameter(name="type", schema_extra={"enum": list(SAMPLES)})] = None,
+    app: FromQuery[str | None] = None,
+    outcome: FromQuery[Outcome | None] = None,
+) -> list[Delivery]:
+    """List the results of deliveries, newest first.
+
+    The log keeps the last 1,000 results for 30 days. `before` is the `attempt` or the `id` of the last row of the
+    previous page. `type`, `app` (its name) and `outcome` select rows.
+    """
+    if event is not None and event not in SAMPLES:
+        raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
+    chosen = Filter(event, app, outcome)
+    return await deliveries.list_deliveries(services.store, account.id, limit, before=before, chosen=chosen)
+
+
+@get("/deliveries/{delivery_id:str}", errors=[NotFound])
+async def show_delivery(account: Caller, delivery_id: FromPath[str], services: Injected) -> DeliveryDetail:
+    """Show a delivery, with the request and the receiver's response.
+
+    The path takes an event's id, for its newest delivery, or an `attempt`. The values of signatures are left out.
+    """
+    return await deliveries.read_delivery(services.store, account.id, delivery_id)
+
+
+@post("/deliveries/redeliver", status_code=202, errors=[RequestMalformed, RateLimited])
+async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], services: Injected) -> QueuedEvents:
+    """Send again all events whose newest delivery failed.
+
+    `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
+    oldest first, without those that already wait. An account can do this once per minute.
+    """
+    return QueuedEvents(await services.webhooks.redeliver_failed(account.id, parse_time(data.since)))
+
+
+def parse_time(text: str) -> float:
+    """Returns seconds since the epoch. Raises RequestMalformed."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise RequestMalformed("since: use a time in ISO 8601, such as 2026-07-02T10:00:00Z.") from None
+
+
+@post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])
+async def redeliver(account: Caller, delivery_id: FromPath[str], services: Injected) -> EventId:
+    """Send an event again.
+
+    The event keeps its id and gets a new timestamp and signature. Samples and redeliveries together are limited to 30
+    per minute.
+    """
+    await services.webhooks.redeliver(account.id, delivery_id)
+    return EventId(delivery_id)
+
+
+ROUTES = [
+    account_router(
+        show_webhook,
+        set_webhook,
+        clear_webhook,
+        rotate_secret,
+        test_webhook,
+        list_deliveries,
+        show_delivery,
+        redeliver_failed,
+        redeliver,
+    )
+]

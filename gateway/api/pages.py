@@ -1,0 +1,211 @@
+"""Serves the public page, the dashboard and the operators' page, and logs in to the last two.
+
+The dashboard's scripts read their data from the account API, with the session cookie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import time
+from collections.abc import AsyncGenerator
+from string import Template
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, delete, get, post, route
+from litestar.datastructures import State
+from litestar.params import FromPath, JSONBody
+from litestar.response import Stream
+from litestar.types import Method
+
+from gateway.accounts.sessions import ACCOUNT, OPERATOR
+from gateway.api.assets import bundle_pages, file_response, html_response, page_text
+from gateway.api.authentication import OPERATOR_SECURITY, close_session, open_session, operators_only
+from gateway.bounds import Credential
+from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
+from gateway.errors import (
+    BackboneUnavailable,
+    CsrfRefused,
+    LoginsLimited,
+    RequestMalformed,
+    Unauthorized,
+    ViewersLimited,
+)
+from gateway.inference.spend.prices import PRICED_ON, PRICES
+from gateway.keys import REGISTRATIONS_KEY
+from gateway.services import Injected, Services
+from gateway.settings import NANO, PLANS, Settings
+
+HTML, FILE = "text/html", "application/octet-stream"
+READ: list[Method] = ["GET", "HEAD"]
+LOG_IN_ERRORS = [RequestMalformed, Unauthorized, CsrfRefused, LoginsLimited, BackboneUnavailable]
+LOG_OUT_ERRORS = [CsrfRefused, BackboneUnavailable]
+
+# -- the public page -----------------------------------------------------------------------------------------
+
+
+def _table_rows(rows: list[tuple[str, ...]]) -> str:
+    cells = (f'<tr><th scope="row">{row[0]}{"".join(f"<td class=number>{cell}" for cell in row[1:])}' for row in rows)
+    return "".join(cells)
+
+
+EXAMPLE = '<a class="button" href="{}">Open the live example</a>'
+
+
+def render(settings: Settings, *, open_today: bool) -> str:
+    # One nano-euro per token is a thousandth of a euro per million tokens.
+    prices: list[tuple[str, ...]] = [
+        (f"<code>{m}</code>", f"€{p.input / 1000:.2f}", f"€{p.output / 1000:.2f}") for m, p in PRICES.items()
+    ]
+    plans: list[tuple[str, ...]] = [
+        (
+            plan.capitalize(),
+            f"{settings.app_limits[plan]:,}",
+            f"€{settings.daily_caps[plan] / NANO:.2f}",
+            f"{settings.deploy_quotas[plan]:,}",
+        )
+        for plan in PLANS
+    ]
+    return Template(page_text("public")).substitute(
+        prices=_table_rows(prices),
+        priced_on=PRICED_ON,
+        plans=_table_rows(plans),
+        app_rate=settings.rate_limits.app,
+        user_rate=settings.rate_limits.user,
+        hooks=MAX_HOOKS,
+        triggers=TRIGGERS_PER_MINUTE,
+        registrations=settings.registrations_per_day,
+        open="" if open_today else "hidden",
+        closed="hidden" if open_today else "",
+        base_url=html.escape(settings.base_url),
+        example=EXAMPLE.format(html.escape(settings.example_url)) if settings.example_url else "",
+    )
+
+
+async def may_register(services: Services) -> bool:
+    """Returns whether the page offers registration. True while Redis is unavailable: the registration decides."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    try:
+        registered = await services.store.get(f"{REGISTRATIONS_KEY}:{day}")
+    except BackboneUnavailable:
+        return True
+    return int(registered or 0) < services.settings.registrations_per_day
+
+
+@route("/", http_method=READ, media_type=HTML, tags=["Pages"])
+async def index(request: Request[Any, Any, State], services: Injected) -> Response[bytes]:
+    """The public page."""
+    await bundle_pages()
+    return html_response(request, render(services.settings, open_today=await may_register(services)))
+
+
+@route("/pages/{file:str}", http_method=READ, media_type=FILE, tags=["Pages"])
+async def bundled_file(request: Request[Any, Any, State], file: FromPath[str]) -> Response[bytes]:
+    """A style sheet, a script, an image or a font of the pages."""
+    await bundle_pages()
+    return file_response(request, file)
+
+
+# -- the dashboard -------------------------------------------------------------------------------------------
+
+
+@route("/dashboard", http_method=READ, media_type=HTML, tags=["Pages"])
+async def dashboard(request: Request[Any, Any, State]) -> Response[bytes]:
+    """The account's dashboard."""
+    await bundle_pages()
+    return html_response(request, page_text("dashboard"))
+
+
+class LogIn(msgspec.Struct, forbid_unknown_fields=True):
+    apiKey: Credential
+
+
+@post("/dashboard/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)
+async def log_in(request: Request[Any, Any, State], data: JSONBody[LogIn], services: Injected) -> Response[None]:
+    """Log in with an API key.
+
+    Exchanges the key for a cookie, so that no script of the page keeps the key.
+    """
+    async with services.sessions.attempt(request):
+        key = await services.registry.api_keys.identify(data.apiKey)
+        if key is None or await services.registry.account(key.account) is None:
+            raise Unauthorized("This API key is not valid.")
+    services.registry.api_keys.note_use(key)
+    return await open_session(services, ACCOUNT, str(key))
+
+
+@delete("/dashboard/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
+async def log_out(request: Request[Any, Any, State], services: Injected) -> Response[None]:
+    """Log out."""
+    return await close_session(services, ACCOUNT, request)
+
+
+MAX_VIEWERS = 50  # of one process
+STREAM_SECONDS = 600.0  # after which the browser reconnects, and the credential is checked again
+
+
+@route("/ops", http_method=READ, media_type=HTML, tags=["Pages"])
+async def ops_page(request: Request[Any, Any, State]) -> Response[bytes]:
+    """Show the operators' page."""
+    await bundle_pages()
+    return html_response(request, page_text("ops"))
+
+
+@get(
+    "/ops/events",
+    media_type="text/event-stream",
+    guards=[operators_only],
+    tags=["Pages"],
+    security=OPERATOR_SECURITY,
+    errors=[ViewersLimited],
+)
+async def ops_events(services: Injected) -> Stream:
+    """Stream the figures of the operators' page, every two seconds.
+
+    The response is a stream of server-sent events. The event `away` means that Redis does not answer.
+    """
+    if services.feed.viewers >= MAX_VIEWERS:
+        raise ViewersLimited(retry_after=60)
+
+    async def events() -> AsyncGenerator[bytes]:
+        until = time.monotonic() + STREAM_SECONDS
+        async with contextlib.aclosing(services.feed.stream_events()) as snapshots:
+            async for event in snapshots:
+                yield event
+                if services.process.draining or time.monotonic() > until:
+                    return
+
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return Stream(events(), media_type="text/event-stream", headers=headers)
+
+
+class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):
+    token: Credential
+
+
+@post("/ops/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)
+async def operator_log_in(
+    request: Request[Any, Any, State], data: JSONBody[OperatorLogIn], services: Injected
+) -> Response[None]:
+    """Log in with the operator token.
+
+    Exchanges the token for a cookie, so that no script of the page has to keep the token.
+    """
+    async with services.sessions.attempt(request):
+        operator = services.operators.find(data.token)
+        if operator is None:
+            raise Unauthorized("This is not an operator token.")
+    return await open_session(services, OPERATOR, operator.subject)
+
+
+@delete("/ops/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
+async def operator_log_out(request: Request[Any, Any, State], services: Injected) -> Response[None]:
+    """Log out."""
+    return await close_session(services, OPERATOR, request)
+
+
+ROUTES = [ops_page, ops_events, operator_log_in, operator_log_out]
+
+
+ROUTES = [index, bundled_file, dashboard, log_in, log_out, ops_page, ops_events, operator_log_in, operator_log_out]

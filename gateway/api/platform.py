@@ -1,0 +1,626 @@
+"""The operators' API: accounts and apps, reports about them, suspensions, deploys, and the inference switch.
+
+A suspension is part of the record, so that every process refuses requests within a second. Replacing an app's record
+keeps it. The list for the hosts is written before (`suspended.py`), and deploys in progress are canceled after. Each
+request can be repeated after an interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, delete, get, patch, post, put
+from litestar.datastructures import State
+from litestar.params import FromPath, JSONBody, QueryParameter
+
+from gateway.accounts.api_keys import ListedKey
+from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
+from gateway.accounts.domain_claims import verified_domain
+from gateway.accounts.domain_names import normalize_domain
+from gateway.accounts.records import (
+    Account,
+    AllowedRates,
+    App,
+    Build,
+    JwksAuth,
+    Repository,
+    Suspension,
+)
+from gateway.accounts.suspended import list_suspended, unlist_suspended
+from gateway.api.account import NewKey
+from gateway.api.apps import (
+    RepositoryView,
+    check_euro,
+    check_new_name,
+    check_repository,
+    forget_app,
+    view_auth,
+    view_repository,
+)
+from gateway.api.audit import REPORTS, list_audit, note_before
+from gateway.api.authentication import operator_router
+from gateway.api.bodies import SOURCE, declared_size
+from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
+from gateway.api.events import EventId
+from gateway.api.subjects import require_account, require_app
+from gateway.bounds import Euro, ExitCode, Host, Id
+from gateway.deploys.addresses import live_url
+from gateway.deploys.sources import read_format
+from gateway.errors import (
+    AppSuspended,
+    DeployQuotaReached,
+    NameTaken,
+    NoDeployYet,
+    NotFound,
+    RequestMalformed,
+    StorageUnavailable,
+    TarballGone,
+)
+from gateway.events.catalog import AppCrashed, Kind
+from gateway.ids import Time, now_iso
+from gateway.inference.availability import InferenceState
+from gateway.inference.spend.limits import cap_of
+from gateway.keys import account_apps_key, spend_key
+from gateway.monitors import health, scans
+from gateway.monitors.findings import ScanCounts
+from gateway.monitors.health import HealthStatus, OpenFindings
+from gateway.operations.directory import OwnedApp
+from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
+from gateway.services import Injected, Services
+from gateway.settings import Plan
+
+MAX_DAILY_EURO = "1000000"  # of an account
+SCAN_BYTES = 16_777_216  # of one security scan
+SCAN_BODY = {
+    "application/json": {
+        "schema": {"type": "object"},
+        "example": {
+            "findings": [
+                {"cve": "CVE-2026-0001", "component": "example@1.0.0", "severity": "critical", "fixedIn": "1.0.1"}
+            ]
+        },
+    }
+}
+
+
+# -- accounts ------------------------------------------------------------------------------------------------
+
+
+class NewAccount(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    plan: Plan = "free"
+
+
+class AccountChange(msgspec.Struct, forbid_unknown_fields=True):
+    """A field that is left out stays as it is."""
+
+    plan: Plan | msgspec.UnsetType = msgspec.UNSET
+    dailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET  # a cap in place of the plan's; null: the plan's
+
+
+@post("/accounts", errors=[RequestMalformed])
+async def create_account(data: JSONBody[NewAccount], services: Injected) -> NewKey:
+    """Create an account."""
+    account, api_key = await services.registry.create_account(data.name, data.plan)
+    return NewKey(account.id, api_key)
+
+
+@patch("/accounts/{account_id:str}", errors=[RequestMalformed, NotFound])
+async def change_account(
+    account_id: FromPath[str], data: JSONBody[AccountChange], request: Request[Any, Any, State], services: Injected
+) -> Account:
+    """Change an account's plan, or its daily cap.
+
+    `dailyEuro` replaces the plan's cap, and stays when the plan changes. 0 refuses all requests; null means the plan's.
+    """
+    changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
+    if isinstance(data.dailyEuro, str):
+        check_euro(data.dailyEuro, "dailyEuro", MAX_DAILY_EURO, "the service")
+    before, after = await services.registry.change_account(
+        account_id, lambda record: msgspec.structs.replace(record, **changes)
+    )
+    note_before(request, **{name: getattr(before, name) for name in changes})
+    return after
+
+
+# -- reports about an app ------------------------------------------------------------------------------------
+
+
+class CrashReport(msgspec.Struct, forbid_unknown_fields=True):
+    reason: Literal["exit", "oom"]
+    exitCode: ExitCode | None = None
+
+
+@post("/apps/{app:str}/crashes", status_code=202, opt=REPORTS, errors=[RequestMalformed, NotFound])
+async def report_crash(app: FromPath[str], data: JSONBody[CrashReport], services: Injected) -> EventId:
+    """Report a crash.
+
+    For a watchdog that saw the app exit or run out of memory.
+    """
+    crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
+    return EventId(await services.crashes.report(await require_app(app, services), crash))
+
+
+@post(
+    "/apps/{app:str}/findings",
+    status_code=200,
+    opt=REPORTS,
+    request_max_body_size=SCAN_BYTES,
+    body=SCAN_BODY,
+    errors=[RequestMalformed, NotFound],
+)
+async def report_scan(app: FromPath[str], request: Request[Any, Any, State], services: Injected) -> ScanCounts:
+    """Report a complete security scan.
+
+    Accepts four formats. Open findings that the scan does not name are closed.
+    """
+    return await services.findings.record_scan(await require_app(app, services), scans.read_scan(await request.body()))
+
+
+# -- sources and deploys -------------------------------------------------------------------------------------
+
+
+class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
+    kind: Kind
+    # No option for git, and no control characters. With other invalid names, the deploy fails.
+    branch: Annotated[str, msgspec.Meta(max_length=250, pattern=r"^(?![\s\S]*[\x00-\x1f\x7f])[^-]")] | None = None
+
+
+@put(
+    "/apps/{app:str}/source",
+    status_code=202,
+    request_max_body_size=None,
+    body=SOURCE,
+    errors=PUBLISH_ERRORS,
+)
+async def publish_source(app: FromPath[str], request: Request[Any, Any, State], services: Injected) -> QueuedDeployId:
+    """Publish an app.
+
+    The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
+    queues a live deploy. Without a Content-Type, the first bytes decide.
+    """
+    record = await require_app(app, services)
+    declared = read_format(request.headers.get("content-type", ""))
+    return QueuedDeployId(
+        await services.deploys.publish(
+            record, request.stream(), "operator", size=declared_size(request), declared=declared
+        )
+    )
+
+
+@delete("/apps/{app:str}/source", errors=[NotFound, StorageUnavailable])
+async def clean_up_source(app: FromPath[str], services: Injected) -> None:
+    """Delete an app's stored sources."""
+    await services.deploys.forget_sources(await require_app(app, services))
+
+
+@post(
+    "/apps/{app:str}/deploys",
+    status_code=202,
+    errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
+)
+async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], services: Injected) -> QueuedDeployId:
+    """Queue a deploy.
+
+    Each branch has a preview of its own. Without a repository, it is built from the stored source.
+    """
+    record = await require_app(app, services)
+    if data.branch is not None and data.kind == "live":
+        raise RequestMalformed("branch: only previews have a branch.")
+    return QueuedDeployId(await services.deploys.queue(record, "operator", kind=data.kind, branch=data.branch))
+
+
+# -- the inference switch ------------------------------------------------------------------------------------
+
+
+class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: bool | msgspec.UnsetType = msgspec.UNSET
+    approved: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+@put("/inference", errors=[RequestMalformed])
+async def switch_inference(
+    data: JSONBody[InferenceSwitch], request: Request[Any, Any, State], services: Injected
+) -> InferenceState:
+    """Set the inference switch and the approval.
+
+    A field that is left out stays as it is.
+    """
+    changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
+    before = services.availability.describe(services.availability.status())
+    note_before(request, **{name: getattr(before, name) for name in changes})
+    status = await services.availability.change_switch(**changes)
+    return services.availability.describe(status)
+
+
+@get("/inference")
+async def show_inference(services: Injected, request: Request[Any, Any, State]) -> InferenceState:
+    """Show the inference switch, the approval, and the resulting status."""
+    return services.availability.describe(services.availability.status())
+
+
+Search = Annotated[str, QueryParameter(max_length=200)]
+Limit = Annotated[int, QueryParameter(ge=1, le=100)]
+Cursor = Annotated[str | None, QueryParameter(min_length=1, max_length=100)]
+
+
+class ListedAccount(msgspec.Struct, kw_only=True):
+    id: str
+    name: str
+    plan: Plan
+    createdAt: Time
+    apps: int
+    settled: int  # nano-euro today
+    reserved: int
+    cap: int
+    dailyEuro: str | None  # the account's own cap, in place of the plan's
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET
+
+
+class AccountPage(msgspec.Struct):
+    accounts: list[ListedAccount]
+    next: str | None  # the `before` of the next page; null: this is the last page
+
+
+class OperatorsApp(msgspec.Struct, kw_only=True):
+    id: str
+    name: str
+    account: str
+    accountName: str
+    url: str
+    createdAt: Time
+    status: str
+    health: HealthStatus
+    healthSince: Time | None
+    certificateExpiresAt: Time | None
+    openFindings: OpenFindings
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app itself
+    accountSuspension: Suspension | msgspec.UnsetType = msgspec.UNSET
+
+
+class AppPage(msgspec.Struct):
+    apps: list[OperatorsApp]
+    next: str | None  # the `after` of the next page; null: this is the last page
+
+
+class AccountDetails(ListedAccount, kw_only=True):
+    deploysToday: int
+    deploysPerDay: int
+    appList: list[OperatorsApp]
+    keys: list[ListedKey]
+
+
+class FailedDeploy(DeployView, kw_only=True):
+    account: str
+
+
+@get("/accounts", errors=[RequestMalformed])
+async def list_accounts(
+    services: Injected, search: Search = "", limit: Limit = 50, before: Cursor = None
+) -> AccountPage:
+    """List all accounts, newest first.
+
+    `search` is part of a name or an id. A search reads 2,000 accounts at a time; `next` continues with the others.
+    """
+    page = await services.directory.list_accounts(search.strip(), limit, before)
+    return AccountPage(await _list_accounts(page.rows, await services.store.today(), services), page.next)
+
+
+@get("/accounts/{account_id:str}", errors=[NotFound])
+async def show_account(account_id: FromPath[str], services: Injected) -> AccountDetails:
+    """Show an account: its plan, spend, apps and API keys."""
+    account = await services.registry.account(account_id)
+    if account is None:
+        raise NotFound
+    day = await services.store.today()
+    (listed,) = await _list_accounts([account], day, services)
+    apps = [(app, account) for app in await services.registry.list_apps(account_id)]
+    return AccountDetails(
+        **msgspec.structs.asdict(listed),
+        deploysToday=await services.deploys.count_today(account_id, day),
+        deploysPerDay=services.settings.deploy_quotas[account.plan],
+        appList=await _list_apps(apps, services),
+        keys=await services.registry.api_keys.list(account_id),
+    )
+
+
+@get("/apps", errors=[RequestMalformed])
+async def list_apps(
+    services: Injected,
+    search: Search = "",
+    limit: Limit = 50,
+    after: Cursor = None,
+    only: Annotated[Literal["unhealthy"] | None, QueryParameter(name="health")] = None,
+) -> AppPage:
+    """List all apps, by id.
+
+    `search` is part of a name, an id, a custom domain, or the account's name or id. A search reads 2,000 apps at a
+    time; `next` continues with the others. `health=unhealthy` lists the apps that have been unhealthy the longest.
+    """
+    if only == "unhealthy":
+        return AppPage(await _list_apps(await list_unhealthy_apps(services.registry, limit), services), None)
+    page = await services.directory.list_apps(search.strip(), limit, after)
+    return AppPage(await _list_apps(page.rows, services), page.next)
+
+
+@get("/deploys/failed", errors=[RequestMalformed])
+async def list_failed(services: Injected, limit: Limit = 50) -> list[FailedDeploy]:
+    """List the deploys of all accounts that failed in the last 24 hours, newest first.
+
+    At most 100 from each of the 16 partitions.
+    """
+    failed = await list_failed_deploys(services.store, limit)
+    return [FailedDeploy.of(deploy, account=deploy.account) for deploy in failed]
+
+
+async def _list_accounts(accounts: Sequence[Account], day: str, services: Services) -> list[ListedAccount]:
+    async with services.store.client.pipeline(transaction=False) as pipe:
+        for account in accounts:
+            pipe.scard(account_apps_key(account.id))
+            pipe.hmget(spend_key(account.id, day), ["settled", "reserved"])
+        answers = await pipe.execute() if accounts else []
+    return [
+        ListedAccount(
+            id=account.id,
+            name=account.name,
+            plan=account.plan,
+            createdAt=account.createdAt,
+            apps=apps,
+            settled=int(settled or 0),
+            reserved=int(reserved or 0),
+            cap=cap_of(account, services.settings),
+            dailyEuro=account.dailyEuro,
+            suspension=account.suspension or msgspec.UNSET,
+        )
+        for account, apps, (settled, reserved) in zip(accounts, answers[::2], answers[1::2], strict=True)
+    ]
+
+
+async def _list_apps(apps: Sequence[OwnedApp], services: Services) -> list[OperatorsApp]:
+    monitored = await health.read_monitored_apps(services.store, apps)
+    return [
+        OperatorsApp(
+            id=app.id,
+            name=app.name,
+            account=account.id,
+            accountName=account.name,
+            url=live_url(app.name, services.settings),
+            createdAt=app.createdAt,
+            suspension=app.suspension or msgspec.UNSET,
+            accountSuspension=account.suspension or msgspec.UNSET,
+            **msgspec.structs.asdict(state),
+        )
+        for (app, account), state in zip(apps, monitored, strict=True)
+    ]
+
+
+class AppFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A complete record: fields that are left out are reset."""
+
+    account: Id
+    name: Id | None = None
+    auth: NewAuth = JwksAuth()
+    customDomain: Host | None = None
+    customDomainVerified: bool = False
+    repository: Repository | None = None
+    build: Build | None = None
+    limits: AllowedRates | None = None
+
+
+class AppView(msgspec.Struct):
+    """An app as operators see it, without the auth secret and the repository's credentials."""
+
+    id: str
+    name: str
+    account: str
+    auth: dict[str, Any]
+    customDomain: str | None
+    customDomainVerified: bool
+    repository: RepositoryView | None
+    build: Build | None
+    limits: AllowedRates | None
+    createdAt: Time
+    url: str
+    suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app itself
+
+
+def view_app(app: App, services: Services) -> AppView:
+    return AppView(
+        id=app.id,
+        name=app.name,
+        account=app.account,
+        auth=view_auth(app.auth),
+        customDomain=app.customDomain,
+        customDomainVerified=app.customDomainVerified,
+        repository=view_repository(app),
+        build=app.build,
+        limits=app.allowedRates,
+        createdAt=app.createdAt,
+        url=live_url(app.name, services.settings),
+        suspension=app.suspension or msgspec.UNSET,
+    )
+
+
+@put("/apps/{app:str}", errors=[RequestMalformed, NameTaken])
+async def put_app(app: FromPath[str], data: JSONBody[AppFields], services: Injected) -> AppView:
+    """Create or replace an app.
+
+    `limits` replace the service's limits for this app, and can be wider. The account holder's limits stay, and so does
+    a suspension.
+    """
+    before = await services.registry.find_app(app)
+    name = data.name or (before.name if before else app)
+    await check_names(app, name, data.account, before, services)
+    domain = check_domain(data.customDomain)
+    record = App(
+        id=before.id if before else app,
+        name=name,
+        account=data.account,
+        auth=check_auth(data.auth, services.vault, allow_private=services.settings.allow_private_addresses),
+        customDomain=domain,
+        customDomainVerified=data.customDomainVerified,
+        # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
+        customDomainProven=data.customDomainVerified and is_proven(before, data.account, domain),
+        repository=check_repository(data.repository, services),
+        build=check_build(data.build),
+        allowedRates=None if data.limits == AllowedRates() else data.limits,
+        createdAt=before.createdAt if before else now_iso(),
+    )
+    record = await services.registry.put_app(record, before)
+    if before is not None and before.account != record.account:
+        await services.environments.forget_variables(before)
+    return view_app(record, services)
+
+
+async def check_names(app: str, name: str, account: str, before: App | None, services: Services) -> None:
+    """Raises RequestMalformed for an invalid name or an unknown account, and NameTaken."""
+    check_name(app)
+    check_name(name)
+    for new in {app, name} - ({before.id, before.name} if before else set()):
+        check_new_name(new)
+    if await services.registry.account(account) is None:
+        raise RequestMalformed("account: there is no such account.")
+    taken = await services.registry.find_app(name)
+    if taken is not None and (before is None or taken.id != before.id):
+        raise NameTaken
+
+
+def check_domain(domain: str | None) -> str | None:
+    """Returns the normalized domain. Raises RequestMalformed."""
+    return None if domain is None else normalize_domain(domain, "customDomain")
+
+
+def is_proven(before: App | None, account: str, domain: str | None) -> bool:
+    """Returns whether the account has proven with a TXT record that it owns the domain."""
+    if before is None or before.account != account or not before.customDomainProven:
+        return False
+    return verified_domain(before) == domain
+
+
+@get("/apps/{app:str}", errors=[NotFound])
+async def get_app(app: FromPath[str], services: Injected) -> AppView:
+    """Show an app."""
+    return view_app(await require_app(app, services), services)
+
+
+@delete("/apps/{app:str}", errors=[NotFound])
+async def delete_app(app: FromPath[str], services: Injected) -> None:
+    """Delete an app."""
+    await forget_app(await require_app(app, services), services)
+
+
+REASON_LENGTH = 500  # characters
+CANCELED = "the app was suspended"
+
+
+class NewSuspension(msgspec.Struct, forbid_unknown_fields=True):
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=REASON_LENGTH)]
+
+
+@put("/apps/{app:str}/suspension", errors=[RequestMalformed, NotFound])
+async def suspend_app(
+    app: FromPath[str], data: JSONBody[NewSuspension], request: Request[Any, Any, State], services: Injected
+) -> Suspension:
+    """Suspend an app.
+
+    Its requests are refused within a second, its pages answer 503, and nothing of it runs or is deployed. Only its
+    account and operators see the reason.
+    """
+    suspension = make_suspension(data)
+    found = await require_app(app, services)
+    _note_before(request, found)
+    await list_suspended(services.store, found.account, found.id)
+    await _set_suspension(found, suspension, services)
+    await services.deploys.cancel_unfinished(found.account, found.id, CANCELED)
+    return suspension
+
+
+@delete("/apps/{app:str}/suspension", errors=[NotFound])
+async def resume_app(app: FromPath[str], request: Request[Any, Any, State], services: Injected) -> None:
+    """Lift the suspension of an app.
+
+    The app stays suspended while its account is.
+    """
+    found = await require_app(app, services)
+    _note_before(request, found)
+    await _set_suspension(found, None, services)
+    await unlist_suspended(services.store, found.account, found.id)
+
+
+@put("/accounts/{account_id:str}/suspension", errors=[RequestMalformed, NotFound])
+async def suspend_account(
+    account_id: FromPath[str], data: JSONBody[NewSuspension], request: Request[Any, Any, State], services: Injected
+) -> Suspension:
+    """Suspend an account.
+
+    This suspends all its apps, including future ones. Its API keys can still read.
+    """
+    suspension = make_suspension(data)
+    _note_before(request, await require_account(account_id, services))
+    await list_suspended(services.store, account_id)
+    await services.registry.change_account(account_id, lambda record: _replace(record, suspension))
+    await services.deploys.cancel_unfinished(account_id, None, CANCELED)
+    return suspension
+
+
+@delete("/accounts/{account_id:str}/suspension", errors=[NotFound])
+async def resume_account(account_id: FromPath[str], request: Request[Any, Any, State], services: Injected) -> None:
+    """Lift the suspension of an account.
+
+    Apps that are suspended themselves stay suspended.
+    """
+    _note_before(request, await require_account(account_id, services))
+    await services.registry.change_account(account_id, lambda record: _replace(record, None))
+    await unlist_suspended(services.store, account_id)
+
+
+def make_suspension(data: NewSuspension) -> Suspension:
+    """Returns the suspension with the present time. Raises RequestMalformed for a blank reason."""
+    if not (reason := data.reason.strip()):
+        raise RequestMalformed(f"reason: 1 to {REASON_LENGTH} characters, which the owner sees.")
+    return Suspension(reason, now_iso())
+
+
+async def _set_suspension(app: App, suspension: Suspension | None, services: Services) -> None:
+    await services.registry.change_app(app, lambda record: msgspec.structs.replace(record, suspension=suspension))
+
+
+def _replace(account: Account, suspension: Suspension | None) -> Account:
+    return msgspec.structs.replace(account, suspension=suspension)
+
+
+def _note_before(request: Request[Any, Any, State], record: App | Account) -> None:
+    if record.suspension is not None:
+        note_before(request, reason=record.suspension.reason)
+
+
+ROUTES = [operator_router(suspend_app, resume_app, suspend_account, resume_account)]
+
+
+ROUTES = [
+    operator_router(
+        create_account,
+        change_account,
+        report_crash,
+        report_scan,
+        publish_source,
+        clean_up_source,
+        deploy_app,
+        switch_inference,
+        show_inference,
+        list_audit,
+        list_accounts,
+        show_account,
+        list_apps,
+        list_failed,
+        put_app,
+        get_app,
+        delete_app,
+        suspend_app,
+        resume_app,
+        suspend_account,
+        resume_account,
+    )
+]

@@ -1,5 +1,0 @@
-"""`python -m gateway.cli`, the same as `capsule`."""
-
-from gateway.cli.main import main
-
-main()

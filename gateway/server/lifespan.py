@@ -1,0 +1,148 @@
+"""Runs a gateway process: starts its background tasks, drains it on SIGTERM, and settles what is left at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from gateway import log
+from gateway.inference.provider.connection import Interrupted
+from gateway.loops import freeze_heap
+from gateway.server.connections import raise_connection_limit, sweep_connections
+from gateway.services import Services
+from gateway.storage import find_folder_fault
+from gateway.telemetry import tracing
+
+logger = structlog.get_logger()
+
+
+@asynccontextmanager
+async def running(services: Services) -> AsyncIterator[None]:
+    """Runs the application's lifespan: starts the background tasks, and ends them."""
+    raise_connection_limit()
+    _check_files(services)
+    tasks = _start_background_tasks(services)
+    await _wait_for_switch(services)
+    freeze_heap()
+    try:
+        with _draining_on_sigterm(services):
+            yield
+    finally:
+        await _settle_at_last(services)
+        services.metrics.count_queued()
+        await services.counters.close()
+        await services.registry.api_keys.write_uses()
+        await _close(services, tasks)
+        tracing.stop()
+        log.WRITER.finish()
+
+
+@contextmanager
+def _draining_on_sigterm(services: Services) -> Iterator[None]:
+    """Drains before the handler for SIGTERM of the server runs, whichever server it is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals; tests run servers in other threads
+        return
+    loop, server_handler = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(drain, services)
+        if callable(server_handler):
+            server_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, server_handler)
+
+
+def drain(services: Services) -> None:
+    """Stops accepting requests. Running streams get `GATEWAY_DRAIN` seconds, then are interrupted."""
+    if not services.process.draining:
+        services.process.draining = True
+        logger.info("gateway.draining", streams=len(services.provider.streams))
+        asyncio.get_running_loop().call_later(services.settings.drain, _interrupt, services)
+
+
+def _interrupt(services: Services) -> None:
+    services.permits.fail_waiting(Interrupted())
+    services.provider.interrupt()
+
+
+def _check_files(services: Services) -> None:
+    """Logs a line for each faulty file. The process serves without them."""
+    if services.settings.provider_key_file and not services.provider.is_configured():
+        action = "write the key to the file in GATEWAY_PROVIDER_KEY_FILE, make it readable for this user, and restart"
+        logger.error("provider.no_key", file=services.settings.provider_key_file, action=action)
+    if fault := find_folder_fault(Path(services.settings.data_dir)):
+        action = "make this user the owner of the folder, or set GATEWAY_DATA_DIR; until then, nothing can be published"
+        logger.error("data.not_writable", reason=fault, action=action)
+
+
+def _start_background_tasks(services: Services) -> list[asyncio.Task[None]]:
+    tasks = [
+        asyncio.create_task(coroutine, name=str(coroutine))
+        for coroutine in (
+            services.registry.cache.follow_changes(),
+            services.permits.run(),
+            services.inference.check_waiters(),
+            services.inference.end_suspended(),
+            services.provider.sweep(services.metrics.open_streams.set),
+            services.admission.repeat_settlements(),
+            services.admission.repeat_recent(),
+            services.availability.keep_probing(),
+            services.counters.keep_flushing(),
+            services.registry.api_keys.keep_writing_uses(),
+            services.overview.keep_gauges_fresh(),
+            services.redis_health.keep_checking(),
+            sweep_connections(services.metrics.count_ended_connections),
+        )
+    ]
+    for task in tasks:
+        task.add_done_callback(_end_process)
+    return tasks
+
+
+async def _wait_for_switch(services: Services) -> None:
+    """Waits up to two seconds for the switch, because a process that has not read it refuses requests."""
+    for _ in range(40):
+        if services.registry.cache.is_current:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def _settle_at_last(services: Services) -> None:
+    try:
+        async with asyncio.timeout(5):
+            await services.admission.settle_pending(final=True)
+    except TimeoutError:
+        logger.error("settlement.left", action="the monitors worker settles them at the full reservation")
+
+
+async def _close(services: Services, tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.remove_done_callback(_end_process)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await services.permits.close()
+    services.provider.close()
+    await services.http.close()
+    await services.apps_http.close()
+    await services.store.close()
+
+
+def _end_process(task: asyncio.Task[None]) -> None:
+    """Exits because a background task has ended that the process needs. Its supervisor starts another process."""
+    error = None if task.cancelled() else task.exception()
+    logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
+    log.WRITER.drain()
+    os._exit(70)

@@ -1,0 +1,102 @@
+"""Runs `capsule serve`: uvicorn with the connections of `protocol.py`. Also limits the time of a request's body."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from gateway import log
+from gateway.errors import RequestMalformed
+from gateway.server import protocol
+from gateway.server.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
+from gateway.settings import Settings
+from gateway.settings.addresses import UNIX
+
+BODY_SECONDS = 30.0  # that a body may take to arrive
+BODY_BYTES_PER_SECOND = 16_384  # extend that time by one second, up to UPLOAD_SECONDS
+SHUTDOWN_SECONDS = 10  # at a stop, from the end of the drain until running requests are aborted
+
+
+class TimedReceive:
+    """ASGI's `receive` of one request. It raises RequestMalformed if the body arrives too slowly or is incomplete."""
+
+    def __init__(self, receive: Callable[[], Any]) -> None:
+        self._receive = receive
+        self._began = asyncio.get_running_loop().time()
+        self._bytes = 0
+        self._whole = False
+        self.answered = False  # a response has begun, so an error can no longer be sent
+
+    async def __call__(self) -> Any:
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(
+                self._began + min(BODY_SECONDS + self._bytes / BODY_BYTES_PER_SECOND, protocol.UPLOAD_SECONDS)
+            ):
+                message = await self._receive()
+        except TimeoutError:
+            return self._fail(
+                f"The body did not arrive in time: send at least {BODY_BYTES_PER_SECOND // 1024} KiB per second."
+            )
+        if message["type"] == "http.disconnect":
+            return self._fail("The body is incomplete.")
+        self._bytes += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        return message
+
+    def _fail(self, message: str) -> dict[str, str]:
+        self._whole = True
+        if self.answered:
+            return {"type": "http.disconnect"}
+        raise RequestMalformed(message)
+
+
+def serve(host: str, port: int, workers: int, settings: Settings) -> int:
+    """Runs the gateway until it is stopped. Returns the exit code."""
+    config = uvicorn.Config(
+        "gateway.app:create_app",
+        factory=True,
+        host=host,
+        port=port,
+        workers=workers,
+        loop="uvloop",
+        http=protocol.Connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,  # it would log paths, and the path of a deploy hook is a secret
+        server_header=False,
+        proxy_headers=False,  # sessions.py reads X-Forwarded-For, and only from a trusted proxy
+        backlog=4096,
+        # Streams end by themselves after the drain. This aborts the rest.
+        timeout_graceful_shutdown=int(settings.drain) + SHUTDOWN_SECONDS,
+    )
+    if workers == 1:
+        os.environ.pop(METRICS_FOLDER, None)  # the folder may contain the values of former processes
+        uvicorn.Server(config).run(_listen(config, settings))
+        return 0
+    log.configure(settings)
+    with metrics_folder() as folder:
+        os.environ[METRICS_FOLDER] = str(folder)
+        return Supervisor(config, _listen(config, settings), folder).run()
+
+
+def _listen(config: uvicorn.Config, settings: Settings) -> list[socket.socket]:
+    """Listens at the port, and at the Unix socket to which Caddy connects, if GATEWAY_UPSTREAM names one."""
+    listeners = [config.bind_socket()]
+    if settings.upstream.startswith(UNIX):
+        path = Path(settings.upstream.removeprefix(UNIX))
+        path.unlink(missing_ok=True)  # left by an earlier gateway
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        path.chmod(0o666)  # the folder decides who may connect
+        listener.set_inheritable(True)
+        listeners.append(listener)
+    return listeners

@@ -1,0 +1,115 @@
+"""Builds the parts of one gateway process."""
+
+from __future__ import annotations
+
+import structlog
+from litestar.di import NamedDependency
+
+from gateway.accounts.app_changes import AppChanges
+from gateway.accounts.changes import Changes
+from gateway.accounts.custom_domains import CustomDomains
+from gateway.accounts.operators import Operators
+from gateway.accounts.pacing import Pacing
+from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import Sessions
+from gateway.accounts.vault import Vault
+from gateway.data.commands import DataCommands
+from gateway.data.records import DataRecords
+from gateway.deploys.actions import DeployActions
+from gateway.deploys.environment import Environments
+from gateway.deploys.hooks import Hooks
+from gateway.deploys.runtime_log import RuntimeLog
+from gateway.deploys.states import Deploys
+from gateway.events.webhooks import Webhooks
+from gateway.inference.auth.users import Users
+from gateway.inference.availability import Availability
+from gateway.inference.concurrency.permits import Permits
+from gateway.inference.handler import Inference
+from gateway.inference.provider.pool import Provider
+from gateway.inference.spend.admission import Admission
+from gateway.inference.spend.prices import PRICES
+from gateway.monitors.crashes import Crashes
+from gateway.monitors.findings import Findings
+from gateway.operations.audit import AuditTrail
+from gateway.operations.directory import Directory
+from gateway.operations.overview import Overview, SnapshotFeed
+from gateway.operations.redis_health import RedisHealth
+from gateway.outbound import client as outbound
+from gateway.outbound.dns import Resolver
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from gateway.storage import open_storage
+from gateway.telemetry.counters import Counters
+from gateway.telemetry.metrics import Metrics
+
+logger = structlog.get_logger()
+
+
+class ProcessState:
+    """Whether this process accepts requests."""
+
+    draining = False
+
+
+class Services:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics(PRICES)
+        self.store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
+        self.vault = Vault(settings.encryption_key)
+        self.registry = Registry(self.store, self.vault)
+        self.app_changes = AppChanges(self.registry)
+        self.custom_domains = CustomDomains(self.registry, Resolver(settings.dns))
+        self.directory = Directory(self.registry)
+        self.sessions = Sessions(self.store, settings.base_url)
+        self.operators = Operators(settings)
+        self.pacing = Pacing()
+        self.audit = AuditTrail(self.store)
+        self.http = outbound.Client(
+            allow_private=settings.allow_private_addresses,
+            ca_file=settings.ca_file or None,
+            own_domain=settings.apps_domain,
+        )
+        # The operator chooses these addresses, which may be private and without TLS.
+        self.apps_http = outbound.Client(allow_private=True, ca_file=settings.ca_file or None, own=True)
+        self.users = Users(settings, self.vault, self.http, self.store, self.apps_http)
+        self.admission = Admission(settings, self.store, self.metrics)
+        self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
+        self.hooks = Hooks(settings, self.registry)
+        self.deploys = Deploys(settings, self.registry)
+        self.deploy_actions = DeployActions(settings, self.deploys)
+        self.storage = open_storage(settings)
+        self.data, self.data_commands = DataRecords(self.store), DataCommands(self.store)
+        self.environments = Environments(self.store, self.vault)
+        self.runtime_log = RuntimeLog(settings.data_dir)
+        self.findings = Findings(settings, self.store)
+        self.crashes = Crashes(self.store, self.webhooks)
+        self.provider = Provider(settings)
+        self.permits = Permits(
+            self.store,
+            limit=settings.provider_concurrency,
+            max_wait=settings.provider_wait,
+            rate=settings.provider_rate,
+            observe_wait=self.metrics.provider_wait.observe,
+        )
+        self.counters = Counters(self.store, lambda: len(self.provider.streams), self.metrics.unlogged_requests.inc)
+        self.availability = Availability(settings, self.registry, self.provider.is_configured, self.provider.probe)
+        self.inference = Inference(
+            settings,
+            self.registry,
+            self.users,
+            self.admission,
+            self.permits,
+            self.provider,
+            self.availability,
+            self.metrics,
+            self.counters,
+        )
+        self.changes = Changes(self.registry, self.availability.status, self.metrics.viewers.set)
+        self.overview = Overview(settings, self.registry, self.availability, self.permits, self.counters, self.metrics)
+        self.feed = SnapshotFeed(self.overview)
+        self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set)
+        self.process = ProcessState()
+
+
+Injected = NamedDependency[Services]  # the type of the routes' parameter `services`

@@ -1,0 +1,216 @@
+"""`capsule deploys`: publishing to a running gateway, and following a deploy while the test plays the engine."""
+
+import asyncio
+import re
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.support.accounts import App
+from tests.support.command_line import Run, Tool, run_in_terminal
+from tests.support.deploys import report_phases
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def capsule(hosted: App, tmp_path: Path) -> Tool:
+    return Tool(hosted.gateway.address, hosted.account.key, tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "index.html").write_text("<h1>Shop</h1>")
+    (folder / ".env").write_text("SECRET=1")
+    return folder
+
+
+async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
+    sources = Path(hosted.gateway.environment["GATEWAY_DATA_DIR"]) / "sources"
+    before = {*sources.glob("*/*.tar.gz")}
+    run = await capsule("deploys", "publish", hosted.name, str(folder))
+    published = re.fullmatch(
+        r"Published 1 file \(\d+ bytes packed\) as (dep_\w+)\.\n"
+        r"Follow it with: capsule deploys show \1 --follow\n",
+        run.out,
+    )
+    assert published, run
+    (stored,) = {*sources.glob("*/*.tar.gz")} - before
+    with tarfile.open(stored) as tar:
+        assert tar.getnames() == ["index.html"]
+
+    headings, row = (await capsule("deploys", "list")).rows
+    assert headings == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED", "RESULT"]
+    assert row[:5] == [published[1], hosted.name, "queued", "live", "upload"]
+    assert "you have no app called anothr; yours are " in await capsule.refused("deploys", "list", "--app", "anothr")
+    shown = (await capsule("deploys", "show", published[1])).out
+    assert published[1] in shown
+    assert shown.endswith("\n\nNo log yet.\n")
+
+
+async def test_publish_a_page_and_a_zip(capsule: Tool, hosted: App, folder: Path) -> None:
+    sources = Path(hosted.gateway.environment["GATEWAY_DATA_DIR"]) / "sources"
+    page, archive, other = folder / "index.html", folder / "Shop.ZIP", folder / "shop.rar"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.write(page, "index.html")
+    other.touch()
+    for file in (page, archive):
+        before = {*sources.glob("*/*.tar.gz")}
+        assert "Published 1 file" in (await capsule("deploys", "publish", hosted.name, str(file))).out
+        (stored,) = {*sources.glob("*/*.tar.gz")} - before
+        with tarfile.open(stored) as tar:
+            assert tar.extractfile("index.html").read() == page.read_bytes()  # type: ignore[union-attr]
+    refusal = await capsule.refused("deploys", "publish", hosted.name, str(other))
+    assert "shop.rar can't be published; name a folder, an .html page, or a .zip or .tar.gz archive" in refusal
+
+
+async def test_publish_refused(capsule: Tool, hosted: App, folder: Path) -> None:
+    assert "NOT_FOUND" in await capsule.refused("deploys", "publish", "somebody-elses", str(folder))
+    (folder / "index.html").unlink()
+    assert "nothing to publish" in await capsule.refused("deploys", "publish", hosted.name, str(folder))
+
+
+async def find_queued(app: App) -> str:
+    """Returns the id of the queued deploy."""
+
+    async def queued() -> list[dict[str, Any]]:
+        response = await app.gateway.platform("GET", "deploys?state=queued")
+        return [deploy for deploy in response.json() if deploy["app"] == app.name]
+
+    (deploy,) = await wait_until(queued)
+    return deploy["id"]
+
+
+async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)
+    following = asyncio.create_task(capsule("deploys", "publish", hosted.name, str(folder), "--follow"))
+    deploy_id = await find_queued(hosted)
+    await report_phases(hosted.gateway, deploy_id, "build", "health", "canary")
+    run = await asyncio.wait_for(following, 10)
+    assert run.code == 0
+    assert re.search(rf"^Live at https://{hosted.name}\.apps\.localhost after \d+ (ms|s)\.$", run.out, re.MULTILINE)
+
+
+async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)
+    deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
+    following = asyncio.create_task(capsule("deploys", "show", deploy_id, "--follow"))
+    await report_phases(hosted.gateway, deploy_id, "build", ok=False, reason="exit status 2")
+    run = await asyncio.wait_for(following, 10)
+    assert run.code == 1
+    assert run.err == f"capsule: {deploy_id} failed: build: exit status 2\n"
+    run = await capsule("deploys", "show", deploy_id, "--follow", "--json")
+    assert run.code == 1
+    assert '"state": "failed"' in run.out
+
+
+async def test_following_has_an_end(capsule: Tool, hosted: App, folder: Path) -> None:
+    deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
+    run = await capsule("deploys", "show", deploy_id, "--follow", "--timeout", "1")
+    assert (run.code, run.out) == (1, "── queued\n")
+    assert f"{deploy_id} is still queued after 1 s" in run.err
+
+
+class Slow(FakeServer):
+    """A service that answers with the given states of a deploy, one after another."""
+
+    def __init__(self, *answers: Script) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    def script(self, exchange: Exchange) -> Script:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def deploy(state: str, log: str, **fields: Any) -> Script:
+    return answer(200, {"id": "dep_1", "state": state, "log": log, **fields})
+
+
+async def follow(tmp_path: Path, *answers: Script) -> Run:
+    async with Slow(*answers) as service:
+        return await Tool(service.address, "csk_key", tmp_path)("deploys", "show", "dep_1", "--follow")
+
+
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_a_log_grows(tmp_path: Path) -> None:
+    run = await follow(
+        tmp_path,
+        deploy("queued", ""),
+        deploy("queued", ""),
+        deploy("building", "installing\nbuil"),
+        deploy("building", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m\x1b]0;title\x07 en"),
+        answer(503, b"a proxy says the service restarts"),
+        deploy("checking", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
+        deploy("canary", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
+        deploy(
+            "live", "installing\nbuilding 100%\n\nred end\nswapped", url="https://shop.example.com", durationMs=61_000
+        ),
+    )
+    assert run.out.splitlines() == [
+        "── queued",
+        "── building",
+        "installing",
+        "building 100%",
+        "",
+        "red end",
+        "── checking",
+        "── canary",
+        "swapped",
+        "Live at https://shop.example.com after 1 min 1 s.",
+    ]
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_a_service_that_stays_away(tmp_path: Path) -> None:
+    run = await follow(tmp_path, deploy("building", ""), answer(503, b""))
+    assert run.code == 1
+    assert "answered 503" in run.err
+
+
+@pytest.mark.parametrize(("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
+async def test_a_log_in_a_terminal(tmp_path: Path, environment: dict[str, str], colored: bool) -> None:
+    log = f"\x1b[31mred\x1b[0m and \x1b[2Jplain\n{'https://example.com/' + 'x' * 200}\n"
+    async with Slow(
+        deploy("building", log), deploy("live", log, url="https://shop.example.com", durationMs=900)
+    ) as service:
+        capsule = Tool(service.address, "csk_key", tmp_path)
+        seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "show", "dep_1", "--follow", **environment)
+    assert ("\x1b[31mred\x1b[0m and [2Jplain" in seen) is colored
+    assert ("red and [2Jplain" in seen) is not colored
+    assert "\x1b[2J" not in seen
+    assert "x" * 200 in seen
+    assert "Live at https://shop.example.com after 900 ms." in seen
+
+
+async def test_a_table_folds_prose_between_words(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": "dep_" + "2" * 21,
+            "app": "shop",
+            "state": "failed",
+            "error": "build: " + "the command ended badly " * 9,
+        },
+        {"id": "dep_" + "1" * 21, "app": "shop", "state": "live", "url": "https://shop.apps.example.com"},
+    ]
+    async with Slow(answer(200, rows)) as service:
+        capsule = Tool(service.address, "csk_key", tmp_path)
+        seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "list", columns=90, NO_COLOR="1")
+        piped = await capsule("deploys", "list")
+    lines = seen.splitlines()
+    assert lines[0].split() == ["ID", "APP", "STATE", "RESULT"]
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 90
+    assert lines[-1].split() == ["dep_" + "1" * 21, "shop", "live", "https://shop.apps.example.com"]
+    assert len(piped.out.splitlines()) == 3

@@ -1,0 +1,84 @@
+"""`capsule env` and `capsule logs`."""
+
+import asyncio
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.accounts import App
+from tests.support.command_line import Tool
+from tests.support.deploys import publish, report_phases
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def capsule(hosted: App, tmp_path: Path) -> Tool:
+    return Tool(hosted.gateway.address, hosted.account.key, tmp_path)
+
+
+async def test_set_list_and_unset(capsule: Tool, hosted: App, tmp_path: Path) -> None:
+    secret = secrets.token_hex(12)
+    hosted.gateway.confidential.add(secret)
+    assert (await capsule("env", "list", hosted.name)).line.startswith("No variables yet.")
+    run = await capsule("env", "set", hosted.name, "TOKEN", given=secret + "\n")
+    assert run.out == f"Set TOKEN for {hosted.name}, effective from the next deploy.\n"
+    file = tmp_path / "variables"
+    file.write_text(f"# a comment\nexport A = one\n\nB='two words'\nC={secret}\n")
+    assert (await capsule("env", "set", hosted.name, "--file", str(file))).code == 0
+    run = await capsule("env", "list", hosted.name, "--json")
+    assert [each["name"] for each in json.loads(run.out)] == ["A", "B", "C", "TOKEN"]
+    assert (await capsule("env", "unset", hosted.name, "A", "TOKEN")).code == 0
+    run = await capsule("env", "list", hosted.name)
+    assert "TOKEN" not in run.out
+    assert secret not in run.out + run.err
+
+
+async def test_wrong_usage(capsule: Tool, hosted: App, tmp_path: Path) -> None:
+    file = tmp_path / "variables"
+    file.write_text("GOOD=1\na secret line\n")
+    for arguments, words in (
+        (("set", hosted.name, "TOKEN=on-the-line"), "keep the value off the command line"),
+        (("set", hosted.name), "either a NAME or --file"),
+        (("set", hosted.name, "--file", str(file)), "line 2: use NAME=value"),
+    ):
+        run = await capsule("env", *arguments)
+        assert run.code == 2
+        assert words in run.err
+        assert "on-the-line" not in run.err
+        assert "secret" not in run.err
+    run = await capsule("env", "set", hosted.name, "PORT", given="1")
+    assert run.code == 1
+    assert "REQUEST_MALFORMED" in run.err
+
+
+async def test_logs_are_printed_and_followed(capsule: Tool, hosted: App) -> None:
+    gateway = hosted.gateway
+    assert "NOT_FOUND" in (await capsule("logs", hosted.name)).err
+    await gateway.platform(
+        "PUT", f"apps/{hosted.name}", {"account": hosted.account.id, "build": {"start": "exec node server.js"}}
+    )
+    assert (await capsule("logs", hosted.name)).out == ""
+    deploy = (await publish(hosted.account, hosted.name)).json()["deployId"]
+    await report_phases(hosted.gateway, deploy, "build", "health", "canary")
+    running = Path(gateway.environment["GATEWAY_DATA_DIR"]) / "running"
+    running.mkdir()
+    (running / f"{deploy}.output").write_text("one\ntwo \x1b[31mred\nthree\n")
+    assert (await capsule("logs", hosted.name, "--tail", "2")).out == "two [31mred\nthree\n"
+    environment = {"CAPSULE_URL": gateway.address, "CAPSULE_API_KEY": hosted.account.key, "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-m", "capsule_gateway", "logs", hosted.name, "--tail", "1", "--follow"]
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(20):
+            assert await process.stdout.readline() == b"three\n"
+            with (running / f"{deploy}.output").open("a") as file:
+                file.write("four\n")
+            assert await process.stdout.readline() == b"four\n"
+    finally:
+        process.terminate()
+        await process.wait()

@@ -1,0 +1,108 @@
+"""Commands with --follow print new rows as they arrive, each once, in the order of time."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from capsule_gateway.cli import follow
+from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.show import as_list, text_of
+from tests.support.accounts import App
+from tests.support.command_line import Tool, Watch
+from tests.support.polling import wait_until
+
+Page = list[dict[str, Any]] | Refused
+
+
+def rows(*numbers: int) -> list[dict[str, Any]]:
+    """Returns rows, newest first."""
+    return [{"id": f"row_{number}", "at": "2026-07-02T10:00:00.000Z", "app": "notes"} for number in sorted(numbers)][
+        ::-1
+    ]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, list[int]]]:
+    """Returns a function that follows a log with these pages, and then gets Ctrl-C."""
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0)
+
+    def play(*pages: Page, arguments: tuple[str, ...] = ()) -> tuple[Result, list[int]]:
+        left, asked = iter(pages), list[int]()
+
+        def fetch(count: int) -> list[dict[str, Any]]:
+            asked.append(count)
+            page = next(left, None)
+            if page is None:
+                raise KeyboardInterrupt
+            if isinstance(page, Refused):
+                raise page
+            return page[:count]
+
+        @click.command()
+        @as_list
+        def watch() -> None:
+            follow.follow_rows(fetch, 2, "id", {"id": text_of("id"), "app": text_of("app")}, cut=["app"])
+
+        return CliRunner().invoke(watch, arguments), asked
+
+    return play
+
+
+def ids(output: str) -> Iterator[str]:
+    return (line.split()[0] for line in output.splitlines() if line.startswith("row_"))
+
+
+def test_each_row_is_printed_once_and_the_newest_last(play: Callable[..., tuple[Result, list[int]]]) -> None:
+    result, _ = play(rows(1, 2, 3), rows(1, 2, 3), rows(1, 2, 3, 5), rows(2, 3, 4, 5, 6))
+    assert [*ids(result.output)] == ["row_2", "row_3", "row_5", "row_4", "row_6"]
+    assert result.output.count("APP") == 1
+
+
+def test_more_rows_than_a_page(play: Callable[..., tuple[Result, list[int]]]) -> None:
+    result, asked = play(rows(1), rows(*range(2, 300)), rows(*range(1, 300)))
+    assert len([*ids(result.output)]) == 299
+    assert asked == [100, 100, 1000, 100]
+
+
+def test_a_service_that_is_away_for_a_moment(play: Callable[..., tuple[Result, list[int]]]) -> None:
+    away = Refused("away", temporary=True)
+    result, _ = play(rows(1), away, away, rows(1, 2))
+    assert [*ids(result.output)] == ["row_1", "row_2"]
+    result, asked = play(rows(1), *[away] * 20)
+    assert (result.exit_code, len(asked)) == (1, 17)
+    result, asked = play(Refused("no such app"))
+    assert (result.exit_code, len(asked)) == (1, 1)
+
+
+def test_for_programs(play: Callable[..., tuple[Result, list[int]]]) -> None:
+    pages = ([], rows(1), rows(1, 2))
+    result, _ = play(*pages, arguments=("--json",))
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines() if line] == ["row_1", "row_2"]
+    result, _ = play(*pages, arguments=("-o", "csv"))
+    assert [line for line in result.stdout.splitlines() if line] == [
+        "id,at,app",
+        "row_1,2026-07-02T10:00:00.000Z,notes",
+        "row_2,2026-07-02T10:00:00.000Z,notes",
+    ]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_requests_and_deliveries(capsule: Tool, app: App) -> None:
+    first = await app.ask("x")
+    await wait_until(lambda: capsule("requests", "--json"), 10, holds=lambda run: len(run.json) == 1)
+    with Watch(capsule, "requests", "--follow", "--app", app.name) as watch:
+        await wait_until(lambda: first.headers["X-Request-Id"] in watch.out, 15)
+        second = await app.ask("y")
+        await wait_until(lambda: second.headers["X-Request-Id"] in watch.out, 15)
+    assert watch.code == 130
+    assert watch.out.count(first.headers["X-Request-Id"]) == 1
+    with Watch(capsule, "deliveries", "--follow") as watch:
+        await wait_until(lambda: "OUTCOME" in watch.out, 15)
+    assert watch.code == 130
+    assert "give either --follow or --before" in await capsule.refused(
+        "deliveries", "list", "--follow", "--before", "evt_1", code=2
+    )

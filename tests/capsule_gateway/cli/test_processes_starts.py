@@ -1,0 +1,95 @@
+"""A failed start prints one line, which names the setting or the option and says what to do."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from capsule_gateway.cli import processes
+from capsule_gateway.cli.service import Refused
+from tests.fakes import FakeProvider
+from tests.support.gateway_process import gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.worker_process import Worker
+from workers import __main__ as workers
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ROOT = Path(__file__).parents[3]
+
+
+def warnings_in(log: str) -> list[dict[str, Any]]:
+    lines = [msgspec.json.decode(line) for line in log.splitlines()]
+    return [line for line in lines if line["level"] not in ("debug", "info")]
+
+
+async def test_a_port_that_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(Refused, match=f"^port {port} of 127.0.0.1 is in use: .* choose another --port$"):
+            processes.check_port("127.0.0.1", port)
+    processes.check_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "nowhere.invalid"])
+async def test_a_host_of_another_machine(host: str) -> None:
+    with pytest.raises(Refused, match=f"^{host} is not an address of this machine: choose another --host$"):
+        processes.check_port(host, free_port())
+
+
+@pytest.mark.parametrize("names", [[], ["sites"], ["deploys", "webhooks"]])
+async def test_a_data_folder_of_a_worker(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file := tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GATEWAY_DATA_DIR", f"{file}/data")
+    assert workers.main(names) == 1
+    message = f"GATEWAY_DATA_DIR: '{file}' is not a folder; give the folder to the worker's user, or set another folder"
+    assert capsys.readouterr().err == f"The settings are invalid:\n{message}\n"
+
+
+async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = {"GATEWAY_DATA_DIR": str(tmp_path / "file"), "GATEWAY_PROVIDER_KEY_FILE": str(tmp_path / "none")}
+    async with gateway(f"redis://:secret@127.0.0.1:{free_port()}", provider, tmp_path, **settings) as gw:
+        gw.confidential.add("secret")
+    found = {line["event"]: line["action"] for line in warnings_in(gw.log)}
+    assert len(found) == len(warnings_in(gw.log))
+    assert found.keys() == {"data.not_writable", "provider.no_key", "redis.unavailable"}
+    for event, name in zip(sorted(found), ("DATA_DIR", "PROVIDER_KEY_FILE", "REDIS_URL"), strict=True):
+        assert f"GATEWAY_{name}" in found[event]
+
+
+async def test_workers_wait_for_redis(tmp_path: Path) -> None:
+    server = RedisServer("valkey")
+    worker = Worker(f"redis://:secret@127.0.0.1:{server.port}", tmp_path, ["secret"])
+    worker.names = ("webhooks", "monitors")
+    try:
+        await worker.start()
+        await wait_until(lambda: "redis.unavailable" in worker.log, 20)
+        await asyncio.sleep(1.5)  # it retries every second
+        (line,) = warnings_in(worker.log)
+        assert line["reason"] == "nothing listens at the address of Redis"
+        assert "GATEWAY_REDIS_URL" in line["action"]
+        server.start()
+        await worker.joined()
+        assert "redis.available" in worker.log
+        worker.assert_log_is_clean()
+    finally:
+        worker.kill()
+        server.stop()
+
+
+@pytest.mark.parametrize("module", ["capsule_gateway.cli.main", "workers.__main__"])
+async def test_a_python_that_is_too_old(module: str) -> None:
+    code = f"import sys; sys.version, sys.version_info = '3.10.9 (main)', (3, 10, 9); import {module}"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    line = "Capsule Gateway needs Python 3.11 or newer; this is 3.10.9. Start it with a newer version.\n"
+    assert (run.returncode, run.stderr) == (1, line)

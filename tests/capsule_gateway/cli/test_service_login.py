@@ -1,0 +1,122 @@
+"""`capsule login` and `logout`: the saved credentials, who can read them, and what takes precedence."""
+
+import asyncio
+import json
+import os
+import pty
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes.server import FakeServer, answer
+from tests.support.accounts import Account
+from tests.support.command_line import Tool
+from tests.support.gateway_process import Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def stranger() -> AsyncIterator[FakeServer]:
+    """Another service."""
+    async with FakeServer() as server:
+        server.reply = answer(200, {"id": "acc_stranger"})
+        yield server
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Tool:
+    return Tool("", "", tmp_path)
+
+
+def credentials(tool: Tool) -> Path:
+    return tool.home / "capsule" / "credentials.json"
+
+
+async def test_without_a_key(nobody: Tool) -> None:
+    assert await nobody.refused("account", code=2) == "no API key: run 'capsule login', or set CAPSULE_API_KEY"
+
+
+async def test_login_and_logout(nobody: Tool, account: Account, gw: Gateway) -> None:
+    line = (await nobody("login", "--url", gw.address + "/", given=account.key + "\n")).line
+    assert account.id in line
+    assert str(credentials(nobody)) in line
+    assert json.loads(credentials(nobody).read_text()) == {"url": gw.address, "apiKey": account.key}
+    assert stat.S_IMODE(credentials(nobody).stat().st_mode) == 0o600
+    assert os.listdir(credentials(nobody).parent) == ["credentials.json"]
+    assert account.id in (await nobody("account")).out
+
+    assert (await nobody("logout")).line == "Logged out. The key remains valid."
+    assert not credentials(nobody).exists()
+    assert (await nobody("logout")).line == "You were not logged in."
+
+
+async def test_a_wrong_key_is_not_saved(nobody: Tool, gw: Gateway) -> None:
+    assert "this key is not valid at" in await nobody.refused("login", "--url", gw.address, given="csk_wrong\n")
+    assert not credentials(nobody).exists()
+    assert "no key on standard input" in await nobody.refused("login", "--url", gw.address, given="", code=2)
+
+
+async def test_the_environment_takes_precedence(
+    nobody: Tool, account: Account, gw: Gateway, stranger: FakeServer
+) -> None:
+    await nobody("login", "--url", gw.address, given=account.key + "\n")
+    other = await gw.account()
+    assert other.id in (await nobody("account", CAPSULE_API_KEY=other.key)).out
+    assert "acc_stranger" in (await nobody("account", CAPSULE_URL=stranger.address, CAPSULE_API_KEY="csk_other")).out
+
+
+async def test_a_saved_key_is_sent_only_to_its_address(
+    nobody: Tool, account: Account, gw: Gateway, stranger: FakeServer
+) -> None:
+    await nobody("login", "--url", gw.address, given=account.key + "\n")
+    message = await nobody.refused("account", code=2, CAPSULE_URL=stranger.address)
+    assert "set CAPSULE_API_KEY too" in message
+    assert not stranger.exchanges
+    assert account.id in (await nobody("account", CAPSULE_URL=gw.address)).out
+
+
+async def test_a_broken_file(nobody: Tool, account: Account, gw: Gateway) -> None:
+    credentials(nobody).parent.mkdir()
+    credentials(nobody).write_text("{")
+    assert "run 'capsule login' again" in await nobody.refused("account", code=2)
+    await nobody("login", "--url", gw.address, given=account.key + "\n")
+    assert account.id in (await nobody("account")).out
+
+
+async def test_a_folder_that_cannot_be_written(nobody: Tool, account: Account, gw: Gateway) -> None:
+    (nobody.home / "capsule").write_text("a file where the folder should be")
+    assert "capsule" in await nobody.refused("login", "--url", gw.address, given=account.key + "\n")
+
+
+async def test_login_prompts_in_a_terminal(nobody: Tool, account: Account, gw: Gateway) -> None:
+    seen = await asyncio.to_thread(_log_in_at_terminal, nobody, f"{gw.address}\n", f"{account.key}\n")
+    assert "Address of the service [http://localhost:8000]: " in seen
+    assert "API key: " in seen
+    assert account.key not in seen
+    assert f"Logged in to {gw.address}" in seen
+    assert json.loads(credentials(nobody).read_text())["apiKey"] == account.key
+
+
+def _log_in_at_terminal(tool: Tool, *answers: str) -> str:
+    """Runs `capsule login` in a terminal, and types an answer at each prompt. Returns the screen."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "XDG_CONFIG_HOME": str(tool.home)}
+        os.execve(sys.executable, [sys.executable, "-m", "capsule_gateway", "login"], environment)
+    seen, waiting = b"", list(answers)
+    try:
+        while part := os.read(terminal, 4096):
+            seen += part
+            if waiting and seen.endswith(b": "):
+                os.write(terminal, waiting.pop(0).encode())
+    except OSError:  # Linux raises it when the other side is closed
+        pass
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    return seen.decode()

@@ -1,0 +1,192 @@
+"""The files that `capsule deploys publish` uploads and omits."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from capsule_gateway.cli import source
+from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.source import pack_source
+from gateway.deploys import sources
+
+
+def write_files(folder: Path, *paths: str, **texts: str) -> None:
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(path)
+    for name, text in texts.items():
+        path = folder / {"gitignore": ".gitignore", "capsuleignore": ".capsuleignore"}[name]
+        path.write_text(text)
+
+
+def packed_names(folder: Path) -> list[str]:
+    """Returns the names of the packed files, without ignore files."""
+    with pack_source(folder) as packed, tarfile.open(fileobj=io.BytesIO(b"".join(packed.read_chunks()))) as tar:
+        members = tar.getmembers()
+        assert len(members) == packed.files
+        assert all(member.isfile() or member.issym() for member in members)
+        assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
+        return sorted(member.name for member in members if member.name not in source.IGNORE_FILES)
+
+
+def test_all_files_except_those_always_omitted(tmp_path: Path) -> None:
+    kept = ["index.html", "src/a b.ts", "src/deep/ü.ts", ".npmrc", ".env.example", "git", "x.env"]
+    write_files(tmp_path, *kept)
+    write_files(tmp_path, ".git/HEAD", "node_modules/x/i.js", "packages/a/node_modules/y/i.js")
+    write_files(tmp_path, ".env", ".env.local", ".env.production.local", "packages/a/.env")
+    write_files(tmp_path, capsuleignore="!.env\n!node_modules\n!.git\n")
+    assert packed_names(tmp_path) == sorted(kept)
+
+
+SECRETS = [
+    ".env",
+    ".ENV",
+    ".Env",
+    ".env.local",
+    ".env.production",
+    ".env.production.local",
+    ".ENV.Production",
+    ".env.bak",
+    ".env.old",
+    ".env~",
+    ".env.swp",
+    "..env.swp",
+    ".#.env",
+    "#.env#",
+    ".env.example~",
+    ".env.example.local",
+    ".env2",
+    ".env-prod",
+    ".env_prod",
+    ".envs",
+    ".envrc",
+    ".envrc~",
+    ".ENVRC",
+    ".envrc.local",
+    ".dev.vars",
+    ".DEV.VARS",
+    ".dev.vars.production",
+    ".dev.vars~",
+    ".env.examples",
+    ".env.my.example",
+]
+NO_SECRETS = [
+    ".env.example",
+    ".env.sample",
+    ".env.template",
+    ".ENV.EXAMPLE",
+    ".dev.vars.example",
+    ".environment",
+    ".envoy.yaml",
+    "env",
+    "env.d.ts",
+    "vars",
+    ".dev",
+    "dev.vars.ts",
+    "x.env",
+    ".npmrc",
+]
+
+
+@pytest.mark.parametrize("folder", ["", "packages/a/"], ids=["top", "deep"])
+def test_no_file_of_secrets_is_published(tmp_path: Path, folder: str) -> None:
+    write_files(tmp_path, *(folder + name for name in SECRETS + NO_SECRETS))
+    assert packed_names(tmp_path) == sorted(folder + name for name in NO_SECRETS)
+
+
+@pytest.mark.parametrize("name", [".env", ".ENV.production", ".envrc"])
+def test_files_in_a_folder_named_like_a_file_of_secrets_are_not_published(tmp_path: Path, name: str) -> None:
+    write_files(tmp_path, "a", f"{name}/key", f"src/{name}/deep/key")
+    assert packed_names(tmp_path) == ["a"]
+
+
+def test_ignore_files_cannot_include_secrets(tmp_path: Path) -> None:
+    write_files(tmp_path, "a", ".env.production", ".dev.vars", capsuleignore="!.env*\n!.dev.vars\n!*\n")
+    assert packed_names(tmp_path) == ["a"]
+
+
+def test_the_dashboard_has_the_same_rule() -> None:
+    script = Path(source.__file__).parents[1] / "pages/dashboard/packing.js"
+    assert f"const SECRETS = /{source.SECRETS}/;" in script.read_text()
+
+
+def test_a_worktrees_git_is_a_file(tmp_path: Path) -> None:
+    write_files(tmp_path, "a", ".git")
+    assert packed_names(tmp_path) == ["a"]
+
+
+def test_ignore_files(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, "a.log", "keep.log", "dist/i.js", "src/dist/i.js", "src/build/x", "build/x", "notes/a.md", "ü"
+    )
+    write_files(tmp_path, gitignore="*.log\n!keep.log\ndist/\n/build\n# a comment\n\n", capsuleignore="notes\n")
+    assert packed_names(tmp_path) == sorted(["keep.log", "src/build/x", "ü"])
+
+
+def test_capsuleignore_includes_files_again(tmp_path: Path) -> None:
+    write_files(tmp_path, "dist/i.js", "a.log", gitignore="dist\n*.log\n", capsuleignore="!dist\n")
+    assert packed_names(tmp_path) == ["dist/i.js"]
+
+
+def test_a_folders_own_ignore_file_applies_there(tmp_path: Path) -> None:
+    write_files(tmp_path, "a/x", "a/y", "b/x", "b/y", gitignore="y\n")
+    write_files(tmp_path / "a", gitignore="/x\n!y\n")
+    assert packed_names(tmp_path) == ["a/.gitignore", "a/y", "b/x"]
+
+
+def test_the_repository_around_a_folder(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, ".git/HEAD", "apps/shop/a", "apps/shop/a.log", "apps/shop/tmp/b", gitignore="*.log\n/apps/shop/tmp\n"
+    )
+    assert packed_names(tmp_path / "apps/shop") == ["a"]
+
+
+def test_an_ignored_folder_named_by_hand(tmp_path: Path) -> None:
+    write_files(tmp_path, ".git/HEAD", "dist/i.js", gitignore="dist\n")
+    assert packed_names(tmp_path / "dist") == ["i.js"]
+
+
+def test_ignore_files_above_a_folder_outside_a_repository_do_not_apply(tmp_path: Path) -> None:
+    write_files(tmp_path, "app/a", gitignore="a\n")
+    assert packed_names(tmp_path / "app") == ["a"]
+
+
+def test_links(tmp_path: Path) -> None:
+    write_files(tmp_path, "a", "sub/b", "sub/c")
+    (tmp_path / "sub/up").symlink_to("../a")
+    (tmp_path / "folder").symlink_to("sub")
+    os.link(tmp_path / "a", tmp_path / "second")
+    os.mkfifo(tmp_path / "pipe")
+    assert packed_names(tmp_path) == ["a", "folder", "second", "sub/b", "sub/c", "sub/up"]
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../outside"])
+def test_a_link_out_of_the_folder(tmp_path: Path, target: str) -> None:
+    write_files(tmp_path, "outside", "app/a")
+    (tmp_path / "app/link").symlink_to(target)
+    with pytest.raises(Refused, match=r"link links to a file outside the folder"), pack_source(tmp_path / "app"):
+        pass
+    write_files(tmp_path / "app", capsuleignore="link\n")
+    assert packed_names(tmp_path / "app") == ["a"]
+
+
+def test_nothing_to_publish(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="nothing to publish"), pack_source(tmp_path):
+        pass
+
+
+def test_a_source_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source.SOURCE_BYTES == sources.SOURCE_BYTES
+    monkeypatch.setattr(source, "SOURCE_BYTES", 1 << 20)
+    (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
+    with pytest.raises(Refused, match="the packed source exceeds 1 MB"), pack_source(tmp_path):
+        pass
+
+
+def test_an_invalid_pattern(tmp_path: Path) -> None:
+    write_files(tmp_path, "a", gitignore="!\n")
+    with pytest.raises(Refused, match="invalid pattern"), pack_source(tmp_path):
+        pass

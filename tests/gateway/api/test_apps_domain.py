@@ -1,0 +1,411 @@
+"""Custom domains that account holders set and verify, against a DNS server over UDP."""
+
+import asyncio
+import json
+import secrets
+from typing import Any
+
+import dns.rcode
+import httpx
+import pytest
+
+from gateway.ids import now_iso
+from gateway.keys import app_key, certificate_key, domain_check_key, domain_key, partition_tag
+from tests.fakes import FakeAppBackend
+from tests.gateway.conftest import Launch
+from tests.support.accounts import DOMAIN, Account, App
+from tests.support.dns_server import DnsServer
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def call(app: App, method: str, body: Any = None, *, verify: bool = False, **options: Any) -> httpx.Response:
+    path = f"/account/apps/{app.name}/domain{'/verify' if verify else ''}"
+    return await app.account.call(method, path, body, **options)
+
+
+async def show(app: App) -> dict[str, Any]:
+    response = await call(app, "GET")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def put(app: App, domain: str) -> dict[str, Any]:
+    response = await call(app, "PUT", {"domain": domain})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def verify(app: App, **options: Any) -> dict[str, Any]:
+    response = await call(app, "POST", verify=True, **options)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def prove(app: App, resolver: DnsServer, domain: str) -> None:
+    """Sets the domain with its TXT record, and verifies it."""
+    record = (await put(app, domain))["records"][0]
+    resolver.sets(record["name"], record["value"])
+    assert (await verify(app))["verified"]
+
+
+async def account_app(app: App) -> App:
+    """A second app of the same account."""
+    return await app.account.app(app.backend)
+
+
+async def may_ask(app: App, domain: str) -> bool:
+    """Returns whether pages of the domain may call inference."""
+    headers = app.headers(Origin=f"https://{domain}")
+    response = await app.post({"prompt": ""}, headers=headers)
+    assert response.status_code in (400, 403), response.text
+    return response.status_code == 400
+
+
+def claimed(app: App, domain: str) -> bool:
+    with app.gateway.redis.client() as client:
+        return bool(client.exists(domain_key(domain)))
+
+
+def record_of(app: App) -> dict[str, Any]:
+    with app.gateway.redis.client() as client:
+        return json.loads(client.get(app_key(app.name)))
+
+
+@pytest.fixture
+def domain() -> str:
+    return f"shop-{secrets.token_hex(4)}.example.com"
+
+
+async def test_from_nothing_to_verified_and_back(app: App, resolver: DnsServer, domain: str) -> None:
+    refused(await call(app, "GET"), 404, "NOT_FOUND")
+    refused(await call(app, "POST", verify=True), 404, "NOT_FOUND")
+    refused(await call(app, "DELETE"), 404, "NOT_FOUND")
+
+    view = await put(app, domain)
+    assert view.keys() == {"domain", "verified", "records"}
+    assert (view["domain"], view["verified"]) == (domain, False)
+    txt, cname = view["records"]
+    assert (txt["type"], txt["name"], len(txt["value"])) == ("TXT", f"_capsule.{domain}", 40)
+    assert cname == {"type": "CNAME", "name": domain, "value": f"{app.name}.{DOMAIN}"}
+    assert await show(app) == view
+    assert not await may_ask(app, domain)
+
+    missing = f"There is no TXT record at _capsule.{domain}."
+    assert await verify(app) == {**view, "problem": missing}
+    resolver.sets(txt["name"], "something else")
+    assert (await verify(app))["problem"] == f"The TXT record at _capsule.{domain} has another value."
+    assert not await may_ask(app, domain)
+    resolver.sets(txt["name"], "something else", (txt["value"][:7], txt["value"][7:]), "v=spf1 -all")
+    assert await verify(app) == {**view, "verified": True}
+    assert await show(app) == {**view, "verified": True}
+    assert await may_ask(app, domain)
+    listed = (await app.account.get("/account/apps")).json()
+    assert [(each["customDomain"], each["customDomainVerified"]) for each in listed] == [(domain, True)]
+
+    # The same domain again, written differently, stays verified. A removed record does not count at once.
+    assert await put(app, f"{domain.upper()}.") == {**view, "verified": True}
+    resolver.sets(txt["name"])
+    assert await verify(app) == {**view, "verified": True, "problem": missing}
+
+    assert (await call(app, "DELETE")).status_code == 204
+    refused(await call(app, "GET"), 404, "NOT_FOUND")
+    assert not await may_ask(app, domain)
+    assert not claimed(app, domain)
+
+
+async def test_another_domain_is_not_verified(app: App, resolver: DnsServer, domain: str) -> None:
+    await prove(app, resolver, domain)
+    other = f"other.{domain}"
+    assert not (await put(app, other))["verified"]
+    assert not await may_ask(app, domain)
+    assert not await may_ask(app, other)
+    first, second = [(await put(app, name))["records"][0]["value"] for name in (domain, other)]
+    assert first != second
+    resolver.sets(f"_capsule.{other}", first)
+    assert "another value" in (await verify(app))["problem"]
+
+
+async def test_a_domain_belongs_to_the_app_that_verified_it(
+    app: App, gw: Gateway, backend: FakeAppBackend, resolver: DnsServer, domain: str
+) -> None:
+    stranger, sibling = await gw.app(backend), await account_app(app)
+    for each in (app, stranger, sibling):  # several apps may prepare the same domain
+        await put(each, domain)
+    # The record of one app proves nothing for another.
+    resolver.sets(f"_capsule.{domain}", (await show(app))["records"][0]["value"])
+    for each in (stranger, sibling):
+        assert "another value" in (await verify(each))["problem"]
+    assert (await verify(app))["verified"]
+
+    # Not even with a record of its own, as long as the domain belongs to the first app.
+    records = [(await show(each))["records"][0]["value"] for each in (app, stranger, sibling)]
+    resolver.sets(f"_capsule.{domain}", *records)
+    for each in (stranger, sibling):
+        refused(await call(each, "POST", verify=True), 409, "NAME_TAKEN")
+        assert not (await show(each))["verified"]
+        assert not await may_ask(each, domain)
+        for written in (domain, domain.title(), f"{domain}."):
+            refused(await call(each, "PUT", {"domain": written}), 409, "NAME_TAKEN")
+    body = {"account": stranger.account.id, "customDomain": domain, "customDomainVerified": True}
+    refused(await gw.platform("PUT", f"apps/{stranger.name}", body), 409, "NAME_TAKEN")
+    assert await may_ask(app, domain)
+
+    await gw.platform("DELETE", f"apps/{app.name}")
+    assert (await verify(stranger))["verified"]
+    assert await may_ask(stranger, domain)
+
+
+async def test_only_the_app_s_own_account(app: App, gw: Gateway, backend: FakeAppBackend, domain: str) -> None:
+    await put(app, domain)
+    other = await gw.app(backend)
+    intruder = App(other.account, app.name, backend)
+    for method, body, asks in (
+        ("GET", None, False),
+        ("PUT", {"domain": "evil.example"}, False),
+        ("POST", None, True),
+        ("DELETE", None, False),
+    ):
+        refused(await call(intruder, method, body, verify=asks), 404, "NOT_FOUND")
+        nobody = App(Account(gw, "", "csk_none"), app.name, backend)
+        refused(await call(nobody, method, body, verify=asks), 401, "UNAUTHORIZED")
+    assert (await show(app))["domain"] == domain
+
+
+async def test_of_concurrent_claims_one_succeeds(
+    gw: Gateway, twin: Gateway, backend: FakeAppBackend, resolver: DnsServer, domain: str
+) -> None:
+    """At two processes, by apps that all have their records in the DNS."""
+    apps = [await gw.app(backend) for _ in range(6)]
+    resolver.sets(f"_capsule.{domain}", *[(await put(app, domain))["records"][0]["value"] for app in apps])
+    answers = await asyncio.gather(
+        *[call(app, "POST", verify=True, at=(gw, twin)[number % 2]) for number, app in enumerate(apps)]
+    )
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 5
+    assert sum([(await show(app))["verified"] for app in apps]) == 1
+    assert sum([await may_ask(app, domain) for app in apps]) == 1
+
+
+async def test_changes_during_a_verification(app: App, resolver: DnsServer, domain: str) -> None:
+    """A domain that is changed or removed meanwhile is not verified, and its claim is released."""
+    record = (await put(app, domain))["records"][0]
+    resolver.sets(record["name"], record["value"])
+    results = await asyncio.gather(
+        call(app, "POST", verify=True), call(app, "PUT", {"domain": f"new.{domain}"}), return_exceptions=True
+    )
+    assert {result.status_code for result in results} <= {200, 404}
+    assert await show(app) == await put(app, f"new.{domain}")
+    assert not (await show(app))["verified"]
+    assert not await may_ask(app, domain)
+    assert not claimed(app, domain)
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("Shop.{}.EXAMPLE", "shop.{}.example"),
+        ("shop.{}.example.", "shop.{}.example"),
+        ("bücher.{}.example", "xn--bcher-kva.{}.example"),
+        ("BÜCHER.{}.Example.", "xn--bcher-kva.{}.example"),
+        ("straße.{}.example", "xn--strae-oqa.{}.example"),
+        ("例え。{}。テスト", "xn--r8jz45g.{}.xn--zckzah"),
+        ("xn--bcher-kva.{}.example", "xn--bcher-kva.{}.example"),
+        ("ＳＨＯＰ.{}.example", "shop.{}.example"),
+        ("{}.co.uk", "{}.co.uk"),
+    ],
+)
+async def test_one_form_of_each_name(app: App, resolver: DnsServer, written: str, kept: str) -> None:
+    unique = secrets.token_hex(4)
+    view = await put(app, written.format(unique))
+    assert view["domain"] == kept.format(unique)
+    resolver.sets(view["records"][0]["name"], view["records"][0]["value"])
+    assert (await verify(app))["verified"]
+    assert resolver.asked[-1] == f"_capsule.{kept.format(unique)}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "..",
+        "com",
+        "localhost",
+        "example..com",
+        ".example.com",
+        "example.com..",
+        "-a.example.com",
+        "a-.example.com",
+        "a_b.example.com",
+        "_capsule.example.com",
+        "*.example.com",
+        "https://example.com",
+        "example.com/",
+        "example.com:443",
+        "user@example.com",
+        "exa mple.com",
+        " example.com",
+        "example.com\n",
+        "example.com\0",
+        "example.com\r\nX: y",
+        "192.0.2.1",
+        "127.1",
+        "0x7f.1",
+        "2130706433",
+        "[::1]",
+        "2001:db8::1",
+        "example.123",
+        "a" * 64 + ".example.com",
+        ".".join(["a" * 60] * 4) + ".example",
+        "ü" * 63 + ".example",
+        "\u0661.example\u200d",
+        "a\u0338.exa≠mple",
+        "\u202eexample.com",
+        "☃.exa..mple",
+        DOMAIN,
+        f"shop.{DOMAIN}",
+        f"SHOP.{DOMAIN}.",
+        f"a.b.{DOMAIN}",
+    ],
+)
+async def test_refused_names(app: App, text: str) -> None:
+    error = refused(await call(app, "PUT", {"domain": text}), 400, "REQUEST_MALFORMED")
+    assert error["message"].startswith("domain: "), error
+    refused(await call(app, "GET"), 404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], {}, {"domain": None}, {"domain": 7}, {"domain": "a.example", "verified": True}]
+)
+async def test_refused_bodies(app: App, body: Any) -> None:
+    refused(await call(app, "PUT", body), 400, "REQUEST_MALFORMED")
+    refused(await call(app, "GET"), 404, "NOT_FOUND")
+
+
+async def test_names_of_the_service_and_internal_names(launch: Launch, backend: FakeAppBackend) -> None:
+    urls = {"GATEWAY_BASE_URL": "https://api.service.example", "GATEWAY_API_URL": "https://hooks.service.example:8443"}
+    async with launch(
+        GATEWAY_ALLOW_PRIVATE_ADDRESSES="false", GATEWAY_APPS_DOMAIN="apps.service.example:8443", **urls
+    ) as gw:
+        account = await gw.account()
+        app = App(account, "shop", backend)
+        assert (await account.call("POST", "/account/apps", {"name": app.name})).status_code == 201
+        for text in (
+            "api.service.example",
+            "Hooks.Service.Example.",
+            "apps.service.example",
+            "x.apps.service.example",
+            "x.api.service.example",
+            "shop.localhost",
+            "printer.local",
+            "db.internal",
+        ):
+            refused(await call(app, "PUT", {"domain": text}), 400, "REQUEST_MALFORMED")
+        for text in ("www.service.example", "myapps.service.example", "service.example"):
+            assert (await put(app, text))["records"][1]["value"] == "shop.apps.service.example"
+
+
+@pytest.mark.parametrize("suffix", ["localhost", "local", "internal", "test", "invalid", "onion", "home.arpa"])
+async def test_names_that_the_internet_never_has(app: App, suffix: str) -> None:
+    error = refused(await call(app, "PUT", {"domain": f"shop.{suffix}"}), 400, "REQUEST_MALFORMED")
+    assert "internal use" in error["message"] or "address of this service" in error["message"]
+    refused(await call(app, "GET"), 404, "NOT_FOUND")
+
+
+async def test_a_dns_that_fails_or_is_silent(app: App, resolver: DnsServer, domain: str) -> None:
+    view = await put(app, domain)
+    name = f"_capsule.{domain}"
+    problem = f"The DNS did not answer for {name}. Try again in a minute."
+    resolver.failing[name] = dns.rcode.SERVFAIL
+    assert await verify(app) == {**view, "problem": problem}
+    resolver.silent.add(name)
+    slow = asyncio.create_task(verify(app))
+    await wait_until(lambda: name in resolver.asked)
+    # Meanwhile, the account's other requests are answered.
+    answers = await asyncio.wait_for(asyncio.gather(*[show(app) for _ in range(5)]), 3)
+    assert answers == [view] * 5
+    assert await asyncio.wait_for(slow, 10) == {**view, "problem": problem}
+
+
+async def test_a_cname_at_the_name_of_the_record(app: App, resolver: DnsServer, domain: str) -> None:
+    record = (await put(app, domain))["records"][0]
+    resolver.aliases[record["name"]] = f"records.{domain}"
+    assert "no TXT record" in (await verify(app))["problem"]
+    resolver.sets(f"records.{domain}", record["value"])
+    assert (await verify(app))["verified"]
+
+
+async def test_ten_verifications_a_minute(app: App, resolver: DnsServer, domain: str) -> None:
+    sibling = await account_app(app)
+    for each in (app, sibling):
+        await put(each, domain)
+    answers = [await call(app, "POST", verify=True) for _ in range(11)]
+    assert [answer.status_code for answer in answers] == [200] * 10 + [429]
+    refused(answers[-1], 429, "RATE_LIMITED")
+    assert 1 <= int(answers[-1].headers["Retry-After"]) <= 60
+    assert resolver.asked.count(f"_capsule.{domain}") == 10
+    assert (await call(sibling, "POST", verify=True)).status_code == 200
+
+
+async def test_the_record_is_the_app_s_own(app: App, gw: Gateway, domain: str) -> None:
+    """It stays the same for a renamed app, and is another one for an app of the same name that is created later."""
+    value = (await put(app, domain))["records"][0]["value"]
+    body = {"account": app.account.id, "customDomain": domain}
+    name = app.name
+    await gw.platform("PUT", f"apps/{name}", {**body, "name": f"{name}-new"})
+    app.name = f"{name}-new"
+    assert (await show(app))["records"][0]["value"] == value
+    assert (await show(app))["records"][1]["value"] == f"{name}-new.{DOMAIN}"
+    other = await gw.account()
+    await gw.platform("PUT", f"apps/{app.name}", {**body, "account": other.id})
+    moved = App(other, app.name, app.backend)
+    assert (await show(moved))["records"][0]["value"] != value
+    await gw.platform("DELETE", f"apps/{app.name}")
+    await gw.platform("PUT", f"apps/{name}", body)
+    app.name = name
+    assert (await show(app))["records"][0]["value"] != value
+
+
+async def test_what_operators_set(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
+    """An operator verifies a domain without a record. A put that repeats a proven domain leaves it proven."""
+    body = {"account": app.account.id, "customDomain": domain, "customDomainVerified": True}
+
+    def stored() -> tuple[bool, bool]:
+        record = record_of(app)
+        return record.get("customDomainVerified", False), record.get("customDomainProven", False)
+
+    assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code == 200
+    assert (await show(app))["verified"]
+    assert stored() == (True, False)
+    assert (await verify(app))["problem"]
+    assert (await show(app))["verified"]
+    await call(app, "DELETE")
+    await prove(app, resolver, domain)
+    assert stored() == (True, True)
+    await gw.platform("PUT", f"apps/{app.name}", body)
+    assert stored() == (True, True)
+    await gw.platform("PUT", f"apps/{app.name}", {**body, "customDomain": f"x.{domain}"})
+    assert stored() == (True, False)
+    await gw.platform("PUT", f"apps/{app.name}", {"account": app.account.id})
+    refused(await call(app, "GET"), 404, "NOT_FOUND")
+
+
+async def test_the_certificate_and_a_missing_record(app: App, gw: Gateway, resolver: DnsServer, domain: str) -> None:
+    await prove(app, resolver, domain)
+    tag, ends = partition_tag(app.account.id), 1_900_000_000_000
+    with gw.redis.client() as client:
+        certificate = {"domain": domain, "expiresAt": ends, "issuer": "An Authority"}
+        client.hset(certificate_key(tag, app.name), mapping=certificate)
+        assert (await show(app))["certificate"] == {"issuer": "An Authority", "expiresAt": now_iso(ends / 1000)}
+        client.hset(certificate_key(tag, app.name), "issuer", "")
+        assert (await show(app))["certificate"]["issuer"] is None
+        client.hset(certificate_key(tag, app.name), "domain", "former.example")
+        assert "certificate" not in await show(app)
+        client.hset(domain_check_key(tag, app.name), mapping={"domain": domain, "missingSince": ends, "version": "1"})
+        assert "is missing. Restore it" in (await show(app))["problem"]
+        assert now_iso(ends / 1000 + 7 * 86_400) in (await show(app))["problem"]
+        assert "problem" not in await verify(app)
+        assert "problem" not in await show(app), "the record was just there"

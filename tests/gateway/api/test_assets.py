@@ -1,0 +1,226 @@
+"""The bundles of the pages: what the bundler joins and what it refuses, and their responses over HTTP."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gateway.api import assets
+from gateway.api.assets import BUNDLED, BundleError, Bundler, accepts_gzip, page_text
+from tests.support.gateway_process import Gateway
+
+PAGES = {"public": "/", "dashboard": "/dashboard", "ops": "/ops"}
+LIMIT = 200_000  # bytes of a page and its files, as transferred
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(assets.FOLDERS, "pages", (tmp_path,))
+    return tmp_path
+
+
+def bundle(folder: Path, **modules: str) -> str:
+    for name, text in modules.items():
+        (folder / f"{name}.js").write_text(text)
+    return Bundler().bundle(folder / "page.js")
+
+
+def run(script: str, folder: Path) -> str:
+    """Returns what a script logs."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs the Debian package nodejs")
+    file = folder / "bundle.mjs"
+    file.write_text(script)
+    return subprocess.run([node, file], capture_output=True, text=True, check=True, timeout=20).stdout
+
+
+@pytest.mark.parametrize("page", BUNDLED)
+def test_each_page_can_be_bundled(page: str) -> None:
+    assert "<script" in page_text(page)
+
+
+def test_a_page_that_cannot_be_bundled_leaves_the_others_in_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in {"good": "const a = 1;\n", "bad": "export default 1;\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "page.js").write_text(script)
+        (tmp_path / name / "index.html").write_text(f'<script type="module" src="/{name}/page.js"></script>')
+        monkeypatch.setitem(assets.FOLDERS, name, (tmp_path / name,))
+    monkeypatch.setattr(assets, "PAGES", tmp_path)
+    monkeypatch.setattr(assets, "BUNDLED", ("good", "bad"))
+    bundled = assets.Bundles()
+    assert "/pages/good." in str(bundled.texts["good"])
+    assert str(bundled.texts["bad"]) == "bad/page.js:1: export is not supported here"
+
+
+def test_names_of_modules_do_not_collide(write: Path) -> None:
+    script = bundle(
+        write,
+        page='// A page.\n\nimport { a, b as c } from "./one.js";\nimport * as two from "/pages/two.js";\n'
+        "const hidden = 3;\nconsole.log(a, c(), two.hidden, hidden, typeof two.absent);\n",
+        one='import {\n  hidden as theirs,\n} from "./two.js";\n\nexport const a = theirs + 1;\n'
+        "const hidden = 2;\nexport function b() {\n  return hidden;\n}\n",
+        two="export const hidden = 9;\nexport class Kind {}\nexport async function* each() {}\n",
+    )
+    assert run(script, write) == "10 2 9 3 undefined\n"
+
+
+def test_a_module_runs_once_and_after_those_that_it_imports(write: Path) -> None:
+    script = bundle(
+        write,
+        page='import { a } from "./a.js";\nimport { b } from "./b.js";\nconsole.log("page", a, b);\n',
+        a='import { b } from "./b.js";\nconsole.log("a");\nexport const a = b;\n',
+        b='console.log("b");\nexport const b = 1;\n',
+    )
+    assert run(script, write) == "b\na\npage 1 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('import a from "./other.js";\n', 1),
+        ('\nimport "./other.js";\n', 2),
+        ('import { x } from "./other.js"\n', 1),
+        ("import { x } from './other.js';\n", 1),
+        ('import { y } from "./other.js";\n', 1),
+        ('import { x } from "./absent.js";\n', 1),
+        ('import { x } from "../other.js";\n', 1),
+        ('import { x } from "https://elsewhere.test/other.js";\n', 1),
+        ('import { x } from "./page.js";\n', 1),
+        ('const a = 1;\nimport { x } from "./other.js";\n', 2),
+        ("const a = 1;\n\nexport default a;\n", 3),
+        ("const a = 1;\nexport { a };\n", 2),
+        ('export * from "./other.js";\n', 1),
+        ("export let a = 1;\n", 1),
+        ("export const { a } = {};\n", 1),
+        ("export const [a] = [];\n", 1),
+        ('const a = () =>\n  import("./other.js");\n', 2),
+        ("const a = import.meta.url;\n", 1),
+        ("await null;\n", 1),
+    ],
+)
+def test_other_syntax_is_refused_with_its_line(write: Path, text: str, line: int) -> None:
+    with pytest.raises(BundleError, match=rf"page\.js:{line}: "):
+        bundle(write, page=text, other="export const x = 1;\n")
+
+
+def test_a_cycle_is_refused(write: Path) -> None:
+    with pytest.raises(BundleError, match=r"b\.js:1: \./a\.js imports this module"):
+        bundle(
+            write,
+            page='import { a } from "./a.js";\n',
+            a='import { b } from "./b.js";\nexport const a = 1;\n',
+            b='import { a } from "./a.js";\nexport const b = 1;\n',
+        )
+
+
+@pytest.mark.parametrize(
+    ("header", "accepted"),
+    [
+        ("gzip, deflate, br", True),
+        ("br;q=1, GZIP ; q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip;q=0.000", False),
+        ("identity", False),
+        ("x-gzip2", False),
+        ("", False),
+    ],
+)
+def test_only_browsers_that_accept_it_get_gzip(header: str, *, accepted: bool) -> None:
+    assert accepts_gzip(header) is accepted
+
+
+# -- responses -----------------------------------------------------------------------------------------------
+
+over_http = pytest.mark.asyncio(loop_scope="session")
+BROWSER = {"Accept-Encoding": "gzip, br"}
+
+
+async def load(gw: Gateway, page: str) -> dict[str, int]:
+    """Returns the addresses that a page loads, and the bytes transferred for each."""
+    sizes: dict[str, int] = {}
+    waiting = [page]
+    while waiting:
+        address = waiting.pop()
+        if address in sizes:
+            continue
+        response = await gw.http.get(address, headers=BROWSER)
+        assert response.status_code == 200, address
+        sizes[address] = response.num_bytes_downloaded
+        if response.headers["content-type"].startswith(("text/html", "text/css")):
+            waiting += re.findall(r"""["' (,](/pages/[\w.-]+)""", response.text)
+    return sizes
+
+
+@over_http
+@pytest.mark.parametrize("page", [*PAGES.values(), "/docs"])
+async def test_a_page_is_one_style_sheet_and_one_script_and_small(gw: Gateway, page: str) -> None:
+    sizes = await load(gw, page)
+    assert [sum(address.endswith(suffix) for address in sizes) for suffix in (".css", ".js")] == [1, 1]
+    assert sum(sizes.values()) < LIMIT, sizes
+    assert all(re.fullmatch(r"/pages/[\w-]+\.[0-9a-f]{12}\.\w+", address) for address in sizes if address != page)
+
+
+@over_http
+@pytest.mark.parametrize("page", PAGES)
+async def test_browsers_ask_for_a_page_each_time_and_keep_its_files(gw: Gateway, page: str) -> None:
+    first, *files = await load(gw, PAGES[page])
+    for address in (first, *files):
+        response = await gw.http.get(address, headers=BROWSER)
+        forever = "public, max-age=31536000, immutable"
+        assert response.headers["cache-control"] == ("no-cache" if address == first else forever)
+        tag = response.headers["etag"]
+        for known in (tag, f'"other", {tag}'):
+            again = await gw.http.get(address, headers={**BROWSER, "If-None-Match": known})
+            assert (again.status_code, again.content) == (304, b"")
+            assert again.headers["etag"] == tag
+            assert again.headers["content-security-policy"] == response.headers["content-security-policy"]
+        other = await gw.http.get(address, headers={**BROWSER, "If-None-Match": 'W/"0"'})
+        assert (other.status_code, other.content) == (200, response.content)
+
+
+@over_http
+@pytest.mark.parametrize("page", PAGES)
+async def test_head_has_the_headers_of_get(gw: Gateway, page: str) -> None:
+    for address in await load(gw, PAGES[page]):
+        head = await gw.http.head(address, headers=BROWSER)
+        get = await gw.http.get(address, headers=BROWSER)
+        assert (head.status_code, head.content) == (200, b"")
+        varying = ("date", "x-request-id")
+        assert [h for h in head.headers.items() if h[0] not in varying] == [
+            h for h in get.headers.items() if h[0] not in varying
+        ]
+
+
+@over_http
+async def test_texts_are_compressed_for_browsers_that_accept_it(gw: Gateway) -> None:
+    for address in await load(gw, "/dashboard"):
+        plain = await gw.http.get(address, headers={"Accept-Encoding": "identity"})
+        packed = await gw.http.get(address, headers=BROWSER)
+        assert "content-encoding" not in plain.headers
+        assert plain.content == packed.content
+        if address.endswith((".js", ".css")) or address == "/dashboard":
+            assert packed.headers["content-encoding"] == "gzip"
+            assert packed.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
+            assert packed.num_bytes_downloaded < plain.num_bytes_downloaded / 2
+
+
+@over_http
+async def test_the_script_of_another_release_reloads_the_page(gw: Gateway) -> None:
+    response = await gw.http.get("/pages/dashboard.0123456789ab.js")
+    assert response.status_code == 200
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert response.text == assets.RELOAD
+
+
+@over_http
+@pytest.mark.parametrize(
+    "name", ["dashboard.0123456789ab.css", "dashboard.0123456789ab.map", "nothing.0123456789ab.js", "dashboard.js"]
+)
+async def test_other_files_of_another_release_are_missing(gw: Gateway, name: str) -> None:
+    assert (await gw.http.get(f"/pages/{name}")).status_code == 404

@@ -1,0 +1,66 @@
+"""The documentation's pages: what they link to, whose address they show, and their sizes."""
+
+import gzip
+import re
+
+import pytest
+
+from gateway.api.assets import bundles
+from gateway.api.documentation import menu, render_document, sources
+from tests.support.gateway_process import Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ADDRESSES = [*sources(), "/docs/reference"]
+MOST = 300_000  # bytes that a visit with a search transfers
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+async def test_a_page(gw: Gateway, address: str) -> None:
+    response = await gw.http.get(address)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "https://api.example.com" not in response.text
+    assert response.text.count("<h1") == 1
+    assert not re.findall(r"<script(?! type=\"module\" src=)|\sstyle=|\son\w+=\"", response.text)
+
+
+async def test_links_lead_to_pages_and_headings(gw: Gateway) -> None:
+    pages = {address: (await gw.http.get(address)).text for address in ADDRESSES}
+    anchors = {address: set(re.findall(r' id="([^"]+)"', page)) for address, page in pages.items()}
+    others = {"/", "/dashboard", "/docs/openapi.json", "/docs/capsule.schema.json"}
+    for address, page in pages.items():
+        for link in re.findall(r'<a [^>]*href="([/#][^"]*)"', page):
+            target, _, anchor = link.partition("#")
+            target = target or address
+            assert target in others or target in pages, (address, link)
+            assert not anchor or anchor in anchors[target], (address, link)
+
+
+async def test_the_menu_has_every_page() -> None:
+    linked = {target.partition("#")[0] for _, pages in menu() for _, target in pages}
+    assert linked == {*ADDRESSES} - {"/docs"}
+
+
+async def test_a_document_cannot_hold_markup() -> None:
+    assert "<script" not in render_document("docs/security.md").content
+
+
+async def test_a_visit_with_a_search_is_small(gw: Gateway) -> None:
+    """The font and the picture are transferred as they are; everything else is compressed."""
+    search = gzip.compress((await gw.http.get("/docs/search.json")).content)
+    for address in ADDRESSES:
+        page = (await gw.http.get(address)).text
+        files = [bundles().files[name] for name in {*re.findall(r'"/pages/([\w.-]+)"', page)}]
+        font = [asset for name, asset in bundles().files.items() if re.fullmatch(r"inter\.\w{12}\.woff2", name)]
+        sizes = [len(asset.compressed or asset.body) for asset in (*files, *font)]
+        assert len(gzip.compress(page.encode())) + len(search) + sum(sizes) < MOST, address
+
+
+async def test_the_first_page_is_not_sent_again_to_a_browser_that_has_it(gw: Gateway) -> None:
+    for path in ("/docs", "/docs/"):
+        page = await gw.http.get(path)
+        assert (page.status_code, page.headers["cache-control"]) == (200, "no-cache")
+        again = await gw.http.get(path, headers={"If-None-Match": page.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")

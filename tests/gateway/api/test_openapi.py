@@ -1,0 +1,136 @@
+"""The OpenAPI document and the running service: schemathesis sends valid and invalid requests."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pytest
+import pytest_asyncio
+from litestar.routes import HTTPRoute
+
+from gateway.api import openapi
+from gateway.app import create_app
+from gateway.deploys.manifest import manifest_schema
+from gateway.settings import Settings
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CONFIG = """
+[parameters]
+"path.app" = "{app}"
+"""
+# A schema cannot express that an account or address exists, so valid requests may still be refused.
+CHECKS = ["--exclude-checks", "positive_data_acceptance"]
+SCHEMA = "/docs/openapi.json"
+
+
+def schemathesis(gw: Gateway, app: str, paths: str, credential: str) -> str:
+    config = gw.folder / "schemathesis.toml"
+    config.write_text(CONFIG.format(app=app))
+    command = [Path(sys.executable).parent / "st", "--config-file", config, "run", f"{gw.address}{SCHEMA}"]
+    options = ["--include-path-regex", paths, "--max-examples", "4", "--phases", "examples,coverage,fuzzing"]
+    header = ["--header", f"Authorization: Bearer {credential}", "--no-color", *CHECKS]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(gw.folder), "COLUMNS": "200"}
+    done = subprocess.run(
+        [*command, *options, *header], cwd=gw.folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tested = re.search(r"Tested: (\d+)", done.stdout)
+    assert tested, done.stdout
+    return tested[1]
+
+
+# Paths by caller. Three are left out: two stream for minutes, the other is JSON-RPC.
+GROUPS = {
+    "user": "^/capsule",
+    "account": "^/(account(?!/changes)|capabilities|register|hooks)",
+    "operator": "^/(platform|health|ready|metrics|dashboard|ops/session|pages|ops$|$)",
+}
+LEFT_OUT = {"/account/changes", "/ops/events", "/mcp"}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def generous(tmp_path: Path) -> AsyncIterator[Gateway]:
+    """A gateway without effective rate limits and spending caps.
+
+    Each group has its own, because what one group sends as a prompt another one sends as a name, which Redis keeps.
+    """
+    many = {"GATEWAY_RATE_LIMITS": "app=1000000,user=1000000", "GATEWAY_DAILY_CAPS": "max=1000"}
+    async with FakeProvider() as provider, gateway_with_redis(provider, tmp_path, **many) as running:
+        yield running
+
+
+async def operations(gw: Gateway, paths: str) -> list[str]:
+    documented = (await gw.http.get(SCHEMA)).json()["paths"]
+    return [f"{method} {path}" for path, item in documented.items() if re.search(paths, path) for method in item]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_no_undocumented_status_and_no_server_error(
+    generous: Gateway, backend: FakeAppBackend, group: str
+) -> None:
+    app = await generous.app(backend)
+    credential = {"user": app.token(), "account": app.account.key, "operator": OPERATOR}[group]
+    tested = await asyncio.to_thread(schemathesis, generous, app.name, GROUPS[group], credential)
+    assert int(tested) == len(await operations(generous, GROUPS[group]))
+
+
+async def test_every_route_is_in_one_group(gw: Gateway) -> None:
+    grouped = [operation for paths in GROUPS.values() for operation in await operations(gw, paths)]
+    others = [operation for operation in await operations(gw, "") if operation.partition(" ")[2] in LEFT_OUT]
+    assert sorted(grouped + others) == sorted(await operations(gw, ""))
+    assert len(others) == len(LEFT_OUT)
+
+
+async def test_every_operation_has_a_summary_a_tag_and_a_response() -> None:
+    app = create_app(Settings()).litestar
+    paths = openapi.build(app)["paths"]
+    assert app.openapi_schema.to_schema()["paths"].keys() < paths.keys()
+    for path, item in paths.items():
+        for method, operation in item.items():
+            assert operation["summary"], (method, path)
+            assert len(operation["tags"]) == 1, (method, path)
+            assert any(status.startswith("2") for status in operation["responses"]), (method, path)
+
+
+def is_struct(answer: Any) -> bool:
+    """Returns whether it is a struct, a list of structs, or a union of these."""
+    if isinstance(answer, UnionType):
+        return all(map(is_struct, get_args(answer)))
+    (kind,) = get_args(answer) if get_origin(answer) is list else [answer]
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+async def test_every_json_response_is_a_struct() -> None:
+    app = create_app(Settings()).litestar
+    described = app.openapi_schema.to_schema()["paths"]
+    routes = [route for route in app.routes if isinstance(route, HTTPRoute) and route.path_format in described]
+    handlers = [each for route in routes for each in route.route_handlers if "OPTIONS" not in each.http_methods]
+    answers = [answer for handler in handlers if (answer := openapi.response_type(handler)) is not None]
+    assert len(answers) > 25
+    assert [answer for answer in answers if not is_struct(answer)] == []
+
+
+async def test_the_reference_loads_only_our_own_files(gw: Gateway) -> None:
+    page = await gw.http.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    for file in re.findall(r'(?:src|href)="([^"#][^"]*)"', page.text):
+        assert file.startswith("/"), file
+        assert (await gw.http.get(file)).status_code == 200, file
+    assert (await gw.http.get("/docs/nothing")).status_code == 404
+
+
+async def test_the_schema_of_manifests_is_public(gw: Gateway) -> None:
+    answer = await gw.http.get("/docs/capsule.schema.json")
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/schema+json")
+    assert answer.json() == manifest_schema()

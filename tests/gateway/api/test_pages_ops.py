@@ -1,0 +1,199 @@
+"""The operators' page over HTTP: access, figures, and the end of its stream."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx_sse
+import pytest
+
+from gateway.accounts.sessions import ACCOUNT, FAILED_PER_MINUTE, OPERATOR, SESSION_SECONDS
+from gateway.api.pages import MAX_VIEWERS
+from tests.fakes import FakeAppBackend
+from tests.fakes.provider import ROLE, tokens
+from tests.gateway.conftest import COUNTED_SOON, Launch
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR as TOKEN
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+from tests.support.visitor import Visitor
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@asynccontextmanager
+async def watching(gw: Gateway, **headers: str) -> AsyncIterator[AsyncIterator[httpx_sse.ServerSentEvent]]:
+    async with httpx_sse.aconnect_sse(gw.http, "GET", "/ops/events", headers=headers or BEARER) as source:
+        yield source.aiter_sse()
+
+
+async def snapshot(gw: Gateway) -> dict[str, Any]:
+    async with watching(gw) as seen:
+        return json.loads((await anext(seen)).data)
+
+
+# -- who gets in ---------------------------------------------------------------------------------------------
+
+
+async def test_a_log_in_sets_a_cookie_that_scripts_cannot_read(visitor: Visitor) -> None:
+    response = await visitor.log_in_as_operator()
+    assert (response.status_code, response.content) == (204, b"")
+    _, *attributes = response.headers["set-cookie"].split("; ")
+    assert set(attributes) == {"HttpOnly", "Path=/", "SameSite=strict", f"Max-Age={SESSION_SECONDS}"}
+    assert (await visitor.call("GET", "/platform/inference")).status_code == 200
+
+
+async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
+    await visitor.log_in_as_operator()
+    async with watching(gw, Cookie=f"{OPERATOR}={visitor.http.cookies[OPERATOR]}") as seen:
+        assert json.loads((await anext(seen)).data)["inference"]["managedInferenceStatus"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Cookie": f"{OPERATOR}=wrong"}])
+async def test_other_credentials_are_refused(gw: Gateway, headers: dict[str, str]) -> None:
+    refused(await gw.http.get("/ops/events", headers=headers), 401, "UNAUTHORIZED")
+
+
+async def test_an_account_is_not_an_operator(gw: Gateway, visitor: Visitor) -> None:
+    account = await gw.account()
+    refused(await visitor.log_in_as_operator(account.key), 401, "UNAUTHORIZED")
+    response = await visitor.call("POST", "/dashboard/session", {"apiKey": account.key})
+    session = response.cookies[ACCOUNT]
+    gw.confidential.add(session)
+    visitor.http.cookies.set(OPERATOR, session)
+    refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
+
+
+async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, visitor: Visitor) -> None:
+    await visitor.log_in_as_operator()
+    with gw.redis.client() as client:
+        [key] = [k for k in client.scan_iter("session:*", count=1000) if client.get(k).startswith(b"operator:")][-1:]
+        assert 0 < client.ttl(key) <= SESSION_SECONDS
+        mine = [k for k in client.scan_iter("session:*", count=1000) if client.get(k).startswith(b"operator")]
+        for key in mine:
+            client.set(key, "operator:" + "0" * 32, keepttl=True)  # as if another token were set now
+    refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
+
+
+async def test_another_site_s_page_changes_nothing(gw: Gateway, visitor: Visitor) -> None:
+    evil = "http://demo.apps.localhost"
+    refused(await visitor.log_in_as_operator(Origin=evil), 403, "CSRF_REFUSED")
+    await visitor.log_in_as_operator()
+    off = {"enabled": False}
+    refused(await visitor.call("PUT", "/platform/inference", off, Origin=evil), 403, "CSRF_REFUSED")
+    refused(await visitor.call("DELETE", "/ops/session", Origin=evil), 403, "CSRF_REFUSED")
+    assert (await visitor.call("GET", "/platform/inference")).json()["enabled"]
+    assert (await visitor.call("PUT", "/platform/inference", {"enabled": True})).status_code == 200
+
+
+async def test_a_log_out_ends_the_session(visitor: Visitor) -> None:
+    await visitor.log_in_as_operator()
+    token = visitor.http.cookies[OPERATOR]
+    assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
+    copied = await visitor.gw.http.get("/platform/inference", headers={"Cookie": f"{OPERATOR}={token}"})
+    refused(copied, 401, "UNAUTHORIZED")
+
+
+async def test_failed_log_ins_are_limited(visitor: Visitor) -> None:
+    for n in range(FAILED_PER_MINUTE):
+        refused(await visitor.log_in_as_operator(f"wrong {n}"), 401, "UNAUTHORIZED")
+    refused(await visitor.log_in_as_operator(), 429, "LOGINS_LIMITED")
+
+
+async def test_the_page_is_public(gw: Gateway) -> None:
+    response = await gw.http.get("/ops")
+    assert response.status_code == 200
+    assert "script-src 'self'" in response.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("path", ["/ops/none.js", "/ops/..%2findex.html"])
+async def test_other_files_are_not_served(gw: Gateway, path: str) -> None:
+    assert (await gw.http.get(path)).status_code == 404
+
+
+# -- what is told --------------------------------------------------------------------------------------------
+
+
+async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(COUNTED_SOON) as gw:
+        app = await gw.app(backend)
+        for _ in range(20):
+            await app.events("x")
+        refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+        await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
+        seen = await wait_until(
+            lambda: snapshot(gw), holds=lambda seen: sum(minute["requests"] for minute in seen["minutes"]) == 21
+        )
+        assert sum(minute["codes"].get("USER_RATE_LIMITED", 0) for minute in seen["minutes"]) == 1
+        assert sum(minute["streams"] for minute in seen["minutes"]) == 20
+        assert 0 < seen["firstToken"]["p50"] <= seen["firstToken"]["p99"]
+        [top] = seen["spend"]["top"]
+        assert top["account"] == app.account.id
+        assert top["settled"] == seen["spend"]["total"] == await app.account.settled()
+        assert (seen["webhooks"]["waiting"], seen["webhooks"]["pending"], seen["workers"]) == (1, 0, [])
+        assert [process["streams"] for process in seen["gateways"]] == [0]
+
+        worker = await Worker(gw.redis.url, gw.folder).start()
+
+        async def dropped() -> bool:
+            seen = await snapshot(gw)
+            outcomes = seen["outcomes"].get("dropped")
+            alive = [worker["group"] for worker in seen["workers"] if worker["heartbeatMs"] is not None]
+            return (seen["webhooks"]["waiting"], outcomes, alive) == (0, 1, ["webhooks"])
+
+        await wait_until(dropped)
+        worker.kill()
+
+
+async def test_open_streams_show(gw: Gateway, app: App) -> None:
+    release = asyncio.Event()
+    prompt = gw.provider.plays(ROLE, release, tokens("late"))
+    asking = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: snapshot(gw), holds=lambda seen: any(process["streams"] for process in seen["gateways"]))
+    release.set()
+    assert (await asking).status_code == 200
+
+
+async def test_the_number_of_viewers_is_limited(gw: Gateway) -> None:
+    async with AsyncExitStack() as viewers:
+        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(MAX_VIEWERS)]
+        for each in seen:
+            await anext(each)
+        refused(await gw.http.get("/ops/events", headers=BEARER), 429, "VIEWERS_LIMITED")
+        await viewers.aclose()
+
+        async def room() -> bool:
+            async with gw.http.stream("GET", "/ops/events", headers=BEARER) as response:
+                return response.status_code == 200
+
+        await wait_until(room)
+
+
+async def test_the_stream_reports_when_redis_is_away_and_back(gw: Gateway) -> None:
+    async with watching(gw) as seen:
+        assert (await anext(seen)).event == "message"
+        gw.redis.freeze()
+        try:
+            async with asyncio.timeout(15):
+                while (await anext(seen)).event != "away":
+                    pass
+        finally:
+            gw.redis.thaw()
+        async with asyncio.timeout(15):
+            while (await anext(seen)).event != "message":
+                pass
+
+
+async def test_a_drain_ends_the_stream(launch: Launch) -> None:
+    async with launch() as gw, watching(gw) as seen:
+        await anext(seen)
+        stopping = asyncio.create_task(gw.stop())
+        async with asyncio.timeout(8):
+            while await anext(seen, None):
+                pass
+        assert await stopping is not None  # it was not killed

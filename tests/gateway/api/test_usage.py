@@ -1,0 +1,396 @@
+"""An account's usage and request log, after requests with every kind of end."""
+
+import asyncio
+import csv
+import io
+import time
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from gateway.ids import now_iso
+from gateway.inference.provider.sse import MAX_REPORTED_TOKENS
+from gateway.keys import usage_key
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import ROLE, chunk, tokens
+from tests.fakes.server import CLOSE, HANG, answer
+from tests.gateway.conftest import COUNTED_SOON, Launch
+from tests.support.accounts import Account, App
+from tests.support.full_hours import HOUR_SECONDS, wait_past_end_of
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.prices import cost, max_cost
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+QWEN = "qwen3.6-35b-a3b"
+COUNTS = ("requests", "refused", "interrupted", "inputTokens", "outputTokens", "nanoEuro", "interruptedNanoEuro")
+
+
+async def requests_of(account: Account, number: int) -> list[dict[str, Any]]:
+    """Waits until `number` requests are logged."""
+
+    async def logged() -> list[dict[str, Any]] | None:
+        rows = (await account.get("/account/requests")).json()
+        return rows if len(rows) >= number else None
+
+    rows = await wait_until(logged, 15)
+    assert len(rows) == number
+    return rows
+
+
+async def usage_of(account: Account, **query: str) -> list[dict[str, Any]]:
+    response = await account.get("/account/usage?" + "&".join(f"{name}={value}" for name, value in query.items()))
+    assert response.status_code == 200, response.text
+    rows = response.json()["rows"]
+    for row in rows:
+        assert row.keys() == {"start", *COUNTS} | ({query["group"]} - {"none"} if "group" in query else set())
+    return rows
+
+
+def total(rows: list[dict[str, Any]], **only: str) -> dict[str, int]:
+    chosen = [row for row in rows if only.items() <= row.items()]
+    return {name: sum(row[name] for row in chosen) for name in COUNTS if any(row[name] for row in chosen)}
+
+
+async def stop_after_a_token(app: App, prompt: str, **fields: Any) -> str:
+    async with app.stream(prompt, **fields) as source:
+        await anext(source.aiter_sse())
+        return source.response.headers["X-Request-Id"]
+
+
+async def test_more_tokens_than_a_counter_can_hold(
+    low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """A provider may report any number, and Redis refuses integers beyond 64 bits."""
+    app = await low_caps.app(backend, plan="max")
+    for _ in range(2):
+        await app.ask(provider.plays(tokens("a", usage=(10**30, 5))), maxTokens=50)
+    rows = await requests_of(app.account, 2)
+    assert {(row["inputTokens"], row["outputTokens"]) for row in rows} == {(MAX_REPORTED_TOKENS, 5)}
+    counted = total(await usage_of(app.account, group="model"))
+    assert (counted["requests"], counted["inputTokens"], counted["outputTokens"]) == (2, 2 * MAX_REPORTED_TOKENS, 10)
+
+
+async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    """Each request is logged, whether it is answered, interrupted, failed or refused, and the sums match the spend."""
+    app = await low_caps.app(backend, plan="free")
+    short: dict[str, Any] = {"maxTokens": 50}
+    whole = await app.ask(provider.plays(tokens("a", usage=(70, 30))), **short)
+    streamed, cut, stopped = (
+        provider.plays(tokens("b", model=QWEN)),
+        provider.plays(ROLE, chunk("a"), CLOSE),
+        provider.plays(ROLE, chunk("a"), HANG),
+    )
+    async with app.stream(streamed, model=QWEN, **short) as source:
+        assert [event async for event in source.aiter_sse()]
+        in_full = source.response.headers["X-Request-Id"]
+    broken = await app.ask(cut, **short)
+    gone = await stop_after_a_token(app, stopped, model=QWEN, **short)
+    failed = await app.ask(provider.plays(answer(500, {"error": {"message": "x"}})), **short)
+    stranger = await app.ask("x", token="no.token.at.all")
+    faulty = await app.ask("x", maxTokens=0)
+    dear = await app.ask("x")
+    refused(broken, 502, "PROVIDER_ERROR")
+    refused(stranger, 401, "TOKEN_INVALID")
+    refused(dear, 402, "SPEND_CAP_REACHED")
+    settled = await app.account.settled()
+    lost = max_cost(cut, 50) + max_cost(stopped, 50, QWEN)
+    assert settled == cost(70, 30) + cost(7, 3, QWEN) + lost
+
+    rows = {row["id"]: row for row in await requests_of(app.account, 8)}
+    assert all(
+        row.keys()
+        == {"id", "at", "app", "model", "status", "code", "inputTokens", "outputTokens", "nanoEuro"}
+        | {"ttftMs", "durationMs", "reason"}
+        for row in rows.values()
+    )
+    seen = {id: (row["model"], row["status"], row["code"], row["nanoEuro"]) for id, row in rows.items()}
+    gpt = "gpt-oss-120b"
+    assert seen == {
+        whole.headers["X-Request-Id"]: (gpt, 200, "", cost(70, 30)),
+        in_full: (QWEN, 200, "", cost(7, 3, QWEN)),
+        broken.headers["X-Request-Id"]: (gpt, 502, "PROVIDER_ERROR", max_cost(cut, 50)),
+        gone: (QWEN, 200, "CLIENT_GONE", max_cost(stopped, 50, QWEN)),
+        failed.headers["X-Request-Id"]: (gpt, 502, "PROVIDER_ERROR", 0),
+        stranger.headers["X-Request-Id"]: ("", 401, "TOKEN_INVALID", 0),
+        faulty.headers["X-Request-Id"]: ("", 400, "REQUEST_MALFORMED", 0),
+        dear.headers["X-Request-Id"]: (gpt, 402, "SPEND_CAP_REACHED", 0),
+    }
+    first = rows[whole.headers["X-Request-Id"]]
+    assert (first["app"], first["inputTokens"], first["outputTokens"]) == (app.name, 70, 30)
+    assert {id for id, row in rows.items() if row["ttftMs"] is not None} == {in_full, gone}
+    assert all(0 <= row["durationMs"] < 30_000 for row in rows.values())
+    arrivals = [datetime.fromisoformat(row["at"]) for row in rows.values()]
+    assert arrivals == sorted(arrivals, reverse=True)
+    assert timedelta(0) <= datetime.now(UTC) - arrivals[0] < timedelta(minutes=1)
+
+    by_model = await usage_of(app.account, group="model")
+    assert total(by_model) == {
+        "requests": 8,
+        "refused": 4,
+        "interrupted": 2,
+        "inputTokens": 77,
+        "outputTokens": 33,
+        "nanoEuro": settled,
+        "interruptedNanoEuro": lost,
+    }
+    assert total(by_model, model=QWEN)["nanoEuro"] == cost(7, 3, QWEN) + max_cost(stopped, 50, QWEN)
+    assert total(by_model, model="") == {"requests": 2, "refused": 2}
+    for query in ({"by": "day"}, {"by": "hour"}, {"by": "day", "group": "app"}):
+        assert total(await usage_of(app.account, **query)) == total(by_model)
+    assert {row["app"] for row in await usage_of(app.account, by="day", group="app")} == {app.name}
+
+    async def ids(query: str) -> list[str]:
+        return [row["id"] for row in (await app.account.get(f"/account/requests?{query}")).json()]
+
+    assert await ids("limit=2") == list(rows)[:2]
+    assert set(await ids("outcome=interrupted")) == {broken.headers["X-Request-Id"], gone}
+    assert await ids(f"outcome=interrupted&model={QWEN}&app={app.name}") == [gone]
+    assert await ids("code=SPEND_CAP_REACHED") == [dear.headers["X-Request-Id"]]
+    assert await ids("app=another") == []
+    assert await ids(f"before={list(rows)[2]}&limit=3") == list(rows)[3:6]
+    assert await ids(f"before={gone}&outcome=answered") == [whole.headers["X-Request-Id"], in_full][::-1]
+    assert await ids(f"before={list(rows)[-1]}") == []
+    fourth = [row["at"] for row in rows.values()][3]
+    assert await ids(f"from={fourth}") == [id for id, row in rows.items() if row["at"] >= fourth]
+    assert await ids(f"to={fourth}&outcome=refused") == [
+        id for id, row in rows.items() if row["at"] < fourth and row["status"] in (400, 401, 402, 500)
+    ]
+
+    async def detail(id: str) -> dict[str, Any]:
+        shown = (await app.account.get(f"/account/requests/{id}")).json()
+        own = {name: shown.pop(name) for name in ("reservedNanoEuro", "waitedMs", "limits")}
+        assert shown == rows[id]
+        return own | {"limits": {limit["name"]: (limit["limit"], limit["used"]) for limit in own["limits"]}}
+
+    cap = (await app.account.spend())["cap"]
+    answered = await detail(whole.headers["X-Request-Id"])
+    assert answered["limits"].keys() == {"cap", "requestsPerMinute", "userRequestsPerMinute"}
+    assert answered["limits"]["cap"] == (cap, answered["reservedNanoEuro"])
+    assert answered["limits"]["userRequestsPerMinute"] == (20, 1)
+    assert (await detail(broken.headers["X-Request-Id"]))["reservedNanoEuro"] == max_cost(cut, 50)
+    over = await detail(dear.headers["X-Request-Id"])
+    assert (over["reservedNanoEuro"], over["limits"]["cap"]) == (0, (cap, settled))
+    assert over["limits"]["requestsPerMinute"] == (30, 6)
+    assert await detail(stranger.headers["X-Request-Id"]) == {"reservedNanoEuro": 0, "waitedMs": 0, "limits": {}}
+
+
+async def test_requests_to_two_processes_up_to_the_rate_limit(
+    gw: Gateway, twin: Gateway, app: App, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    other = await app.account.app(backend)
+    for n in range(12):
+        assert (await app.at(twin if n % 2 else gw).ask("x")).status_code == 200
+    assert (await other.at(twin).ask("x")).status_code == 200
+    while (last := await app.ask("x")).status_code == 200:
+        pass
+    refused(last, 429, "USER_RATE_LIMITED")
+    rows = await requests_of(app.account, 22)
+    assert len({row["id"] for row in rows}) == 22
+    assert [row["code"] for row in rows].count("USER_RATE_LIMITED") == 1
+    by_app = await usage_of(app.account, by="day", group="app")
+    assert total(by_app, app=app.name)["requests"] == 21
+    assert total(by_app, app=app.name)["refused"] == 1
+    assert total(by_app)["nanoEuro"] == await app.account.settled() == 21 * cost(7, 3)
+
+
+async def test_the_log_is_in_the_order_of_time_over_all_processes(twin: Gateway, app: App) -> None:
+    """Whichever process writes its batch last."""
+    sent: list[str] = []
+    for n in range(6):
+        response = await app.at(twin if n % 2 else app.gateway).ask("x")
+        sent.insert(0, response.headers["X-Request-Id"])
+        if n % 3 == 0:
+            await asyncio.sleep(0.4)  # so that both write in between
+    assert [row["id"] for row in await requests_of(app.account, 6)] == sent
+    limits = {"dailyEuro": "0.5", "userDailyEuro": "0.2", "userRequestsPerMinute": 6}
+    await app.account.call("PUT", f"/account/apps/{app.name}/limits", limits)
+
+    async def refusal() -> str | None:
+        response = await app.ask("x")
+        return response.headers["X-Request-Id"] if response.status_code == 429 else None
+
+    last = await wait_until(refusal, 5)
+    rows = await wait_until(lambda: app.account.get("/account/requests"), holds=lambda a: a.json()[0]["id"] == last)
+    assert rows.json()[0]["code"] == "USER_RATE_LIMITED"
+    shown = (await app.account.get(f"/account/requests/{last}")).json()
+    in_force = {limit["name"]: (limit["limit"], limit["used"]) for limit in shown["limits"]}
+    assert [in_force[name][0] for name in ("dailyEuro", "userDailyEuro")] == [500_000_000, 200_000_000]
+    assert in_force["dailyEuro"][1] >= 6 * cost(7, 3)
+    assert in_force["userRequestsPerMinute"][1] >= in_force["userRequestsPerMinute"][0] == 6
+    assert in_force["requestsPerMinute"][1] == in_force["userRequestsPerMinute"][1]
+    assert (shown["reservedNanoEuro"], shown["waitedMs"], shown["reason"]) == (0, 0, None)
+
+
+async def test_the_wait_for_a_permit(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(COUNTED_SOON, GATEWAY_PROVIDER_CONCURRENCY="1") as gw:
+        app = await gw.app(backend)
+        prompt = gw.provider.plays(2.0, tokens("a"))
+        first = asyncio.create_task(app.ask(prompt))
+        await wait_until(lambda: gw.provider.asked(prompt))
+        second, _ = await app.ask("x"), await first
+        await requests_of(app.account, 2)
+        shown = (await app.account.get(f"/account/requests/{second.headers['X-Request-Id']}")).json()
+        assert 1000 <= shown["waitedMs"] <= shown["durationMs"]
+        shown = (await app.account.get(f"/account/requests/{first.result().headers['X-Request-Id']}")).json()
+        assert shown["waitedMs"] < 1000
+
+
+async def test_a_request_of_another_account_is_not_found(gw: Gateway, app: App) -> None:
+    await app.ask("x")
+    (row,) = await requests_of(app.account, 1)
+    assert (await app.account.get(f"/account/requests/{row['id']}")).json()["id"] == row["id"]
+    refused(await (await gw.account()).get(f"/account/requests/{row['id']}"), 404, "NOT_FOUND")
+    refused(await app.account.get("/account/requests/unknown"), 404, "NOT_FOUND")
+
+
+async def test_preflights_model_lists_and_unknown_apps_are_not_logged(app: App) -> None:
+    headers = {"Origin": app.origin, "Access-Control-Request-Method": "POST"}
+    assert (await app.gateway.http.options(app.path, headers=headers)).status_code == 204
+    assert (await app.gateway.http.get(f"{app.path}/models", headers=app.headers())).status_code == 200
+    assert (await app.gateway.http.post("/capsule/nobody-s-app/ai")).status_code == 404
+    assert (await app.post(None, headers={"Origin": "https://evil.example"})).status_code == 403
+    (row,) = await requests_of(app.account, 1)
+    assert (row["status"], row["code"], row["model"]) == (403, "ORIGIN_NOT_ALLOWED", "")
+
+
+async def test_requests_while_redis_is_unavailable_are_logged(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(COUNTED_SOON) as gw:
+        app = await gw.app(backend)
+        assert (await app.ask("x")).status_code == 200
+        gw.redis.freeze()
+        away = await app.ask("x")
+        gw.redis.thaw()
+        refused(away, 503, "BACKBONE_UNAVAILABLE")
+        rows = await requests_of(app.account, 2)
+        assert [row["status"] for row in rows] == [503, 200]
+        assert total(await usage_of(app.account, by="hour")) == {
+            "requests": 2,
+            "refused": 1,
+            "inputTokens": 7,
+            "outputTokens": 3,
+            "nanoEuro": await app.account.settled(),
+        }
+
+
+# -- ranges --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hours(gw: Gateway, app: App) -> int:
+    """Counts a request in each of the last 50 hours and their days. Returns the start of the current hour."""
+    wait_past_end_of(HOUR_SECONDS)
+    present = int(time.time()) // 3600 * 3600
+    with gw.redis.client() as client:
+        for ago in range(50):
+            moment = time.gmtime(present - 3600 * ago)
+            for name in ("%Y-%m-%dT%H", "%Y-%m-%d"):
+                key = usage_key(app.account.id, time.strftime(name, moment))
+                client.hincrby(key, "notes/gpt/requests", 1)
+                client.expire(key, 600)
+    return present
+
+
+async def test_ranges(app: App, hours: int) -> None:
+    def at(ago: int) -> str:
+        return now_iso(hours - 3600 * ago)
+
+    async def starts(**query: str) -> list[str]:
+        return [row["start"] for row in await usage_of(app.account, **query)]
+
+    assert await starts(by="hour") == [at(ago) for ago in reversed(range(24))]
+    chosen = await starts(**{"from": at(5), "to": at(3)})
+    assert chosen == [at(5), at(4)]
+    assert await starts(**{"from": now_iso(hours - 5 * 3600 + 1), "to": now_iso(hours - 3 * 3600 + 1)}) == [
+        at(4),
+        at(3),
+    ]
+    assert await starts(**{"from": at(100), "to": at(48)}) == [at(49)]
+    days = await usage_of(app.account, by="day")
+    today = time.strftime("%Y-%m-%d", time.gmtime(hours))
+    assert days[-1]["start"] == f"{today}T00:00:00.000Z"
+    assert sum(row["requests"] for row in days) == 50
+    assert await starts(by="day", **{"from": today}) == [days[-1]["start"]]
+    assert await starts(by="day", to=today) == [row["start"] for row in days[:-1]]
+
+
+async def test_usage_as_csv(app: App, hours: int) -> None:
+    headers = {"Authorization": f"Bearer {app.account.key}", "Accept": "text/csv"}
+    response = await app.gateway.http.get("/account/usage?by=hour&group=app", headers=headers)
+    assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert response.headers["Content-Disposition"] == 'attachment; filename="usage-by-hour.csv"'
+    heading, *rows = csv.reader(io.StringIO(response.text))
+    assert heading == ["start", "app", *COUNTS]
+    assert len(rows) == 24
+    assert rows[-1] == [now_iso(hours), "notes", "1", "0", "0", "0", "0", "0", "0"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "from=yesterday",
+        "to=",
+        "by=minute",
+        "group=user",
+        "from=2026-07-02&to=2026-07-01",
+        "from=2026-07-02&to=2026-07-02",
+    ],
+)
+async def test_invalid_ranges_are_refused(app: App, query: str) -> None:
+    refused(await app.account.get(f"/account/usage?{query}"), 400, "REQUEST_MALFORMED")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "outcome=lost",
+        "code=",
+        "code=token",
+        "code=TOKEN-INVALID",
+        "before=unknown",
+        "before=",
+        "from=noon",
+        "from=2026-07-02&to=2026-07-02",
+    ],
+)
+async def test_invalid_filters_are_refused(app: App, query: str) -> None:
+    refused(await app.account.get(f"/account/requests?{query}"), 400, "REQUEST_MALFORMED")
+
+
+# -- without parameters --------------------------------------------------------------------------------------
+
+
+async def test_without_parameters_the_last_day_is_listed_by_hour(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("Bon", "jour", usage=(70, 30)))
+    for _ in range(3):
+        await app.ask(prompt)
+    await app.ask("x", maxTokens=0)
+    await app.post({"prompt": "x"}, headers={})
+
+    async def counted() -> list[dict[str, object]] | None:
+        hours = (await app.account.get("/account/usage")).json()
+        return hours if sum(hour["requests"] for hour in hours) == 5 else None
+
+    hours = await wait_until(counted)
+    assert len(hours) == 24
+    times = [datetime.fromisoformat(hour.pop("hour")) for hour in hours]
+    assert {after - before for before, after in pairwise(times)} == {timedelta(hours=1)}
+    assert timedelta(0) <= datetime.now(UTC) - times[-1] < timedelta(hours=1, minutes=1)
+    total = {name: sum(hour[name] for hour in hours[-2:]) for name in hours[-1]}
+    assert total == {"requests": 5, "refused": 2, "inputTokens": 210, "outputTokens": 90}
+
+
+async def test_an_account_sees_only_its_own_usage(gw: Gateway, app: App) -> None:
+    await app.ask("x")
+    hours = (await (await gw.account()).get("/account/usage")).json()
+    assert all(hour["requests"] == 0 for hour in hours)
+    for path in ("usage", "requests"):
+        assert (await gw.http.get(f"/account/{path}")).status_code == 401
+    assert (await (await gw.account()).get("/account/requests")).json() == []

@@ -1,0 +1,264 @@
+"""Processes that die, in different ways, are replaced, and their metrics are removed from /metrics and the disk."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from structlog.testing import capture_logs
+
+from gateway.server import supervisor
+from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folder, remove_gauges
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk
+from tests.fakes.server import CLOSE, HANG, Raw
+from tests.support.gateway_process import Gateway, gateway, limit_descriptors
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from workers.hosting.processes import start_time
+
+session = pytest.mark.asyncio(loop_scope="session")
+
+ANSWERED = r'gateway_requests_total\{code="",format="native",status="200"\}'
+KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemostrecent")
+FILES = {"lock", *(f"{kind}_{number}.db" for kind in KINDS for number in (0, 1))}
+STARTED = 25  # descriptors that a process has once it serves, and not before
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+async def read_metric(gw: Gateway, name: str) -> float | None:
+    response = await gw.http.get("/metrics", headers={"Connection": "close"})
+    found = re.search(rf"^{name} (\S+)$", response.text, re.M)
+    return float(found[1]) if found else None
+
+
+def workers(gw: Gateway) -> list[int]:
+    """Returns the pids of the serving processes. The supervisor's other child tracks resources."""
+    assert gw.process
+    pid = gw.process.pid
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have exited since
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+@session
+async def test_the_gauges_of_a_replaced_process_are_removed(
+    provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The open streams of killed processes do not count, and counters do not decrease."""
+    async with gateway(valkey.url, provider, tmp_path, workers=2, GATEWAY_DRAIN="1") as gw:
+        app = await gw.app(backend)
+        prompt = provider.plays(ROLE, chunk("a"), HANG)
+        headers = app.headers(Connection="close")
+        body = {"prompt": prompt, "stream": True}
+        asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(10)]
+
+        async def streams(expected: float) -> bool:
+            return await read_metric(gw, "gateway_streams_open") == expected
+
+        await wait_until(lambda: streams(10), 15)
+        before = await read_metric(gw, ANSWERED)
+        victims = workers(gw)
+        for pid in victims:
+            os.kill(pid, number)
+        await asyncio.gather(*asking, return_exceptions=True)
+        await wait_until(lambda: gw.answers("/health"), 20)
+        await wait_until(lambda: streams(0), 20)
+        assert await read_metric(gw, ANSWERED) == before
+
+
+@session
+async def test_streams_of_other_processes_continue_while_processes_die(
+    provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """Each round kills one of two processes in another way. The metrics stay in the same few files."""
+    constants = {"gateway.server.supervisor.ANSWER_SECONDS": 3}
+    (temporary := tmp_path / "tmp").mkdir()
+    async with gateway(valkey.url, provider, tmp_path, constants, workers=2, TMPDIR=str(temporary)) as gw:
+        (folder,) = temporary.glob(f"{PREFIX}*")
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP):
+            await wait_until(lambda: len([pid for pid in workers(gw) if descriptors(pid) > STARTED]) == 2, 30)
+            app, gate = await gw.app(backend), asyncio.Event()
+            rest = [chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE]
+            # Idle connections to the provider would count as streams in the next round.
+            prompt = provider.plays(ROLE, chunk("Gu"), gate, rest, Raw(b"0\r\n\r\n"), CLOSE)
+            headers = app.headers(Connection="close")
+            body = {"prompt": prompt, "stream": True}
+            asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(12)]
+            await wait_until(lambda prompt=prompt: len(provider.asked(prompt)) == 12, 15)
+            # Either process may have accepted most of the streams, or all; that one survives.
+            victim, survivor = sorted(workers(gw), key=descriptors)
+            os.kill(victim, number)
+            await wait_until(lambda victim=victim: victim not in workers(gw), 15)
+            gate.set()
+            ends = await asyncio.gather(*asking, return_exceptions=True)
+            whole = [end for end in ends if isinstance(end, httpx.Response) and end.text.count("event: done") == 1]
+            cut = [end for end in ends if isinstance(end, httpx.TransportError)]
+            assert len(whole) + len(cut) == 12, ends
+            assert len(whole) >= 6
+            assert survivor in workers(gw)
+        await wait_until(lambda: len(workers(gw)) == 2, 20)
+        await wait_until(lambda: gw.answers("/ready"), 20)
+        assert {path.name for path in folder.iterdir()} <= FILES
+        gw.tracebacks_allowed = True
+
+
+@session
+async def test_a_killed_supervisor_frees_the_port_and_lets_streams_end(
+    provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """Its processes drain and exit, and another gateway can use the port."""
+    async with gateway(valkey.url, provider, tmp_path, workers=2) as gw:
+        app = await gw.app(backend)
+        gate = asyncio.Event()
+        prompt = provider.plays(ROLE, chunk("Gu"), gate, chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE)
+        asking = asyncio.create_task(app.post({"prompt": prompt, "stream": True}, headers=app.headers()))
+        await wait_until(lambda: provider.asked(prompt), 15)
+        orphans = workers(gw)
+        gw.kill()
+        await wait_until(lambda: asyncio.to_thread(accepts, gw.port), 15, holds=lambda accepting: not accepting)
+        gate.set()
+        assert (await asking).text.count("event: done") == 1
+        await wait_until(lambda: not any(map(is_alive, orphans)), 15)
+        await gw.start()
+        assert await gw.answers("/ready")
+
+
+@session
+async def test_a_stop_kills_a_process_that_hangs(provider: FakeProvider, valkey: RedisServer, tmp_path: Path) -> None:
+    constants = {"gateway.server.supervisor.ANSWER_SECONDS": 3}
+    async with gateway(valkey.url, provider, tmp_path, constants, workers=2) as gw:
+        await wait_until(lambda: gw.log.count("Application startup complete") == 2, 20)
+        stopped = workers(gw)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        assert await gw.stop() == 0
+        assert not is_alive(stopped)
+
+
+@session
+async def test_a_process_that_cannot_start_ends_the_service(
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """With a limit of 20 descriptors, the processes have none left."""
+    with pytest.raises(RuntimeError, match="did not start") as failed:
+        async with gateway(valkey.url, provider, tmp_path, workers=2, prefix=limit_descriptors("-n 20")):
+            pass
+    assert str(failed.value).count('"event":"process.ended"') <= 2
+
+
+def test_a_process_that_dies_at_its_start_is_replaced_after_growing_pauses(tmp_path: Path) -> None:
+    config = uvicorn.Config("nowhere:create", factory=True, workers=1, log_config=None)
+    with socket.socket() as listener:
+        child = Child(0, config, listener, tmp_path)
+        starts, now = [], 0.0
+        while now < 60:
+            child.check(now)
+            if child.process is not None:
+                starts.append(now)
+                child.process.kill()
+                child.process.join()
+                child.check(now)
+            now += TICK_SECONDS
+    pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert pauses[:5] == [0.5, 1, 2, 4, 8]
+    assert set(pauses[5:]) == {10}
+
+
+def exit_slowly(_number: int, _config: uvicorn.Config, _listeners: object, pipe: Connection) -> None:
+    pipe.close()
+    time.sleep(1)
+    sys.exit(3)
+
+
+def test_a_process_that_is_exiting_is_not_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has closed its pipe. Its exit code says whether the service can start."""
+    monkeypatch.setattr(supervisor, "run_child", exit_slowly)
+    child = Child(0, uvicorn.Config("nowhere:create", log_config=None), [], tmp_path)
+    with capture_logs() as log:
+        child.check(time.monotonic())
+        while child.process is not None:
+            time.sleep(0.1)
+            child.check(time.monotonic())
+    assert [(entry["event"], entry["exit_code"]) for entry in log] == [("process.ended", 3)]
+
+
+def test_only_the_live_gauges_of_that_number_are_removed(tmp_path: Path) -> None:
+    names = ["gauge_livesum_1.db", "gauge_livesum_11.db", "gauge_livemostrecent_1.db", "counter_1.db", "histogram_1.db"]
+    for name in names:
+        (tmp_path / name).touch()
+    remove_gauges(tmp_path, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"gauge_livesum_11.db", "counter_1.db", "histogram_1.db"}
+
+
+@session
+async def test_a_start_removes_the_folder_of_a_killed_supervisor(
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
+) -> None:
+    (temporary := tmp_path / "tmp").mkdir()
+    async with gateway(valkey.url, provider, tmp_path, workers=2, TMPDIR=str(temporary)) as gw:
+        (left,) = temporary.glob(f"{PREFIX}*")
+        orphans = workers(gw)
+        gw.kill()
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+        await wait_until(lambda: not any(start_time(pid) for pid in orphans))  # they listen at the port
+        assert left.exists()
+        await gw.start()
+        (found,) = temporary.glob(f"{PREFIX}*")
+        assert found != left
+        assert await read_metric(gw, "gateway_streams_open") == 0
+        await gw.stop()
+        assert not [*temporary.glob(f"{PREFIX}*")]
+
+
+def test_folders_in_use_and_links_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "lock").touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    with metrics_folder() as first, metrics_folder() as second:
+        assert first.exists()
+        assert second.exists()
+        assert first != second
+    assert (tmp_path / "elsewhere" / "lock").exists()
+
+
+@session
+async def test_a_single_process_reports_only_its_own_metrics(
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """Even if PROMETHEUS_MULTIPROC_DIR is set."""
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    async with gateway(valkey.url, provider, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(folder)) as gw:
+        assert await read_metric(gw, "gateway_streams_open") == 0
+        assert not [*folder.iterdir()]
