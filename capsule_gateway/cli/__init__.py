@@ -1,0 +1,3 @@
+"""The command line."""
+
+import gateway  # noqa: F401  # checks the version of Python

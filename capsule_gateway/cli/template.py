@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-CAPSULE = Path(__file__).parents[2] / "capsule"
+import gateway
+
+CAPSULE = Path(gateway.__file__).parents[1] / "capsule"
 PLACEHOLDER = b"__NAME__"
 NOT_COPIED = {"node_modules", "dist", "data"}  # may be left in the source tree
 

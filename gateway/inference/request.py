@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError, TokenFault
 from gateway.ids import request_id
 from gateway.inference.backlog import PIECE_BYTES, Backlog
 from gateway.inference.provider.connection import ClientGone, Stream
-from gateway.server.protocol import Connection
 from gateway.telemetry.spans import NULL_TRACE, Trace
 from gateway.telemetry.usage import LimitUses
 
@@ -32,6 +31,19 @@ STREAM_HEADERS: Headers = [
 ]
 SINGLETONS = (b"authorization", b"origin", b"content-type", b"content-length")  # headers that may appear only once
 DUPLICATE = b"several"  # the value of one that appears more than once: no copy of it can be trusted
+
+
+class Connection(Protocol):
+    """What the service's own server offers beyond ASGI (`gateway/server/protocol.py`): fewer steps for each token."""
+
+    transport: Any
+    stalled: bool
+    on_lost: Callable[[], None] | None
+    on_drained: Callable[[], None] | None
+
+    def take_body(self) -> bytes | None: ...
+    def write_chunk(self, body: bytes, head: Headers | None = None, last: bool = False) -> bool: ...
+    def end(self, reason: str) -> None: ...
 
 
 class InferenceRequest:

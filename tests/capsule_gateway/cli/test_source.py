@@ -109,7 +109,7 @@ def test_ignore_files_cannot_include_secrets(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_has_the_same_rule() -> None:
-    script = Path(source.__file__).parents[1] / "pages/dashboard/packing.js"
+    script = Path(source.__file__).parents[2] / "gateway/pages/dashboard/packing.js"
     assert f"const SECRETS = /{source.SECRETS}/;" in script.read_text()
 
 
