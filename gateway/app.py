@@ -3,8 +3,6 @@
 `create_app` is the factory for any ASGI server: `uvicorn --factory capsule_gateway:create_app`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any

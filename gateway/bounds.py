@@ -3,8 +3,6 @@
 The body as a whole is also limited, but a field of a megabyte would be read, compared and listed again and again.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

@@ -1,7 +1,5 @@
 """Preserves cancellations that a library would lose, protects work that must not be interrupted, and ends tasks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The errors in responses: one class per code, and one way to render them."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal
 

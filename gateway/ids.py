@@ -1,7 +1,5 @@
 """Makes the identifiers and times of responses, records and logs."""
 
-from __future__ import annotations
-
 import random
 import re
 import secrets

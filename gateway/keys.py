@@ -156,8 +156,6 @@ published on the channel `changes`.
 | `{pNN}:write-check` | string | write probe: its value is not used | 60 s |
 """
 
-from __future__ import annotations
-
 import binascii
 import hashlib
 from collections.abc import Callable

@@ -5,8 +5,6 @@ standard output that is not read blocks. The queue of the thread has a limit. Be
 and in their place a line `log.dropped` has their number.
 """
 
-from __future__ import annotations
-
 import atexit
 import datetime
 import logging

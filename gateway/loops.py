@@ -1,7 +1,5 @@
 """How a process runs: its file descriptors and its memory."""
 
-from __future__ import annotations
-
 import gc
 import resource
 

@@ -1,7 +1,5 @@
 """Builds the parts of one gateway process."""
 
-from __future__ import annotations
-
 import structlog
 from litestar.di import NamedDependency
 

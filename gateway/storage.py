@@ -9,8 +9,6 @@ Failure policy: every call has a time limit and fails with StorageUnavailable. I
 the kind of error, because a store's messages may contain addresses and the names of credentials.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """Translates msgspec's validation errors into plain words. Of a value, only an invalid choice is repeated."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 `sites` always has a process of its own. Beside other workers it is a child process, which ends with its parent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

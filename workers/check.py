@@ -4,8 +4,6 @@ The check reads the heartbeat of each worker except `sites`. `sites` serves apps
 check connects to Caddy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Sequence

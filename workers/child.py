@@ -1,7 +1,5 @@
 """Runs a worker in a process of its own, which ends with its parent."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import sys

@@ -6,8 +6,6 @@ their heartbeat in `stream.py`, because the heartbeat also reserves their name t
 `keep_heartbeat`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

@@ -9,8 +9,6 @@ does not exhaust the machine. If the first one exits with an error soon after it
 this process exits with its code.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -17,8 +17,6 @@
 The handler controls the load: the consumer awaits `wait_for_space` before each read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

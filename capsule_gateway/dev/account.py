@@ -1,7 +1,5 @@
 """Registers the demo account and its app as an operator would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """The processes that `capsule dev` starts. Each writes to a log file and is stopped before `capsule dev` ends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ The first build of `demo` takes as long as npm needs, so it runs while everythin
 static template takes its place. `hello` is the static template, which is live within seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """The keys of `capsule dev`, kept across restarts in a file that only the user can read."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from pathlib import Path

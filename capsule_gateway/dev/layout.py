@@ -1,7 +1,5 @@
 """The ports, folder and settings of `capsule dev`: five consecutive ports and one folder."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """A stand-in for the model provider: an OpenAI-compatible server with a few fixed answers."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

@@ -4,8 +4,6 @@ A machine behind a mirror has its registries at private addresses, with certific
 machine's configuration says so, and builds in a sandbox do not see it.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import importlib.util

@@ -1,7 +1,5 @@
 """Prints the messages of `capsule dev`. rich omits colors outside a terminal and with NO_COLOR."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """`capsule dev`: runs the whole service on one machine. Each part starts after the parts it needs, and stops first."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import logging

@@ -1,7 +1,5 @@
 """Serves the model stand-in inside `capsule dev` itself, on its event loop, and claims ports."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

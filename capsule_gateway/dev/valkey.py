@@ -1,7 +1,5 @@
 """The database of `capsule dev`: a Valkey server from a Python package, or an installed one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calls the app of `capsule dev` at its address, as its visitors do."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 

@@ -10,8 +10,6 @@ A new app inherits the rate window of an app that was deleted in the last minute
 rate limit of an app by deleting and creating apps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator

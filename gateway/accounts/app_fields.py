@@ -1,7 +1,5 @@
 """Checks the fields of an app's record that account holders set, through the API or in an app's manifest."""
 
-from __future__ import annotations
-
 from pathlib import PurePosixPath
 
 from gateway.accounts.records import SLUG, Auth, BackendAuth, Build, JwksAuth, SecretAuth

@@ -7,8 +7,6 @@ newest entry of a log. Marks of single apps, of which an account may have many, 
 If Redis does not answer, the streams end. Viewers then reconnect, which checks their credentials again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

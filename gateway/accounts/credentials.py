@@ -1,7 +1,5 @@
 """Random keys, such as API keys. Each is shown once and stored as a hash."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 

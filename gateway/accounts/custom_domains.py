@@ -11,8 +11,6 @@ A monitor asks for the record of each such domain every day. A domain that an op
 is not asked for.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from gateway.accounts.domain_claims import DOMAIN_TAKEN

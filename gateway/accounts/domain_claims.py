@@ -4,8 +4,6 @@
 app's record, so a claim that its app's record does not confirm is ignored after `CLAIM_SECONDS`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 

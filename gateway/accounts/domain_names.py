@@ -1,7 +1,5 @@
 """The names of custom domains, and the TXT record that proves who owns one."""
 
-from __future__ import annotations
-
 import hashlib
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """Enrolls apps with the monitors, and in the partitions' lists of apps."""
 
-from __future__ import annotations
-
 from gateway.accounts.records import App
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.keys import (

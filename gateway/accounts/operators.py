@@ -4,8 +4,6 @@
 audit trail has the operator's name, and a fingerprint of the token that does not reveal it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 

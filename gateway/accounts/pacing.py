@@ -5,8 +5,6 @@ A process also serves the streams of other accounts. Requests beyond the limits 
 per second have to wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict, deque

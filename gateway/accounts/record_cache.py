@@ -9,8 +9,6 @@ Other parts of the process subscribe to records of their own. A record that cann
 cluster is away, is read again until it can be, and affects no other record.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The records of accounts and apps, as Redis holds them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

@@ -4,8 +4,6 @@ A put writes several keys, in an order that allows an interrupted put to be repe
 either the old app or the new one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """The scripts of accounts, their API keys and apps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -7,8 +7,6 @@ is revoked, and when its subject has opened twenty more.
 Every log-in counts as failed until it succeeds, so that concurrent attempts cannot exceed the limit.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import secrets
 from collections.abc import AsyncGenerator

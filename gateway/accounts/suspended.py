@@ -6,8 +6,6 @@ change. A suspension is listed before its record is written, and a resumed app l
 interrupted change stays visible in the record, and can be repeated.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 

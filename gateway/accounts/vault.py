@@ -1,7 +1,5 @@
 """Encrypts secrets that the service must read again, such as webhook secrets and app auth secrets, and signs tokens."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

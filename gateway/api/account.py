@@ -1,7 +1,5 @@
 """The account API: the account and its API keys, the service's capabilities, and the stream of changes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncGenerator
 from functools import partial

@@ -1,7 +1,5 @@
 """The account API: the account's apps, their settings, limits and domains, and what their owners see of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal

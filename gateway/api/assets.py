@@ -11,8 +11,6 @@ time. While a new release starts, a page of one process may ask another for its 
 script, so it responds with one that reloads the page.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import hashlib

@@ -6,8 +6,6 @@ response. So every route is recorded, including future ones.
 The header `X-Reason` says why. It is free text, and an invalid one is not recorded: the request is refused.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 from urllib.parse import unquote

@@ -4,8 +4,6 @@ Account holders send an API key and operators an operator token, both as `Author
 session cookie instead.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from litestar import Request, Response, Router

@@ -3,8 +3,6 @@
 Litestar's own decoder accepts "1" for 1 and 0 for false.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Generator
 from types import UnionType

@@ -1,7 +1,5 @@
 """The account API: the data of an app, its snapshots, and the data of deleted apps."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The account API: deploys, their hooks and the URLs that trigger these, variables and runtime logs."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import time

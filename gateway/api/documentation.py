@@ -3,8 +3,6 @@
 The documents are Markdown files of the repository, which the wheel contains too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import html
 import re

@@ -3,8 +3,6 @@
 The engine lists the queued deploys, fetches their sources, and reports the end of each phase.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """The account API: the account's webhook, and the log of its deliveries."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Annotated, Literal
 

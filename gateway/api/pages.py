@@ -3,8 +3,6 @@
 The dashboard's scripts read their data from the account API, with the session cookie.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import time

@@ -5,8 +5,6 @@ keeps it. The list for the hosts is written before (`suspended.py`), and deploys
 request can be repeated after an interruption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 

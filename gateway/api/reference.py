@@ -1,7 +1,5 @@
 """Renders the OpenAPI document as a page: each operation with its credentials, parameters, body, answers and errors."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Finds the account, app or deploy that a request names."""
 
-from __future__ import annotations
-
 from gateway.accounts.records import (
     Account,
     App,

@@ -6,8 +6,6 @@ limited: an authority limits the certificates of a domain, and those of all apps
 Failure policy: closed. Without Redis, and beyond the limit, no certificate is requested.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from typing import Annotated, Any

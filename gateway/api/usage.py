@@ -3,8 +3,6 @@
 Operators see what the account sees: neither prompts nor answers.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import AsyncIterator

@@ -7,8 +7,6 @@ repeated. A host ignores and removes a command after its end, when nobody waits 
 Failure policy: a command without an answer fails with DataUnavailable. Then the host may still carry it out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

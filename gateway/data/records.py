@@ -5,8 +5,6 @@ storage, and its record is in Redis. Records and objects are separate for each a
 may later belong to another account. Only the host of the data adds and removes snapshots.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Literal

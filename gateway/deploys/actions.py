@@ -5,8 +5,6 @@ reported like any other deploy. The worker keeps a few releases for each address
 this process can read their folder, a removed release is refused at once. Otherwise the deploy fails with this reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The addresses at which a deploy's release is served."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -9,8 +9,6 @@ up from real folders. After a name, `..` would go up from the target of the link
 besides if two programs could unpack it differently: for two entries of one name, a backslash in a name, any link.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import os

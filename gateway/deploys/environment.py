@@ -4,8 +4,6 @@ All variables of an app are one record, so that a change of several is one compa
 response, log or command line ever has a value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

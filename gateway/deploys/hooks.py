@@ -1,7 +1,5 @@
 """Deploy hooks: secret URLs that queue a deploy of one app. Redis stores only the digest of a hook's token."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 

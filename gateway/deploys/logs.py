@@ -6,8 +6,6 @@ Redis has a log only while its deploy is in progress (`states.py`). This module 
 lines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import gzip

@@ -1,7 +1,5 @@
 """The phases of a deploy, with the duration of each."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Literal
 

@@ -3,8 +3,6 @@
 The worker that builds knows the order, and writes it for the gateways. The record expires when no worker builds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

@@ -6,8 +6,6 @@
 Together the files have at most 1 MiB (`workers/sandbox/output.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

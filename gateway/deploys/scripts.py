@@ -1,7 +1,5 @@
 """The scripts that queue deploys, move them from state to state, schedule builds, and set what hosts serve."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from typing import Literal

@@ -7,8 +7,6 @@ checks it, and packs it as a tar.gz (`archives.py`). So a refused upload never r
 takes long delays no request. This module handles the objects only; `states.py` decides which sources are still needed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

@@ -12,8 +12,6 @@ One script changes the state with a compare-and-set, queues the event that follo
 deploy. So every deploy ends once and sends one event, whether the built-in worker or an outside engine runs it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import time

@@ -6,8 +6,6 @@ To add a type, define its class, add a sample, and describe it in docs/webhooks.
 dashboard list the types of `SAMPLES`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import msgspec

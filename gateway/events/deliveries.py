@@ -5,8 +5,6 @@ request is not stored: its body and headers follow from the event and the time o
 because anyone who has one can repeat the request until receivers consider it too old.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The arguments and replies of the scripts that deliver events."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

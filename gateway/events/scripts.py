@@ -1,7 +1,5 @@
 """The scripts that queue, claim and record deliveries of events."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

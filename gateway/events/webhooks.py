@@ -4,8 +4,6 @@ An event waits in its partition's stream until a worker knows its outcome. It ge
 timestamp and signatures when it is sent, to the receiver that is set at that moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -6,8 +6,6 @@ many accounts are at their limit, another one finds room. No model's answer is l
 most tokens that a request may ask for. If one is, its provider is slowed down.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 TOTAL_BYTES = 67_108_864  # in a process

@@ -4,8 +4,6 @@ Litestar's CORS has one list for a whole application, and does not apply if no r
 these headers itself to every response under /capsule/<app>/, including errors and preflights.
 """
 
-from __future__ import annotations
-
 import re
 from urllib.parse import urlsplit
 

@@ -8,8 +8,6 @@ Failure policy: if a check cannot be completed, the request is refused. Money is
 (see `_charge_for`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """One request as ASGI delivers it: its headers, its body and its answer."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

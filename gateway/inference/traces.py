@@ -4,8 +4,6 @@ A trace holds no content and nothing about the user. Of the caller's headers it 
 gets no `traceparent`: it is a third party, and could use it to link the requests of one visitor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Explains unknown addresses below `/capsule/<app>/ai/` by what their caller may have meant."""
 
-from __future__ import annotations
-
 from gateway.inference.spend.prices import MODEL_CHOICE
 
 OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"

@@ -3,8 +3,6 @@
 The last 20 crashes of an app are kept for 30 days.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -9,8 +9,6 @@ The open findings of an app are one record. A script replaces the record under i
 same step, so two concurrent scans cannot notify twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import msgspec

@@ -14,8 +14,6 @@ one stopped. The state is stored as JSON with its version; `read_monitored_apps`
   app.unhealthy was delivered. It is discarded when the delivery failed, or when there is no outcome for a day.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 

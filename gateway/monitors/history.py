@@ -5,8 +5,6 @@ outage is added when it ends; until then, `read_history` adds it from the app's 
 on both days, and counts on the first, so that a sum over days counts it once.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from gateway.ids import day_of

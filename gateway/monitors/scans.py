@@ -5,8 +5,6 @@ is refused with the path of the field. `SEVERITIES` maps the severities of all s
 marks as not affecting the app are ignored.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar

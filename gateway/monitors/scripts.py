@@ -1,7 +1,5 @@
 """The scripts that claim apps for inspection, and record observations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

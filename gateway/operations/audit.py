@@ -15,8 +15,6 @@ A record never contains a secret. It has the values of the body's `FIELDS`, and 
 that looks like a secret is refused.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any, Literal

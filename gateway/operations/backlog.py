@@ -5,8 +5,6 @@ alive while its heartbeat key exists. Nothing scans keys, so reading the backlog
 accounts, in a cluster too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ reads the records in this order until the page is full or it has read `MAX_SEARC
 page begins. So a page costs the same for any number of accounts, and no command scans Redis.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Generic, TypeVar

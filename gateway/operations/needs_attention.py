@@ -4,8 +4,6 @@ The monitors list the apps that they find unhealthy, and `advance_deploy.lua` li
 an app that answers again, because its monitor died in between. So each app's record decides, and corrects the list.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import msgspec

@@ -7,8 +7,6 @@ The admission script enforces each account's daily cap. This module verifies it 
 spend changed, it compares the sum of the settled and reserved amounts with the cap of the account's plan.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence

@@ -4,8 +4,6 @@ In a cluster, every partition of accounts is checked. While some partitions acce
 processes use the same Redis, so otherwise a load balancer would refuse the accounts that can be served too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The data of the operators' page, and the figures that are computed from counts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec

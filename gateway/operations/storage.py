@@ -1,7 +1,5 @@
 """Lists the dead letters of all partitions, and the accounts that store the most in Redis."""
 
-from __future__ import annotations
-
 import msgspec
 
 from gateway.accounts.registry import Registry

@@ -13,8 +13,6 @@ The table of public networks is kept here and tested case by case. httpx-secure 
 results depend on the Python version. ssrfguard has its own table, but limits neither the time nor the response's size.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

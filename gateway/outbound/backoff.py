@@ -1,7 +1,5 @@
 """Pauses calls to an origin that has just failed, so that calls which would also fail cost nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -11,8 +11,6 @@ Failure policy: every failure is a `CallFailed`, whose message never contains th
 request on a connection that the server is just closing fails.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -4,8 +4,6 @@ Failure policy: no answer differs from the answer that there is no such record. 
 not answer in time raises CallFailed, so that an outage of the DNS never looks like a removed record.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import dns.asyncresolver

@@ -4,8 +4,6 @@ Sandboxes check their connections with this table, too. Every build and app load
 `ipaddress` and `socket`.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 

@@ -6,8 +6,6 @@ single tenant gets a ninth of that half, and the more tenants hold slots, the fe
 slots waits only while more tenants are active than half the number of slots. Waiting tenants are served in rotation.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable

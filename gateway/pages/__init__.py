@@ -4,8 +4,6 @@ It needs no other file, so it can be served before the pages are bundled. Caddy 
 of apps.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -5,8 +5,6 @@ with an error. No command is repeated here: a command without an answer may have
 it may run twice. When another server becomes the primary, the connections move to it (`primary.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

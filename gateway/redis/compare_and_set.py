@@ -4,8 +4,6 @@ If another process writes the record in between, the change is computed again fr
 changes at the same time that concern different fields, each holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 

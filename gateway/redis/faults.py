@@ -1,7 +1,5 @@
 """Explains failures of Redis for log lines and responses, without keys, values or addresses."""
 
-from __future__ import annotations
-
 import re
 import socket
 import ssl

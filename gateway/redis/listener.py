@@ -6,8 +6,6 @@ then reports the loss at once, because messages may be missing from that moment,
 0.05 to 1 second. Messages that are published in between never arrive, so `on_subscribe` must catch up each time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ second closes the connection once the oldest call has waited too long, and every
 If its answer is lost, the caller must assume that it may have run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections import deque

@@ -5,8 +5,6 @@ process checks the primary every second. It checks at once when a Sentinel publi
 a refused write, too few replicas, a lost or silent connection. If there is a new primary, the connections move to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence

@@ -5,8 +5,6 @@ followed by one WAIT, and a group is sent once the WAIT of the previous group is
 else, because a lagging replica must not delay other calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 from itertools import zip_longest
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ BackboneRefused means that Redis answered with an error and changed nothing. The
 script decides and which race it prevents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from gateway.redis.client import Script, Store, flatten

@@ -8,8 +8,6 @@
 options `sentinel_username` and `sentinel_password` authenticate to the Sentinels; without them, no password is sent.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode, urlsplit, urlunsplit
 

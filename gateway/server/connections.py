@@ -5,8 +5,6 @@ provider. At the limit, connections with incomplete requests are evicted, those 
 second, `sweep_connections` closes idle connections and aborts those that exceed a time limit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import heapq

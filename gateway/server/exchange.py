@@ -1,7 +1,5 @@
 """One HTTP request and its response, as an ASGI application sees them. `protocol.py` reads the request."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Runs a gateway process: starts its background tasks, drains it on SIGTERM, and settles what is left at its end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -19,8 +19,6 @@ invalid request also waits for earlier responses. After it, the connection close
 uvicorn creates a `Connection` for each client, and uses only its constructor, `shutdown` and `ServerState`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus

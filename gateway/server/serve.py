@@ -1,7 +1,5 @@
 """Runs `capsule serve`: uvicorn with the connections of `protocol.py`. Also limits the time of a request's body."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -13,8 +13,6 @@ them has served, the service cannot start and the supervisor exits, too. If the 
 drain and exit, so that the port is free for the next supervisor.
 """
 
-from __future__ import annotations
-
 import fcntl
 import multiprocessing
 import os

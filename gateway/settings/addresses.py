@@ -1,7 +1,5 @@
 """Reads the addresses and certificate files among the settings. Every reader raises ValueError with its reason."""
 
-from __future__ import annotations
-
 import importlib.util
 import ipaddress
 import re

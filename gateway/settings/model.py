@@ -1,7 +1,5 @@
 """The settings of a process, as one frozen struct."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import msgspec

@@ -3,8 +3,6 @@
 The field `redis_url` comes from the variable `GATEWAY_REDIS_URL`, and so on.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping

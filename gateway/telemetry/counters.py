@@ -18,8 +18,6 @@ wait for up to an hour. Counts that were sent without a reply may have been writ
 fault, counts may be missing, but nothing is counted twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -4,8 +4,6 @@ A request is queued when it ends. Ten times a second, and before a scrape of thi
 counted together, which takes a third of the time under load.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 from bisect import bisect_left

@@ -7,8 +7,6 @@ sends them. The spans are built here, because starting and ending a span through
 No global tracer provider is set, because libraries with spans of their own would then send the data they see.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

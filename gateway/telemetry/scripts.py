@@ -1,7 +1,5 @@
 """Runs the script that records usage."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from gateway.keys import usage_keys

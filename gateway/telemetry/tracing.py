@@ -8,8 +8,6 @@ Failure policy: traces never stop or delay the service. Without the packages, or
 reports that once and runs without traces. Spans that the collector does not accept are lost, and counted in the log.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

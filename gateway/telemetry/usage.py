@@ -15,8 +15,6 @@ Failure policy: that of `gateway/telemetry/counters.py`. While Redis is unavaila
 logged. Beyond that, the oldest are dropped and counted in a metric.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Reads the usage of each account by hour and day, and its last requests. `gateway/telemetry/usage.py` writes them."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -1,7 +1,5 @@
 """Runs the build command and turns its output into a release that no customer process can change."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import stat

@@ -15,8 +15,6 @@ so builders with another folder stand by too (`lock.py`). Redis decides which de
 hosts (`schedule.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine

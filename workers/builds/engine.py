@@ -5,8 +5,6 @@ uses the steps of `workers/hosting/serving.py`. With shared storage, the engine 
 serve apps. An external engine uses the operators' API instead.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager, suppress

@@ -8,8 +8,6 @@ operator deletes the record, or after a week without a builder.
 Builders with the same folder share the record. The folder's lock file selects one of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import structlog

@@ -1,7 +1,5 @@
 """The log of one deploy, written to Redis twice a second."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -5,8 +5,6 @@ addresses: a build may connect to each, at its one port. A build can read the cr
 its output does not show them.
 """
 
-from __future__ import annotations
-
 import base64
 import ssl
 from collections.abc import Mapping, Sequence

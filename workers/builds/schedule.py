@@ -6,8 +6,6 @@ deploy claims its entry. Redis forgets a dead builder after `LEASE_MS`. Other bu
 any dead worker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -6,8 +6,6 @@ heartbeat for 15 seconds does not count. A builder writes a step only while its 
 builder that was paused writes no steps after another builder has taken over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Set

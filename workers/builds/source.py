@@ -6,8 +6,6 @@ listed protocols, and connects only to the checked addresses. git reads the user
 address from a file of the build. They never appear in command lines, logs or errors.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

@@ -5,8 +5,6 @@ if its digest matches the deploy's record. Its names are checked too: nothing is
 link. The links of a start command's files may lead anywhere. Files that are served contain no links.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

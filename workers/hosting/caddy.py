@@ -14,8 +14,6 @@ connect to apps.
     caddy/canary.sock   serves the apps, as visitors get them, without TLS
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hmac

@@ -5,8 +5,6 @@ ended. Each new claim has a higher fence. The claim also names the copy of the d
 claim only if it is as this host knows it, so a host whose claim was taken over cannot name another copy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import NamedTuple

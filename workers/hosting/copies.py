@@ -7,8 +7,6 @@ A host stores a copy under a new name, and then names it in its claim. That fail
 then, so what a host stores too late is never used. The next copy removes it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

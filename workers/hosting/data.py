@@ -16,8 +16,6 @@ app gets another one, and its files too.
 Files in `files` may be anything that an app can make. No link among them is followed here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -6,8 +6,6 @@ are kept as a snapshot.
 Every command can be repeated, because it stays queued until it has an answer (`gateway/data/commands.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

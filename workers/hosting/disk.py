@@ -5,8 +5,6 @@ then previews, oldest first. It keeps the releases that are served live, those t
 those that are still being checked.
 """
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ the deploy. A rollback is a new deploy, and gets the variables of its own time. 
 release, which its start command sees as APP_URL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -12,8 +12,6 @@ A host counts while it sends heartbeats. After a pause, other hosts may have con
 only the next worker learns whether its host was left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -12,8 +12,6 @@ All claims of a host belong to a session. A lease that ran out is never renewed:
 claims its apps again. A worker that starts continues the session of the last one, if the lease has not run out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

@@ -4,8 +4,6 @@ Each link is replaced by its target: by the file, or by a folder with the same c
 (openat2), and only below the customer's own source. No other process may change the files at the same time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -3,8 +3,6 @@
 A rollback or a promotion reads it there. The start command cannot read it, and its auth secret is encrypted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

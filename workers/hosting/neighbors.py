@@ -8,8 +8,6 @@ A request that a host has passed on has a header with a secret, which all hosts 
 (`caddy.py`). It is passed on only once. From other senders, Caddy drops the header.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 from contextlib import suppress

@@ -11,8 +11,6 @@ what was copied last. Requests that arrive at another host are passed on (`neigh
 Failure policy: closed. A host that cannot renew its lease stops its apps before another host can take them over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ A process in the sandbox packs them, as the app's user, while the app runs (`wor
 process writes is as little trusted as the app: it is unpacked in the sandbox too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Recognizes processes that outlive the worker that started them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

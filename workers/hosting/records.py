@@ -13,8 +13,6 @@ answers each step. A host that was away needs no history, because each record ha
 One host runs the start command of a live address. Only that host starts it and checks it in these steps.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator
 from typing import Literal

@@ -23,8 +23,6 @@ apps. After its deletion an app is not served any more. Its files stay for a wee
 by accident.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import itertools

@@ -4,8 +4,6 @@ Each step that visitors can see is one rename. So a worker may be killed at any 
 deploys.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Set

@@ -7,8 +7,6 @@ the apps keep running while the worker is stopped, and the next worker adopts th
 One process per data folder works, and a second one stands by.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -5,8 +5,6 @@ before the worker stops the app, and both have it open, so no connection is lost
 after how many seconds it sleeps. An app whose plan is not known stays awake.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ The list of suspended apps is in Redis (`gateway/accounts/suspended.py`). The ma
 Redis is unavailable, what was suspended stays suspended, and everything else is served.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import suppress

@@ -13,8 +13,6 @@ Apps outlive the watchdog. A keeper runs each app until the app's link is remove
 names the keeper. The next watchdog adopts the keepers that it finds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

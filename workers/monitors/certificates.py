@@ -5,8 +5,6 @@ expires, the account is notified once per certificate. A renewed certificate has
 be reached, its last observation stays, and it is inspected again within the hour.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -7,8 +7,6 @@ Each check also renews the app's claim to the domain. If Redis lost it and anoth
 the domain is withdrawn at once, so that one app has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import structlog

@@ -10,8 +10,6 @@ The deletion of an app may be interrupted. Therefore this loop removes ids witho
 them. While Redis is unavailable, everything waits, and only the inspections under way are lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -3,8 +3,6 @@
 Any number of workers may do this, because settling the same reservation twice has no effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import structlog

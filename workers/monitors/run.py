@@ -1,7 +1,5 @@
 """Starts the background work of the monitors. Any number of these workers may run."""
 
-from __future__ import annotations
-
 import asyncio
 
 import structlog

@@ -10,8 +10,6 @@ a worker without a network. After a failure the worker calls `GATEWAY_PROBE_CHEC
 network. Without this setting every failure counts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from functools import partial

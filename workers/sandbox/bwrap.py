@@ -5,8 +5,6 @@ machine's tools and the requested folders. `network.py` sets up the network. Eve
 command lines, so the environment does not appear in them.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

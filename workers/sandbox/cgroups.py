@@ -4,8 +4,6 @@ This module uses version 2 where the machine has it, and version 1 elsewhere. Th
 full group cannot stop it. A separate group bounds the CPU that the keeper itself uses for connections and output.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

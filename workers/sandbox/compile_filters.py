@@ -4,8 +4,6 @@ Only this module needs libseccomp (Debian's package libseccomp2). A sandbox pass
 architecture to the kernel. Compile the filters after each change of the rules; a test compares both.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

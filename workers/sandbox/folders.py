@@ -4,8 +4,6 @@ A folder that was found may be a link by the time it is opened, and the worker m
 each folder is opened only if it is still the one that was found, and its entries are read relative to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

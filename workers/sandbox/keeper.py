@@ -10,8 +10,6 @@ is removed. When a keeper is killed, the kernel kills the command.
 A developer's trusted command runs without namespaces and control groups. The keeper just starts, watches and ends it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -4,8 +4,6 @@ The worker renews it (`workers/hosting/leases.py`). The keepers read it, and so 
 dead. The time is that of a clock that runs while the machine sleeps. It means nothing after the machine's next start.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

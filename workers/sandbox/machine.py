@@ -4,8 +4,6 @@ Customers' code never runs as the root user of the machine. If the worker is roo
 its own user. An ordinary user runs them as itself, and so does root of a container that is an ordinary user outside.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -8,8 +8,6 @@ the current file is full, it replaces the former one. Both belong to the owner o
 read them, and other apps cannot.
 """
 
-from __future__ import annotations
-
 import codecs
 import os
 import select

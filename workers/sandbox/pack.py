@@ -6,8 +6,6 @@ Other files are copied as they are. Links that leave the folder, sockets and dev
 beyond the limit. Each line of output names something that is not in the archive as it should be.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import stat

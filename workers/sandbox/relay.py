@@ -9,8 +9,6 @@ connections and answers with its listener, where new connections wait while the 
 closes its connection instead, or dies, the relay accepts again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -10,8 +10,6 @@ development (`allow_private_addresses`): the keeper then measures, which is less
 the machine. `trusted` commands run without a sandbox (`capsule dev --trust-builds`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

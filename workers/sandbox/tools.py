@@ -4,8 +4,6 @@ The machine's own programs come first. The extra `dev` installs both as packages
 packages, for example below /root, bubblewrap is copied to the data folder.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

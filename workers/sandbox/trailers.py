@@ -4,8 +4,6 @@ A response passes unchanged up to its last chunk. What Caddy might read in anoth
 chunk where this module finds none.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 

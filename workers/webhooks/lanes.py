@@ -5,8 +5,6 @@ rotation. A lane starts with one concurrent delivery, doubles this number with e
 returns to one after a timeout. So a receiver that hangs delays little but its own account's events.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -11,8 +11,6 @@ POST and the log causes a second attempt. It has the same event id, so that rece
 fails because of a bug is repeated twice, then logged as failed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -3,8 +3,6 @@
 The result is advice. It is saved nowhere, and the check changes no key set that verifies tokens.
 """
 
-from __future__ import annotations
-
 import httpx
 import msgspec
 

@@ -4,8 +4,6 @@ Each app may make few calls at a time, and few of its requests may wait for one.
 backend gets no calls for a moment: its app's requests are refused immediately and cost nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -6,8 +6,6 @@ uses PyJWT's algorithms, and the tests compare everything else with PyJWT. A hea
 refused.
 """
 
-from __future__ import annotations
-
 import binascii
 import contextlib
 import json

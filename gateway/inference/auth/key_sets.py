@@ -9,8 +9,6 @@ fetches keys from the backend, it checks Redis for another process's copy (`shar
 from when the backend sent them, to whichever process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import codecs

@@ -1,7 +1,5 @@
 """Functions for the scripts that share apps' key sets among processes."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

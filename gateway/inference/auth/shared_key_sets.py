@@ -7,8 +7,6 @@ a time fetches the keys, under a claim, while the others wait for a moment.
 Failure policy: without Redis, or if the other process takes long, each process fetches the keys itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

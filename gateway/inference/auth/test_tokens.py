@@ -5,8 +5,6 @@ GATEWAY_ENCRYPTION_KEY and from the app's id, account and creation, so every pro
 the app's own backend is not asked, and the token ends with the app: an app of the same name is another one.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import time

@@ -9,8 +9,6 @@ The work that tokens may cause is limited (`verification_budget.py`). Failure po
 checked, the request is refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import OrderedDict

@@ -11,8 +11,6 @@ Pure: no clock, no I/O. `lua/inference/fair_queue.lua` keeps the same order for 
 account within its share.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Hashable

@@ -12,8 +12,6 @@ which holds only the permits in use. Answers and messages of an older epoch are 
 Pure: no I/O, and the time is a parameter (monotonic seconds).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gateway.inference.concurrency.lease_replies import LeaseCall

@@ -1,7 +1,5 @@
 """The calls and answers of `lease.lua`, and a summary of its records for operators."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

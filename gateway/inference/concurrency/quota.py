@@ -11,8 +11,6 @@ therefore held, however long a request takes to reach the provider, and whatever
 Pure: no I/O and no clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, QuotaCall

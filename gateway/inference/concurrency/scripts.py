@@ -1,7 +1,5 @@
 """The function for the script that shares the provider's permits among processes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from gateway.inference.concurrency.lease_replies import BudgetCall, LeaseAnswer, LeaseCall, read_lease_answer

@@ -1,7 +1,5 @@
 """Types for both formats: native.py and openai.py decode a body into a `CompletionRequest`, and encode its answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar

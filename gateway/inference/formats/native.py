@@ -1,7 +1,5 @@
 """The service's own format: a prompt in; a text, or a stream of `token` events, out."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """OpenAI's chat-completions format, for unmodified OpenAI SDKs."""
 
-from __future__ import annotations
-
 import calendar
 import time
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The parameters of a request in the OpenAI format that are forwarded to the provider unchanged."""
 
-from __future__ import annotations
-
 FORWARDED = (
     "temperature",
     "top_p",

@@ -1,7 +1,5 @@
 """Tools in the OpenAI format: the functions that a request offers, and the calls in an answer."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """The events of a provider's answer, as far as they are read."""
 
-from __future__ import annotations
-
 import msgspec
 
 

@@ -8,8 +8,6 @@ Failure policy: if no address connects, all of them are immediately tried once m
 shortage on this machine, such as no free descriptor, is reported as the service's own failure, never as the host's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools

@@ -3,8 +3,6 @@
 Only what the plain form does not cover comes here, so it costs the plain form nothing.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from typing import Any

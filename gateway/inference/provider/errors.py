@@ -3,8 +3,6 @@
 Pure functions of a status and a body. connection.py applies them to HTTP answers, sse.py to error events.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from typing import Any

@@ -3,8 +3,6 @@
 A sweep counts the time of all streams and connections; there is no timer for each, and the token path reads no clock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

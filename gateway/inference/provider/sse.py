@@ -7,8 +7,6 @@ Most events of an answer differ only in the text of their token. The parts befor
 An event in this frame is not decoded; the JSON of its text is passed on unchanged.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Annotated
 

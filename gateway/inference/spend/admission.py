@@ -8,8 +8,6 @@ former primary may confirm settlements for a while and lose them. When another s
 settlements are repeated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """The limits of an app's requests: what the plan and the operators allow, narrowed by the account holder."""
 
-from __future__ import annotations
-
 import msgspec
 
 from gateway.accounts.records import Account, AllowedRates, App

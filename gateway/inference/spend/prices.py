@@ -1,7 +1,5 @@
 """The models on offer and their prices. To change a price, change the table and its date."""
 
-from __future__ import annotations
-
 import msgspec
 
 PRICED_ON = "2026-07-02"

@@ -1,7 +1,5 @@
 """The answers of `admit.lua` and `settle.lua`, and the record that a settlement carries."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

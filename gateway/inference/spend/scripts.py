@@ -1,7 +1,5 @@
 """Functions for the scripts that reserve and settle money."""
 
-from __future__ import annotations
-
 import msgspec
 
 from gateway.errors import NotReplicated
