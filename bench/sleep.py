@@ -32,9 +32,8 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.states import Deploy
 from gateway.redis.client import Store
 from workers.hosting import caddy
-from workers.hosting.processes import is_running
 from workers.hosting.releases import Releases
-from workers.hosting.watchdog import AppState, read_state, state_path
+from workers.hosting.watchdog import AppState, is_running, read_state, state_path
 
 APPS = 1_000
 SETTLE_SECONDS, SECONDS = 15.0, 30.0

@@ -13,19 +13,31 @@ waits for that. While Redis fails, the notes wait.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 import time
 
 import msgspec
 import structlog
 
 from gateway.accounts import scripts
-from gateway.accounts.credentials import digest, new_key
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import Time, new_id, now_iso
 from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
 from gateway.redis.client import Store
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 from gateway.redis.scripts import compare_and_set
+
+
+def new_key(prefix: str) -> str:
+    """Returns 256 random bits after the prefix, such as `csk_…`."""
+    return f"{prefix}_{secrets.token_urlsafe(32)}"
+
+
+def digest(key: str) -> str:
+    """Returns the SHA-256 of a key. A plain hash is enough: nobody can search through 256 random bits."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
 
 logger = structlog.get_logger()
 

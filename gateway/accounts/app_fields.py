@@ -4,9 +4,9 @@ from pathlib import PurePosixPath
 
 from gateway.accounts.records import SLUG, Auth, BackendAuth, Build, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.bounds import SigningSecret
 from gateway.errors import RequestMalformed
 from gateway.outbound import addresses
+from gateway.validation import SigningSecret
 
 SECRET_BYTES = 32
 OWN_ADDRESS = "https://app.example.com"  # stands for the address of an app

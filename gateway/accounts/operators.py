@@ -9,7 +9,7 @@ import hmac
 
 import msgspec
 
-from gateway.accounts.credentials import digest
+from gateway.accounts.api_keys import digest
 from gateway.settings import Settings
 
 SHARED_NAME = "operator"  # of operators who use the shared token

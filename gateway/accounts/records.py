@@ -10,10 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.accounts.vault import Vault
-from gateway.bounds import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Rate, Sealed, Url
 from gateway.ids import Time
 from gateway.keys import account_key
 from gateway.settings import NANO, Plan
+from gateway.validation import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Rate, Sealed, Url
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 PREVIEW = re.compile(r".+-preview")  # `<app>-preview` is the host name of that app's previews

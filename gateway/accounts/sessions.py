@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from litestar import Request
 from litestar.datastructures import Cookie, State
 
-from gateway.accounts.credentials import digest
+from gateway.accounts.api_keys import digest
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
 from gateway.keys import REGISTERED_PREFIX, SESSIONS_PREFIX, logins_key, session_key
 from gateway.redis.client import Store

@@ -40,7 +40,6 @@ from gateway.api.authentication import (
     account_router,
 )
 from gateway.api.subjects import require_own_app
-from gateway.bounds import Euro, Host, Rate, UserToken
 from gateway.deploys.addresses import host, live_url
 from gateway.errors import (
     AppLimitReached,
@@ -56,7 +55,7 @@ from gateway.events.catalog import Finding
 from gateway.ids import Time, new_id, now_iso
 from gateway.inference.auth.auth_checks import AuthCheck
 from gateway.inference.auth.auth_checks import check_auth as check_verification
-from gateway.inference.auth.test_tokens import sign_test_token
+from gateway.inference.auth.trial_tokens import sign_test_token
 from gateway.inference.auth.users import TokenCheck
 from gateway.inference.spend.limits import allowed_limits, limits_of
 from gateway.keys import (
@@ -76,6 +75,7 @@ from gateway.outbound import addresses
 from gateway.outbound.addresses import CallFailed
 from gateway.services import Injected, Services
 from gateway.settings import NANO, Settings
+from gateway.validation import Euro, Host, Rate, UserToken
 
 
 class AccountApp(msgspec.Struct):

@@ -14,7 +14,6 @@ from gateway.accounts.records import Account, App, find_suspension
 from gateway.api.authentication import Caller, account_router
 from gateway.api.deploys import QueuedDeployId
 from gateway.api.subjects import require_own_app
-from gateway.bounds import Id
 from gateway.data.commands import Action, DataAnswer, DataUnavailable
 from gateway.data.records import DataState, DeletedData, Reason, Snapshot, snapshot_key
 from gateway.errors import (
@@ -31,6 +30,7 @@ from gateway.errors import (
 from gateway.keys import data_snapshots_made_key
 from gateway.services import Injected, Services
 from gateway.storage import Object
+from gateway.validation import Id
 
 SNAPSHOTS_PER_HOUR = 6  # that an account holder asks for, of an app
 HOUR_SECONDS = 3_600

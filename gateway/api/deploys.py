@@ -19,11 +19,10 @@ from gateway.accounts.records import App
 from gateway.api.authentication import Caller, account_router
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
 from gateway.api.subjects import require_deploy, require_own_app
-from gateway.bounds import Id
 from gateway.deploys.environment import VariableView
 from gateway.deploys.hooks import CreatedHook, ListedHook
 from gateway.deploys.logs import split_times
-from gateway.deploys.phases import PhaseView, list_phases
+from gateway.deploys.progress import PhaseView, list_phases
 from gateway.deploys.sources import read_format
 from gateway.deploys.states import Deploy, Trigger
 from gateway.deploys.states import State as DeployState
@@ -45,6 +44,7 @@ from gateway.errors import (
 from gateway.events.catalog import Kind
 from gateway.ids import Time
 from gateway.services import Injected, Services
+from gateway.validation import Id
 
 PUBLISH_ERRORS = [
     RequestMalformed,

@@ -17,11 +17,11 @@ from gateway.api.apps import RepositoryView, view_repository
 from gateway.api.audit import REPORTS
 from gateway.api.authentication import operator_router
 from gateway.api.deploys import DeployView
-from gateway.bounds import Text
 from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
 from gateway.events.catalog import Phase
 from gateway.services import Injected, Services
+from gateway.validation import Text
 
 logger = structlog.get_logger()
 

@@ -20,7 +20,6 @@ from litestar.types import Method
 from gateway.accounts.sessions import ACCOUNT, OPERATOR
 from gateway.api.assets import bundle_pages, file_response, html_response, page_text
 from gateway.api.authentication import OPERATOR_SECURITY, close_session, open_session, operators_only
-from gateway.bounds import Credential
 from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
 from gateway.errors import (
     BackboneUnavailable,
@@ -34,6 +33,7 @@ from gateway.inference.spend.prices import PRICED_ON, PRICES
 from gateway.keys import REGISTRATIONS_KEY
 from gateway.services import Injected, Services
 from gateway.settings import NANO, PLANS, Settings
+from gateway.validation import Credential
 
 HTML, FILE = "text/html", "application/octet-stream"
 READ: list[Method] = ["GET", "HEAD"]

@@ -43,7 +43,6 @@ from gateway.api.bodies import SOURCE, declared_size
 from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
 from gateway.api.events import EventId
 from gateway.api.subjects import require_account, require_app
-from gateway.bounds import Euro, ExitCode, Host, Id
 from gateway.deploys.addresses import live_url
 from gateway.deploys.sources import read_format
 from gateway.errors import (
@@ -68,6 +67,7 @@ from gateway.operations.directory import OwnedApp
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
 from gateway.services import Injected, Services
 from gateway.settings import Plan
+from gateway.validation import Euro, ExitCode, Host, Id
 
 MAX_DAILY_EURO = "1000000"  # of an account
 SCAN_BYTES = 16_777_216  # of one security scan

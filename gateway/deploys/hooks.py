@@ -5,7 +5,7 @@ import secrets
 
 import msgspec
 
-from gateway.accounts.credentials import digest
+from gateway.accounts.api_keys import digest
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import NotFound, RequestMalformed

@@ -20,9 +20,8 @@ from msgspec import Meta
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
 from gateway.accounts.records import App, Auth, Build, ReplacedFields
 from gateway.accounts.vault import Vault
-from gateway.bounds import Command, Folder, Id
 from gateway.errors import RequestMalformed
-from gateway.validation import explain
+from gateway.validation import Command, Folder, Id, explain
 
 FILE = "capsule.toml"
 MAX_BYTES = 16_384

@@ -34,7 +34,7 @@ from gateway.errors import (
     TokenMissing,
 )
 from gateway.inference import cors
-from gateway.inference.auth.test_tokens import is_test_token
+from gateway.inference.auth.trial_tokens import is_test_token
 from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
 from gateway.inference.backlog import ANSWER_BYTES, Backlog, Backlogs
@@ -47,6 +47,7 @@ from gateway.inference.provider.pool import Provider
 from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.spend.prices import (
+    MODEL_CHOICE,
     NOTHING,
     PRICES,
     Charge,
@@ -55,14 +56,38 @@ from gateway.inference.spend.prices import (
     worst_case_tokens,
 )
 from gateway.inference.traces import EXCHANGE, SETTLE, RequestTraces
-from gateway.inference.unknown_paths import explain_missing
 from gateway.log import RequestLine, write_request_line
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.spans import Kind
+from gateway.telemetry.tracing import Kind
 from gateway.telemetry.usage import RequestDetails
+
+OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"
+NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
+
+
+def explain_missing(path: str) -> str:
+    """Returns the message for `path`, the part after `/ai/`. The message does not repeat it."""
+    first = path.partition("/")[0]
+    if first == "v1":
+        return "Leave out '/v1': the base URL ends with '/ai'."
+    if path.rstrip("/") in ("", "chat/completions", "models"):
+        return "Leave out the slash at the end of the address."
+    if first == "responses":
+        return (
+            "The Responses API is not offered; use chat completions, at /ai/chat/completions. "
+            "With the Vercel AI SDK, call createOpenAI(…).chat(model)."
+        )
+    if first == "completions":
+        return "Completions of a bare prompt are not offered; use chat completions, at /ai/chat/completions."
+    if first == "models":
+        return MODEL_CHOICE
+    if first in NOT_TEXT:
+        return f"Only text is generated here. The addresses are {OFFERED}."
+    return f"There is nothing at this address. The addresses are {OFFERED}."
+
 
 logger = structlog.get_logger()
 

@@ -27,7 +27,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.ids import Time, now_iso
 from gateway.keys import audit_key
 from gateway.redis.client import Store
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 
 logger = structlog.get_logger()
 

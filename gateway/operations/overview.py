@@ -19,11 +19,11 @@ from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.ids import day_of, now_iso
 from gateway.inference.availability import Availability
-from gateway.inference.concurrency.lease_replies import read_share
+from gateway.inference.concurrency.lease import read_share
 from gateway.inference.concurrency.permits import Permits
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spend_key, spenders_key
-from gateway.operations.backlog import Backlog, read_backlog
+from gateway.operations.backlog import Backlog, count_dead_letters, read_backlog, read_dead_letters, read_storage
 from gateway.operations.needs_attention import (
     count_ended_deploys,
     count_expiring_certificates,
@@ -45,8 +45,7 @@ from gateway.operations.snapshot import (
     render_counts,
     render_hour,
 )
-from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 from gateway.settings import Settings
 from gateway.telemetry.counters import TOTAL, Counters
 from gateway.telemetry.metrics import Metrics

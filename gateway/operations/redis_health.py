@@ -12,7 +12,7 @@ import structlog
 
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
-from gateway.redis.faults import advise, code_of, describe
+from gateway.redis.errors import advise, code_of, describe
 
 logger = structlog.get_logger()
 

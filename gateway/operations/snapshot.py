@@ -6,8 +6,7 @@ import msgspec
 
 from gateway.ids import Time
 from gateway.inference.availability import InferenceState
-from gateway.operations.backlog import Queue, Worker
-from gateway.operations.storage import DeadLetters, StorageByAccount
+from gateway.operations.backlog import DeadLetters, Queue, StorageByAccount, Worker
 from gateway.settings import Plan
 from gateway.telemetry.counters import MODEL_PREFIX, TTFT_BUCKETS_MS, TTFT_FIELDS
 

@@ -24,8 +24,7 @@ from gateway.ids import day_of
 from gateway.keys import PARTITION_TAGS, write_check_key
 from gateway.redis import servers
 from gateway.redis.cluster import BlockingReads, ClusterClient, ClusterPipeline
-from gateway.redis.errors import FAULTS, map_redis_errors
-from gateway.redis.faults import code_of, describe
+from gateway.redis.errors import FAULTS, code_of, describe, map_redis_errors
 from gateway.redis.pipeline import Pipeline, parse_run_id
 from gateway.redis.primary import PrimaryWatch
 from gateway.redis.replication import Replicated, make_pipeline

@@ -16,7 +16,7 @@ from redis.asyncio.client import PubSub
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import COMMAND_SECONDS, Store
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 
 logger = structlog.get_logger()
 

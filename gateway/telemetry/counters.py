@@ -34,7 +34,7 @@ from gateway.ids import now_iso
 from gateway.keys import PROCESSES_KEY, hour_key, minute_key, process_key, spenders_key
 from gateway.log import RequestLine
 from gateway.redis.client import Store
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 from gateway.redis.scripts import increment_counters
 from gateway.telemetry.usage import NO_DETAILS, RequestDetails, UsageRecorder
 

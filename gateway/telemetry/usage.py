@@ -28,7 +28,7 @@ from gateway.errors import BackboneRefused, BackboneUnavailable, TokenFault
 from gateway.keys import usage_key
 from gateway.log import RequestLine
 from gateway.redis.client import Store
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 from gateway.telemetry import scripts
 
 logger = structlog.get_logger()

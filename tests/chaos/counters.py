@@ -18,8 +18,7 @@ import aiohttp
 import msgspec
 
 from tests.support.deployment import packed
-from workers.hosting.processes import is_running
-from workers.hosting.watchdog import read_state
+from workers.hosting.watchdog import is_running, read_state
 
 SYNC_SECONDS = 2  # GATEWAY_APP_DATA_SYNC
 LOST_SECONDS = 17  # of counts at most: two copies, each of which may take long on a busy machine

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from gateway.inference.concurrency.lease import Lease
-from gateway.inference.concurrency.lease_replies import BudgetCall
-from gateway.inference.concurrency.lease_replies import LeaseAnswer as Answer
-from gateway.inference.concurrency.lease_replies import LeaseCall as Call
-from gateway.inference.concurrency.lease_replies import read_lease_answer as read_answer
+from gateway.inference.concurrency.lease import BudgetCall, Lease
+from gateway.inference.concurrency.lease import LeaseAnswer as Answer
+from gateway.inference.concurrency.lease import LeaseCall as Call
+from gateway.inference.concurrency.lease import read_lease_answer as read_answer
 from gateway.keys import PERMITS_KEY, WAITING_KEY, lease_keys
 from tests.lua.scripts import CLOCK, SECOND, on_test_clock
 

@@ -23,7 +23,7 @@ from tests.support.worker_process import Worker
 QUICK: dict[str, float] = {
     "gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": 1.0,
     "workers.builds.builder.CANCEL_CHECK_SECONDS": 0.1,
-    "workers.builds.log.FLUSH_SECONDS": 0.1,
+    "workers.builds.builder.FLUSH_SECONDS": 0.1,
     "workers.hosting.serving.POLL_SECONDS": 0.05,
     "workers.hosting.serving.DRAIN_SECONDS": 0.3,
 }

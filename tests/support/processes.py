@@ -9,7 +9,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def find_pid(gateway: Gateway) -> int:
-    assert gateway.services
+    assert gateway.process
     return gateway.services.pid
 
 

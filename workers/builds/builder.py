@@ -17,9 +17,11 @@ hosts (`schedule.py`).
 
 import asyncio
 import contextlib
+import re
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import structlog
 
@@ -30,9 +32,10 @@ from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
+from gateway.deploys.logs import stamp_line
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
-from gateway.deploys.positions import write_positions
-from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
+from gateway.deploys.progress import write_positions
+from gateway.deploys.states import FINAL, GROUP, LOG_BYTES, STREAM, Deploy, Deploys, StaleDeploy, State
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
 from gateway.inference.availability import Availability
@@ -41,15 +44,69 @@ from gateway.keys import partition_tag
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.settings import Settings
 from gateway.telemetry import tracing
-from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
+from gateway.telemetry.tracing import NULL_TRACE, Kind, Trace
 from workers.builds.engine import LocalEngine
 from workers.builds.lock import BuilderLock
-from workers.builds.log import DeployLog
 from workers.builds.schedule import Schedule
 from workers.builds.shared import MultiHostEngine
 from workers.hosting.archives import ReleaseArchive
 from workers.hosting.serving import DeployError, Job, find_app
 from workers.stream import Consumer, Entry, require_partition
+
+FLUSH_SECONDS = 0.5  # between flushes
+RESOLUTION_MS = 100  # between two times in the log
+# Escape sequences in a build's output could move the cursor of a terminal that follows the log.
+CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class DeployLog:
+    """Collects lines in memory and flushes them regularly. Lines wait in memory while Redis is unavailable."""
+
+    def __init__(self, deploys: Deploys, deploy: Deploy) -> None:
+        self._deploys, self._deploy = deploys, deploy
+        self._lines: list[str] = []
+        self._stamped = 0  # time of the last line that has a time, ms
+        self._size = 0  # bytes of all lines so far; lines beyond the log's bound are dropped
+        self._lock = asyncio.Lock()
+
+    def write_line(self, line: str) -> None:
+        if self._size <= LOG_BYTES:
+            line = self._stamp(CONTROL.sub("", line))
+            self._size += len(line.encode())
+            self._lines.append(line)
+
+    def _stamp(self, line: str) -> str:
+        """Adds a time to the line. Lines that arrive together share the time of the first, which saves space."""
+        now = int(time.time() * 1000)
+        if now - self._stamped < RESOLUTION_MS:
+            return line + "\n"
+        self._stamped = now
+        return stamp_line(line, now)
+
+    async def flush(self) -> None:
+        async with self._lock:
+            while self._lines:
+                count = len(self._lines)
+                text = "".join(self._lines[:count])
+                append = partial(self._deploys.append_log, self._deploy, text)
+                await until_redis_answers(append)
+                del self._lines[:count]
+
+    async def _flush_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await self.flush()
+
+    async def __aenter__(self) -> Self:
+        self._flushing = asyncio.create_task(self._flush_regularly())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._flushing.cancel()
+        await asyncio.gather(self._flushing, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await finish_despite_cancellation(asyncio.wait_for(self.flush(), COMMAND_SECONDS))
+
 
 logger = structlog.get_logger()
 

@@ -26,8 +26,7 @@ from workers.builds import build, source
 from workers.builds.registries import Registries
 from workers.hosting import archives, disk
 from workers.hosting.archives import BadArchive
-from workers.hosting.environment import write_environment
-from workers.hosting.manifests import read_release_manifest, write_release_manifest
+from workers.hosting.release_files import read_release_manifest, write_environment, write_release_manifest
 from workers.hosting.releases import exclusive_lock, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, run_in_thread
 from workers.sandbox.machine import Unsafe

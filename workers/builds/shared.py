@@ -26,9 +26,9 @@ from gateway.settings import Settings
 from gateway.storage import read_object, until_storage_answers
 from workers.builds.engine import PRUNE_SECONDS, LocalEngine
 from workers.hosting import archives
-from workers.hosting.environment import FILE as ENVIRONMENT
-from workers.hosting.manifests import FILE as MANIFEST
 from workers.hosting.records import HostAnswer, Records, Release, Step, Wanted
+from workers.hosting.release_files import ENVIRONMENT_FILE as ENVIRONMENT
+from workers.hosting.release_files import MANIFEST_FILE as MANIFEST
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, KEPT_PREVIEWS, KEPT_RELEASES, remove_folder
 from workers.hosting.serving import DeployError, Job, run_in_thread
 

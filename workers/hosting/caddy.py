@@ -38,7 +38,7 @@ import msgspec
 from gateway.pages import render_error_page
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
-from workers.hosting.processes import is_running, start_time
+from workers.hosting.watchdog import is_running, start_time
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.machine import can_change_users
 from workers.sandbox.relay import MONITOR

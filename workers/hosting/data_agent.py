@@ -30,10 +30,9 @@ from gateway.settings import Settings
 from gateway.storage import open_storage
 from workers.hosting.data import FOLDER, GONE, REPLACED, AppData, is_empty, list_data
 from workers.hosting.packing import DataError, DataPacker
-from workers.hosting.processes import is_running
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, Releases, Site, remove_folder
 from workers.hosting.serving import run_in_thread
-from workers.hosting.watchdog import read_state
+from workers.hosting.watchdog import is_running, read_state
 from workers.sandbox.keeper import UNMEASURABLE
 from workers.sandbox.sandbox import MIB
 

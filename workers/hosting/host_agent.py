@@ -34,10 +34,10 @@ from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.hosting import archives, caddy, disk
 from workers.hosting.archives import ARCHIVE_BYTES, BadArchive, ReleaseArchive
-from workers.hosting.environment import FILE as ENVIRONMENT
 from workers.hosting.ownership import Ownership
 from workers.hosting.packing import DataPacker
 from workers.hosting.records import HostAnswer, Records, Wanted
+from workers.hosting.release_files import ENVIRONMENT_FILE as ENVIRONMENT
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.serving import DeployError, Job, Serving, find_app, run_in_thread
 from workers.sandbox.sandbox import MIB

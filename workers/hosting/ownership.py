@@ -35,10 +35,9 @@ from workers.hosting.data import AppData, DataHeld
 from workers.hosting.leases import LeaseLost, Leases
 from workers.hosting.neighbors import Neighbors, find_own_address
 from workers.hosting.packing import DataError, DataPacker
-from workers.hosting.processes import is_running
 from workers.hosting.releases import Releases, Site, replace_link
 from workers.hosting.serving import run_in_thread
-from workers.hosting.watchdog import AppState, read_state
+from workers.hosting.watchdog import AppState, is_running, read_state
 from workers.sandbox import lease
 
 logger = structlog.get_logger()

@@ -27,11 +27,9 @@ from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import Settings
 from workers.hosting import caddy
 from workers.hosting.archives import ReleaseArchive
-from workers.hosting.environment import write_url
-from workers.hosting.manifests import read_release_manifest
-from workers.hosting.processes import is_running
+from workers.hosting.release_files import read_release_manifest, write_url
 from workers.hosting.releases import Releases, Site, remove_folder
-from workers.hosting.watchdog import LIMITS, output_path, read_state
+from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.sandbox import MIB
 

@@ -17,6 +17,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,13 +32,32 @@ from gateway.cancellation import end_if_canceled, finish_despite_cancellation, r
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.monitors.crashes import MAX_LINES
 from workers.hosting.data import DataHeld, find_data
-from workers.hosting.environment import read_environment, read_url
-from workers.hosting.processes import is_running, start_time
+from workers.hosting.release_files import read_environment, read_url
 from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.sleep import Idle, ask_relay, until_readable
 from workers.sandbox import lease
 from workers.sandbox.keeper import listen_for_visitors
 from workers.sandbox.sandbox import DATA_FULL, MIB, Command, Detached, Outcome, Sandbox, SandboxLimits, read_outcome
+
+
+def start_time(pid: int) -> int | None:
+    """Returns the start time of a process in clock ticks since boot; None if it has ended.
+
+    It distinguishes the process from a later process with the same id.
+    """
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] == b"Z" else int(fields[19])
+    if sys.platform != "linux":
+        with suppress(OSError):
+            os.kill(pid, 0)
+            return 0
+    return None
+
+
+def is_running(pid: int, began: int) -> bool:
+    return pid != 0 and start_time(pid) == began
+
 
 logger = structlog.get_logger()
 

@@ -27,7 +27,7 @@ from gateway.events.catalog import Event, prepare_event
 from gateway.ids import new_id
 from gateway.keys import PARTITION_TAGS, monitored_keys, partition_tag
 from gateway.monitors import scripts
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 
 logger = structlog.get_logger()
 

@@ -1,4 +1,8 @@
-"""Starts the background work of the monitors. Any number of these workers may run."""
+"""Starts the background work of the monitors. Any number of these workers may run.
+
+Also settles the reservations of dead gateways at their maximum cost, once their lease is over. Settling the same
+reservation twice has no effect.
+"""
 
 import asyncio
 
@@ -8,14 +12,55 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.states import Deploys
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.inference.spend import scripts
+from gateway.keys import PARTITION_TAGS
 from gateway.redis.client import Store
+from gateway.redis.errors import code_of, concerns_every_write
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
 from workers.monitors.certificates import Certificates
 from workers.monitors.domains import Domains
-from workers.monitors.leases import keep_settling_leases
 from workers.monitors.uptime import Uptime
+
+SETTLE_SECONDS = 10.0  # between searches for overdue reservations
+BATCH_RESERVATIONS = 500  # per partition and search
+
+
+async def keep_settling_leases(store: Store) -> None:
+    while True:
+        await settle_overdue(store)
+        end_if_canceled()
+        await asyncio.sleep(SETTLE_SECONDS)
+
+
+async def settle_overdue(store: Store) -> int:
+    """Settles the overdue reservations of every partition. Returns their number."""
+    ended, postponed = 0, False
+    for tag in PARTITION_TAGS:
+        try:
+            for reservation in await scripts.list_expired_reservations(store, tag, BATCH_RESERVATIONS):
+                ended += await _settle(store, tag, reservation)
+        except BackboneUnavailable as error:  # the other partitions may be on another node
+            if not postponed:
+                logger.warning("leases.postponed", partition=tag, error=code_of(error.__cause__))
+            postponed = True
+    return ended
+
+
+async def _settle(store: Store, tag: str, reservation: str) -> bool:
+    try:
+        settlement = await scripts.settle(store, tag, reservation, None)
+    except BackboneRefused as error:
+        if concerns_every_write(error.__cause__):
+            raise
+        # A broken record must not prevent the settlement of the others.
+        logger.error("lease.broken", reservation=reservation, error=str(error.__cause__))
+        return False
+    if settlement.outcome == "settled":
+        logger.warning("lease.over", reservation=reservation, nano_euro=settlement.nano_euro)
+    return settlement.outcome == "settled"
+
 
 logger = structlog.get_logger()
 

@@ -25,7 +25,7 @@ from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import AppBackend
 from gateway.inference.auth.key_sets import Key, KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
-from gateway.inference.auth.test_tokens import is_test_token, verify_test_token
+from gateway.inference.auth.trial_tokens import is_test_token, verify_test_token
 from gateway.inference.auth.verification_budget import Verification, VerificationLimits
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE_SECONDS

@@ -33,12 +33,11 @@ from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, Provider
 from gateway.ids import request_id
 from gateway.inference.concurrency import scripts
 from gateway.inference.concurrency.fair_queue import ACCOUNT_LIMIT, QUEUE_LIMIT, FairQueue, QueueFull
-from gateway.inference.concurrency.lease import SPARE, Lease
-from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall
+from gateway.inference.concurrency.lease import SPARE, BudgetAnswer, BudgetCall, Lease, LeaseAnswer, LeaseCall
 from gateway.inference.concurrency.quota import WINDOW_SECONDS, Budget
 from gateway.keys import PERMITS_CHANNEL, permits_channel
 from gateway.redis.client import Store
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 from gateway.redis.listener import Listener
 from gateway.settings import ProviderRate
 

@@ -13,7 +13,7 @@ Pure: no I/O and no clock.
 
 from collections.abc import Sequence
 
-from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, QuotaCall
+from gateway.inference.concurrency.lease import BudgetAnswer, BudgetCall, QuotaCall
 from gateway.settings import ProviderRate
 
 WINDOW_SECONDS = 60.0  # of the quota

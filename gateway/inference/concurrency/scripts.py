@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from gateway.inference.concurrency.lease_replies import BudgetCall, LeaseAnswer, LeaseCall, read_lease_answer
+from gateway.inference.concurrency.lease import BudgetCall, LeaseAnswer, LeaseCall, read_lease_answer
 from gateway.keys import PERMITS_CHANNEL, lease_keys
 from gateway.redis.client import Script, Store
 

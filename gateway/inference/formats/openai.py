@@ -17,10 +17,22 @@ from gateway.inference.formats.completion import (
     finish_reason,
     malformed,
 )
-from gateway.inference.formats.parameters import FORWARDED, FORWARDED_WITH_TOOLS
 from gateway.inference.formats.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
 from gateway.inference.provider.chunks import Delta
 from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, PRICES, Usage
+
+FORWARDED = (
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+)
+FORWARDED_WITH_TOOLS = (*FORWARDED, "tools", "tool_choice", "parallel_tool_calls")
+
 
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]

@@ -34,7 +34,7 @@ from gateway.inference.spend.limits import Limits, limits_of
 from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.keys import partition_tag, user_hash
 from gateway.redis.client import Store, until_redis_answers
-from gateway.redis.faults import code_of
+from gateway.redis.errors import code_of
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.usage import LimitUses

@@ -14,8 +14,7 @@ import pytest_asyncio
 import redis.asyncio
 
 from gateway.accounts import api_keys, scripts
-from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference
-from gateway.accounts.credentials import digest
+from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference, digest
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
 from gateway.errors import LastKey

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from gateway.errors import BackboneUnavailable
-from gateway.inference.concurrency.lease_replies import Share, read_share
+from gateway.inference.concurrency.lease import Share, read_share
 from gateway.inference.concurrency.permits import Permit, Permits
 from gateway.inference.concurrency.quota import WINDOW_SECONDS
 from gateway.redis.client import COMMAND_SECONDS, Store

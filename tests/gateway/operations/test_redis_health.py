@@ -21,7 +21,7 @@ from gateway.telemetry.metrics import Metrics
 from tests.gateway.inference.admissions import Books, admission_process
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, cluster
-from workers.monitors.leases import settle_overdue
+from workers.monitors.run import settle_overdue
 
 STATES = {
     "OOM": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),

@@ -28,7 +28,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, cluster
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
-from workers.monitors.leases import settle_overdue
+from workers.monitors.run import settle_overdue
 
 # -- names -------------------------------------------------------------------------------------------------------
 

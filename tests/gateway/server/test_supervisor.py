@@ -25,7 +25,7 @@ from tests.fakes.server import CLOSE, HANG, Raw
 from tests.support.gateway_process import Gateway, gateway, limit_descriptors
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
-from workers.hosting.processes import start_time
+from workers.hosting.watchdog import start_time
 
 session = pytest.mark.asyncio(loop_scope="session")
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run
 
 from gateway.inference.concurrency.lease import Lease
-from gateway.inference.concurrency.lease_replies import LeaseCall as Call
+from gateway.inference.concurrency.lease import LeaseCall as Call
 from tests.lua.leases import CHANNEL, LEASE, Demand, Provider
 from tests.lua.scripts import ON_VALKEY
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.inference.concurrency.lease import Lease
-from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall
+from gateway.inference.concurrency.lease import BudgetAnswer, BudgetCall, Lease, LeaseAnswer, LeaseCall
 from gateway.inference.concurrency.quota import Budget
 from gateway.keys import QUOTA_NAMES
 from gateway.settings import ProviderRate

@@ -24,8 +24,8 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
 from workers.hosting import caddy
-from workers.hosting.manifests import read_release_manifest
 from workers.hosting.records import HostAnswer, Records
+from workers.hosting.release_files import read_release_manifest
 
 PAGE = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}

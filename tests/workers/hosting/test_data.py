@@ -18,8 +18,7 @@ from tests.support.sandbox import ORDINARY, ROOT, as_ordinary_user, checked_sand
 from workers.hosting import data as data_module
 from workers.hosting import watchdog
 from workers.hosting.data import AppData, DataHeld, give_files
-from workers.hosting.processes import is_running
-from workers.hosting.watchdog import Watchdog, output_path, read_state
+from workers.hosting.watchdog import Watchdog, is_running, output_path, read_state
 from workers.sandbox.sandbox import MIB, Sandbox
 
 USERS = range(61_200 - 4, 61_200)  # few, so that they are used again

@@ -23,8 +23,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
 from workers.hosting.claims import Claim
-from workers.hosting.processes import is_running
-from workers.hosting.watchdog import read_state
+from workers.hosting.watchdog import is_running, read_state
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

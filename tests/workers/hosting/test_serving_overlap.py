@@ -17,7 +17,7 @@ from tests.support.polling import wait_until
 from tests.support.watched_apps import Watch, watching
 from workers.hosting import caddy
 from workers.hosting import serving as module
-from workers.hosting.manifests import write_release_manifest
+from workers.hosting.release_files import write_release_manifest
 from workers.hosting.serving import DeployError, Job, Serving
 
 APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")

@@ -18,8 +18,8 @@ from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.watched_apps import Watch, watching
-from workers.hosting.processes import is_running
 from workers.hosting.sleep import SleepLimits
+from workers.hosting.watchdog import is_running
 from workers.sandbox.relay import MONITOR
 
 SLEEP_SECONDS = 0.6

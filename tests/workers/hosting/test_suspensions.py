@@ -21,8 +21,8 @@ from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
 from tests.support.sites_process import Sites
 from tests.support.watched_apps import Watch, watching
-from workers.hosting.processes import is_running
 from workers.hosting.suspensions import Suspensions
+from workers.hosting.watchdog import is_running
 
 ACCOUNT = "acc_1"  # of all apps of `Hosting`
 # A server that ignores SIGTERM, as one may that should not run.

@@ -21,7 +21,7 @@ from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked
 from tests.support.watched_apps import USERS, Watch, watching
-from workers.hosting.environment import write_environment
+from workers.hosting.release_files import write_environment
 from workers.hosting.watchdog import LIMITS, AppState, Watchdog, output_path
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.sandbox import MIB, Sandbox

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
-from workers.hosting.processes import is_running, start_time
+from workers.hosting.watchdog import is_running, start_time
 from workers.sandbox import sandbox
 from workers.sandbox.keeper import DataFolder, read_number, write_number
 from workers.sandbox.sandbox import COPIES, MIB, Command, Outcome, SandboxLimits

@@ -2,10 +2,9 @@
 
 import pytest
 
-from gateway.inference.concurrency.lease import Lease
-from gateway.inference.concurrency.lease_replies import BudgetAnswer
-from gateway.inference.concurrency.lease_replies import LeaseAnswer as Answer
-from gateway.inference.concurrency.lease_replies import read_lease_answer as read_answer
+from gateway.inference.concurrency.lease import BudgetAnswer, Lease
+from gateway.inference.concurrency.lease import LeaseAnswer as Answer
+from gateway.inference.concurrency.lease import read_lease_answer as read_answer
 
 LENGTH = 28.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall
+from gateway.inference.concurrency.lease import BudgetAnswer, BudgetCall
 from gateway.inference.concurrency.quota import Budget, time_until_free
 from gateway.settings import ProviderRate
 

@@ -26,7 +26,7 @@ from gateway.inference.spend.admission import Admitted
 from gateway.keys import app_spend_fields, partition_tag, spend_key, user_hash, user_spend_prefix
 from tests.gateway.inference.admissions import CAP, AdmissionProcess, Books, admission_process
 from tests.lua.scripts import CLOCK, SECOND, at, on_test_clock, set_clock
-from workers.monitors.leases import settle_overdue
+from workers.monitors.run import settle_overdue
 
 
 @pytest.mark.parametrize(("cost", "settled"), [(0, 0), (700, 700), (1001, 1000)])

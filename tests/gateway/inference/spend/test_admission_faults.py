@@ -15,7 +15,7 @@ from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, B
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
-from workers.monitors.leases import settle_overdue
+from workers.monitors.run import settle_overdue
 
 
 async def test_a_redis_that_does_not_answer(remote: AdmissionProcess, proxy: Proxy, books: Books) -> None:

@@ -14,7 +14,7 @@ from gateway.events.catalog import AppCrashed
 from gateway.events.deliveries import count_stored_bytes
 from gateway.events.webhooks import Webhooks
 from gateway.keys import PARTITION_TAGS, bodies_key, dead_letters_key, partition_tag, stream_key
-from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
+from gateway.operations.backlog import count_dead_letters, read_dead_letters, read_storage
 from gateway.redis.client import Store
 from tests.support.redis_servers import RedisServer, cluster
 

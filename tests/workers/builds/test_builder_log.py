@@ -9,8 +9,8 @@ from gateway.deploys.logs import split_times
 from gateway.deploys.states import Deploy
 from gateway.errors import BackboneUnavailable
 from tests.support.polling import wait_until
-from workers.builds import log
-from workers.builds.log import DeployLog
+from workers.builds import builder
+from workers.builds.builder import DeployLog
 
 DEPLOY = Deploy(
     id="dep_1",
@@ -40,7 +40,7 @@ class Stored:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> Stored:
-    monkeypatch.setattr(log, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(builder, "FLUSH_SECONDS", 0.01)
     return Stored()
 
 
@@ -55,7 +55,7 @@ async def test_lines_are_flushed_regularly_and_at_the_end(stored: Stored) -> Non
 
 async def test_each_line_has_a_time(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 100.05, 101.5])
-    monkeypatch.setattr(log, "time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr(builder, "time", SimpleNamespace(time=lambda: next(clock)))
     lines = DeployLog(stored, DEPLOY)  # type: ignore[arg-type]
     for line in ("one", "two", "three"):
         lines.write_line(line)
@@ -87,7 +87,7 @@ async def test_a_canceled_deploy_keeps_its_last_lines(stored: Stored) -> None:
 async def test_control_characters_and_lines_beyond_the_bound_are_dropped(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "LOG_BYTES", 10 + len("1782979200000\x1f"))
+    monkeypatch.setattr(builder, "LOG_BYTES", 10 + len("1782979200000\x1f"))
     async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
         for line in ("\x1b[31mred\x1b[0m\x07", "\x1b]0;title\x07abcdefg", "beyond"):
             lines.write_line(line)

@@ -11,7 +11,7 @@ import pytest
 from gateway.accounts.records import App as Record
 from gateway.accounts.vault import Vault
 from gateway.errors import TokenInvalid
-from gateway.inference.auth.test_tokens import is_test_token, sign_test_token, verify_test_token
+from gateway.inference.auth.trial_tokens import is_test_token, sign_test_token, verify_test_token
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway

@@ -9,8 +9,7 @@ from redis.exceptions import ResponseError
 
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
-from gateway.redis.errors import map_redis_errors
-from gateway.redis.faults import advise, code_of, describe
+from gateway.redis.errors import advise, code_of, describe, map_redis_errors
 from gateway.redis.scripts import increment_counters
 from tests.support.redis_servers import RedisServer, free_port
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import inspect as types
 
-from gateway import bounds
+from gateway import validation
 from gateway.api.bodies import Body
 from gateway.api.deploys import Rollback
 from gateway.app import create_app
@@ -60,10 +60,10 @@ def test_each_field_of_each_body_has_a_limit() -> None:
 def test_a_field_without_a_limit_is_found() -> None:
     class Unbounded(msgspec.Struct):
         text: str
-        list: list[bounds.Id]
+        list: list[validation.Id]
         number: Annotated[int, msgspec.Meta(ge=0)]
         anything: Any
-        fine: bounds.Audiences | None = None
+        fine: validation.Audiences | None = None
 
     found = set(unbounded(types.type_info(Unbounded), ""))
     assert found == {".text", ".list", ".number", ".anything: AnyType"}
@@ -79,9 +79,9 @@ def limit_values(kind: Any) -> tuple[Any, Any]:
     return "é" * meta.max_length, "é" * (meta.max_length + 1)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in vars(bounds).items() if get_origin(kind) is Annotated])
+@pytest.mark.parametrize("name", [name for name, kind in vars(validation).items() if get_origin(kind) is Annotated])
 def test_values_at_the_limit_and_beyond(name: str) -> None:
-    kind = getattr(bounds, name)
+    kind = getattr(validation, name)
     most, more = limit_values(kind)
     assert msgspec.json.decode(json.dumps(most), type=kind) == most
     with pytest.raises(msgspec.ValidationError):
@@ -90,15 +90,15 @@ def test_values_at_the_limit_and_beyond(name: str) -> None:
 
 JWKS = {"kind": "jwks", "url": "https://93.184.216.34/jwks"}
 BOUNDS = {
-    "auth.url": bounds.Url,
-    "auth.issuer": bounds.Issuer,
-    "auth.audience": bounds.Audience,
-    "auth.userClaim": bounds.Claim,
-    "build.command": bounds.Command,
-    "build.output": bounds.Folder,
-    "build.start": bounds.Command,
-    "repository.url": bounds.Url,
-    "repository.branch": bounds.Branch,
+    "auth.url": validation.Url,
+    "auth.issuer": validation.Issuer,
+    "auth.audience": validation.Audience,
+    "auth.userClaim": validation.Claim,
+    "build.command": validation.Command,
+    "build.output": validation.Folder,
+    "build.start": validation.Command,
+    "repository.url": validation.Url,
+    "repository.branch": validation.Branch,
 }
 
 

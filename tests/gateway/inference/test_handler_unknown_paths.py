@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.inference.unknown_paths import explain_missing
+from gateway.inference.handler import explain_missing
 from tests.support.accounts import App
 from tests.support.prices import PRICES
 from tests.support.responses import refused

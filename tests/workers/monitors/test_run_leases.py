@@ -20,7 +20,7 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
-from workers.monitors import leases
+from workers.monitors import run
 from workers.monitors.run import run_monitors
 
 ids = map("r{}".format, count())
@@ -31,7 +31,7 @@ class Worker:
         self.store = Store(url)
 
     async def settle_overdue(self) -> int:
-        return await leases.settle_overdue(self.store)
+        return await run.settle_overdue(self.store)
 
     async def reserve(self, account: str, max_cost: int, lease: int) -> str:
         """Reserves as a gateway does. `lease` is in ms; a negative lease is already over."""
@@ -128,7 +128,7 @@ async def test_a_gateway_and_a_worker_that_settle_together_charge_once(here: Wor
 
 
 async def test_the_number_of_reservations_per_search_is_bounded(here: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BATCH_RESERVATIONS", 10)
+    monkeypatch.setattr(run, "BATCH_RESERVATIONS", 10)
     for _ in range(25):
         await here.reserve("acc_1", 1, lease=-1)
     assert [await here.settle_overdue() for _ in range(4)] == [10, 10, 5, 0]
@@ -168,7 +168,7 @@ async def test_a_broken_reservation_does_not_delay_the_others(here: Worker) -> N
 
 
 async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(run, "SETTLE_SECONDS", 0.05)
     server = RedisServer()
     task = asyncio.create_task(run_monitors(Settings(redis_url=server.url)))
     try:
