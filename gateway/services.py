@@ -26,6 +26,7 @@ from gateway.inference.handler import Inference
 from gateway.inference.provider.pool import Provider
 from gateway.inference.spend.admission import Admission
 from gateway.inference.spend.prices import PRICES
+from gateway.inference.upstream import Upstream
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
 from gateway.operations.audit import AuditTrail
@@ -92,13 +93,13 @@ class Services:
         )
         self.counters = Counters(self.store, lambda: len(self.provider.streams), self.metrics.unlogged_requests.inc)
         self.availability = Availability(settings, self.registry, self.provider.is_configured, self.provider.probe)
+        self.upstream = Upstream(settings, self.registry, self.provider, self.permits, self.availability, self.metrics)
         self.inference = Inference(
             settings,
             self.registry,
             self.users,
             self.admission,
-            self.permits,
-            self.provider,
+            self.upstream,
             self.availability,
             self.metrics,
             self.counters,

@@ -22,7 +22,7 @@ from gateway.api.subjects import require_deploy, require_own_app
 from gateway.deploys.environment import VariableView
 from gateway.deploys.hooks import CreatedHook, ListedHook
 from gateway.deploys.logs import split_times
-from gateway.deploys.progress import PhaseView, list_phases
+from gateway.deploys.phases import PhaseView, list_phases
 from gateway.deploys.sources import read_format
 from gateway.deploys.states import Deploy, Trigger
 from gateway.deploys.states import State as DeployState

@@ -25,7 +25,7 @@ import structlog
 from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys import progress, scripts
+from gateway.deploys import positions, scripts
 from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
 from gateway.deploys.logs import DeployLogs
@@ -351,9 +351,9 @@ class Deploys:
         if not queued:
             return {}
         if self._settings.deploy_engine == "external":
-            return {deploy_id: {"waitsFor": progress.ENGINE} for deploy_id in queued}
-        known = await progress.read_positions(self._store)
-        missing = progress.NO_WORKER if known is None else progress.BEING_TAKEN
+            return {deploy_id: {"waitsFor": positions.ENGINE} for deploy_id in queued}
+        known = await positions.read_positions(self._store)
+        missing = positions.NO_WORKER if known is None else positions.BEING_TAKEN
         found = {name: msgspec.structs.asdict(position) for name, position in (known or {}).items()}
         return {deploy_id: found.get(deploy_id, {"waitsFor": missing}) for deploy_id in queued}
 

@@ -1,4 +1,4 @@
-"""The hot path: verify, admit, wait for a permit, relay, settle.
+"""The hot path: verify, admit, relay, settle.
 
 This is a bare ASGI handler in front of the framework. It checks in this order, which the API documents: availability,
 app, suspension, origin, token, the app's rate, the user's rate, the reservation, the body. The size of the body
@@ -28,7 +28,6 @@ from gateway.errors import (
     NotFound,
     OriginNotAllowed,
     ProviderFailed,
-    ProviderUnreachable,
     ServiceError,
     TokenInvalid,
     TokenMissing,
@@ -38,12 +37,9 @@ from gateway.inference.auth.trial_tokens import is_test_token
 from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
 from gateway.inference.backlog import ANSWER_BYTES, Backlog, Backlogs
-from gateway.inference.concurrency.permits import Permit, Permits
 from gateway.inference.formats import native, openai
 from gateway.inference.formats.completion import CompletionRequest, Format, FullAnswer
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
-from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.provider.pool import Provider
 from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.spend.prices import (
@@ -51,47 +47,21 @@ from gateway.inference.spend.prices import (
     NOTHING,
     PRICES,
     Charge,
+    Usage,
     charge_for_usage,
     worst_case_cost,
-    worst_case_tokens,
 )
-from gateway.inference.traces import EXCHANGE, SETTLE, RequestTraces
+from gateway.inference.traces import SETTLE, RequestTraces
+from gateway.inference.upstream import Upstream
 from gateway.log import RequestLine, write_request_line
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.tracing import Kind
 from gateway.telemetry.usage import RequestDetails
-
-OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"
-NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
-
-
-def explain_missing(path: str) -> str:
-    """Returns the message for `path`, the part after `/ai/`. The message does not repeat it."""
-    first = path.partition("/")[0]
-    if first == "v1":
-        return "Leave out '/v1': the base URL ends with '/ai'."
-    if path.rstrip("/") in ("", "chat/completions", "models"):
-        return "Leave out the slash at the end of the address."
-    if first == "responses":
-        return (
-            "The Responses API is not offered; use chat completions, at /ai/chat/completions. "
-            "With the Vercel AI SDK, call createOpenAI(…).chat(model)."
-        )
-    if first == "completions":
-        return "Completions of a bare prompt are not offered; use chat completions, at /ai/chat/completions."
-    if first == "models":
-        return MODEL_CHOICE
-    if first in NOT_TEXT:
-        return f"Only text is generated here. The addresses are {OFFERED}."
-    return f"There is nothing at this address. The addresses are {OFFERED}."
-
 
 logger = structlog.get_logger()
 
-WAITER_CHECK_SECONDS = 0.1  # between two checks of the waiting requests
 STREAM_CHECK_SECONDS = 0.25  # between two checks of the running streams
 FULL_ANSWER_CHARACTERS = 1_048_576  # of an answer that is not streamed
 MODELS = {f"ai/{path}": answer for path, answer in openai.MODELS.items()}
@@ -107,14 +77,13 @@ class Inference:
         registry: Registry,
         users: Users,
         admission: Admission,
-        permits: Permits,
-        provider: Provider,
+        upstream: Upstream,
         availability: Availability,
         metrics: Metrics,
         counters: Counters,
     ) -> None:
         self._settings, self._registry, self._users = settings, registry, users
-        self._admission, self._permits, self._provider, self._availability = admission, permits, provider, availability
+        self._admission, self._upstream, self._availability = admission, upstream, availability
         self._metrics, self._counters = metrics, counters
         self._backlogs = Backlogs()
         self._running: dict[Stream, tuple[App, Account]] = {}
@@ -270,35 +239,23 @@ class Inference:
         format: Format = native.NATIVE
         if request.format == "openai":
             format = openai.OpenAI(request.request_id, completion.model, completion.with_usage)
-        permit: Permit | None = None
-        stream: Stream | None = None
+        exchange = self._upstream.exchange(request, completion, account, format.keep_alive)
         failure: ServiceError | None = None
         full, held = FullAnswer("", "", []), b""
         try:
-            tokens = worst_case_tokens(completion.text_bytes, completion.max_tokens)
-            permit = self._permits.take_now(account.id, tokens)
-            if permit is None:
-                permit = await self._wait_for_permit(request, account, completion, tokens, format)
-            request.trace.enter(EXCHANGE, Kind.CLIENT, self._provider.span_attributes)
-            stream = request.stream = await self._post(completion)
-            self._running[stream] = app, account
-            self._permits.mark_sent(permit)
-            request.watch(stream.fail, stream.nudge)
-            if completion.stream:
-                held = await _relay_stream(request, completion, format, stream, backlog)
-            else:
-                full = await _collect(stream)
+            async with exchange as sent:
+                self._running[sent] = app, account
+                if completion.stream:
+                    held = await _relay_stream(request, completion, format, sent, backlog)
+                else:
+                    full = await _collect(sent)
         except ServiceError as error:
             failure = error
         finally:
+            stream = request.stream
             if stream is not None:
-                request.unwatch()
                 self._running.pop(stream, None)
-                self._provider.close_stream(stream)
-            charge = _charge_for(completion, reservation, stream, failure)
-            if permit is not None:
-                self._permits.release(permit, served=stream is not None, tokens=charge.tokens)
-            self._note_signal(stream, failure)
+            charge = _charge_for(completion, reservation, stream, exchange.billed)
             if charge.anomaly is not None:
                 self._metrics.anomalies.labels(charge.anomaly).inc()
             request.nano_euro = charge.cost
@@ -323,48 +280,6 @@ class Inference:
             await request.stream_body(backlog.next_piece())
         await request.stream_body(held + format.end(model, finish, answer.usage), last=True)
 
-    async def _wait_for_permit(
-        self, request: InferenceRequest, account: Account, completion: CompletionRequest, tokens: int, format: Format
-    ) -> Permit:
-        """Waits in the queue for a permit. Raises ProviderQuotaExhausted, or ClientGone.
-
-        If a keep-alive is due before the permit arrives, the stream begins with it.
-        """
-        request.trace.enter("wait")
-        began = time.perf_counter()
-        waiter = self._permits.join(account.id, request.app, self._settings.provider_weights[account.plan], tokens)
-        request.watch(waiter.leave)
-        try:
-            if not completion.stream:
-                return await waiter.wait()
-            return await waiter.wait(self._settings.keep_alive, lambda: request.keep_alive(format.keep_alive))
-        finally:
-            request.waited = time.perf_counter() - began
-            request.unwatch()
-
-    async def check_waiters(self) -> None:
-        """Updates the gauges of permits, and fails waiting requests that can no longer be served.
-
-        Runs for the life of the process.
-        """
-        while True:
-            await asyncio.sleep(WAITER_CHECK_SECONDS)
-            self._metrics.count_queued()
-            self._metrics.provider_permits.set(self._permits.in_force)
-            self._metrics.provider_permits_used.set(self._permits.used)
-            self._metrics.provider_waiting.set(self._permits.waiting)
-            if not self._permits.waiting:
-                continue
-            with contextlib.suppress(BackboneUnavailable):
-                if not self._availability.status().available:
-                    self._permits.fail_waiting(InferenceDisabled())
-                for name in self._permits.waiting_apps():
-                    app = await self._registry.app(name)
-                    if app is None:
-                        self._permits.fail_waiting(AppNotFound(), app=name)
-                    elif await self._registry.is_suspended(app):
-                        self._permits.fail_waiting(AppSuspended(), app=name)
-
     async def end_suspended(self) -> None:
         """Ends the running streams of suspended apps. Runs for the life of the process."""
         checked = -1
@@ -383,27 +298,6 @@ class Inference:
                     if app.name in suspended:
                         stream.fail(AppSuspended())
                 checked = changes
-
-    async def _post(self, completion: CompletionRequest) -> Stream:
-        connection = await self._provider.connect()
-        # Checked again because reading the body and verifying the token took time, and the file acts at once.
-        if self._availability.is_emergency_off():
-            self._provider.keep(connection)
-            raise InferenceDisabled
-        payload, completion.payload = completion.payload, b""  # an open stream does not keep its prompt
-        return self._provider.post(connection, payload)
-
-    def _note_signal(self, stream: Stream | None, failure: ServiceError | None) -> None:
-        """Reports what the exchange revealed about the provider."""
-        if stream is None:
-            if isinstance(failure, ProviderUnreachable):
-                self._availability.note_signal(ProviderSignal.FAILED)
-        elif stream.answer.signal is not None:
-            self._availability.note_signal(stream.answer.signal)
-            if stream.answer.signal is ProviderSignal.CONGESTED:
-                self._permits.halve_limit()
-        elif isinstance(failure, ProviderFailed) and stream.status in (401, 403):
-            self._availability.check_credential()
 
     async def _end_with_failure(self, request: InferenceRequest, format: Format, failure: ServiceError) -> None:
         """Sends the failure as an event if the answer has begun, otherwise as a response with its own status."""
@@ -465,23 +359,16 @@ async def _read_completion_request(request: InferenceRequest) -> CompletionReque
 
 
 def _charge_for(
-    completion: CompletionRequest, reservation: Reservation, stream: Stream | None, failure: ServiceError | None
+    completion: CompletionRequest, reservation: Reservation, stream: Stream | None, billed: Usage | None
 ) -> Charge:
-    """Returns the charge for a request that has ended:
+    """Returns the charge for a request that has ended: the price of the usage, at most the reservation's maximum cost.
 
-    - nothing, if it was not sent;
-    - the price of the usage, if the provider reported any, at most the reservation's maximum cost;
-    - nothing, if the provider failed before it produced anything;
-    - the maximum cost otherwise: a complete answer without usage, a client that left, a provider that failed halfway,
-      a gateway that stopped, an app that was suspended.
+    Without a known usage it is the maximum cost.
     """
     if stream is None:
         return NOTHING
-    usage = stream.answer.usage
-    if usage is not None:
-        return charge_for_usage(_answering_model(completion, stream), usage, reservation.max_cost)
-    if failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted | AppSuspended):
-        return NOTHING
+    if billed is not None:
+        return charge_for_usage(_answering_model(completion, stream), billed, reservation.max_cost)
     if isinstance(stream.answer.failure, ClientGone | Interrupted | AppSuspended):
         return Charge(reservation.max_cost)  # the stream ended before the usage could arrive
     return Charge(reservation.max_cost, "no usage")
@@ -554,3 +441,28 @@ def _origin_of(error: BaseException) -> str:
         frame = frame.tb_next
     line = f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
     return type(error).__name__ + line
+
+
+OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"
+NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
+
+
+def explain_missing(path: str) -> str:
+    """Returns the message for `path`, the part after `/ai/`. The message does not repeat it."""
+    first = path.partition("/")[0]
+    if first == "v1":
+        return "Leave out '/v1': the base URL ends with '/ai'."
+    if path.rstrip("/") in ("", "chat/completions", "models"):
+        return "Leave out the slash at the end of the address."
+    if first == "responses":
+        return (
+            "The Responses API is not offered; use chat completions, at /ai/chat/completions. "
+            "With the Vercel AI SDK, call createOpenAI(…).chat(model)."
+        )
+    if first == "completions":
+        return "Completions of a bare prompt are not offered; use chat completions, at /ai/chat/completions."
+    if first == "models":
+        return MODEL_CHOICE
+    if first in NOT_TEXT:
+        return f"Only text is generated here. The addresses are {OFFERED}."
+    return f"There is nothing at this address. The addresses are {OFFERED}."

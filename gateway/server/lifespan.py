@@ -92,7 +92,7 @@ def _start_background_tasks(services: Services) -> list[asyncio.Task[None]]:
         for coroutine in (
             services.registry.cache.follow_changes(),
             services.permits.run(),
-            services.inference.check_waiters(),
+            services.upstream.check_waiters(),
             services.inference.end_suspended(),
             services.provider.sweep(services.metrics.open_streams.set),
             services.admission.repeat_settlements(),

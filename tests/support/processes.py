@@ -10,7 +10,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def find_pid(gateway: Gateway) -> int:
     assert gateway.process
-    return gateway.services.pid
+    return gateway.process.pid
 
 
 def read_cpu_seconds(pid: int) -> float:

@@ -34,7 +34,7 @@ from gateway.data.records import DataRecords
 from gateway.deploys.environment import Environments
 from gateway.deploys.logs import stamp_line
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
-from gateway.deploys.progress import write_positions
+from gateway.deploys.positions import write_positions
 from gateway.deploys.states import FINAL, GROUP, LOG_BYTES, STREAM, Deploy, Deploys, StaleDeploy, State
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase

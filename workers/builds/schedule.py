@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.cancellation import end_if_canceled
 from gateway.deploys import scripts
-from gateway.deploys.progress import Position
+from gateway.deploys.positions import Position
 from gateway.errors import BackboneUnavailable
 from gateway.keys import build_queue_keys, deploy_key
 from gateway.redis.client import Store

@@ -39,10 +39,9 @@ class Charge(msgspec.Struct, frozen=True):
 
     cost: int  # nano-euro, at most the reservation's maximum cost
     anomaly: str | None = None  # why the cost is not the price of the usage: a label of `gateway_usage_anomalies`
-    tokens: int | None = None  # None: the most that the request can use
 
 
-NOTHING = Charge(0, tokens=0)
+NOTHING = Charge(0)
 
 
 def worst_case_tokens(text_bytes: int, max_tokens: int) -> int:
@@ -59,5 +58,4 @@ def worst_case_cost(model: str, text_bytes: int, max_tokens: int) -> int:
 def charge_for_usage(model: str, usage: Usage, max_cost: int) -> Charge:
     price = PRICES[model]
     cost = usage.input * price.input + usage.output * price.output
-    tokens = usage.input + usage.output
-    return Charge(cost, tokens=tokens) if cost <= max_cost else Charge(max_cost, "above bound", tokens)
+    return Charge(cost) if cost <= max_cost else Charge(max_cost, "above bound")

@@ -141,7 +141,7 @@ def resident(pid: int) -> int:
 async def test_a_slow_reader_holds_back_the_provider(app: App, provider: FakeProvider) -> None:
     total = 1_500 * 65_536
     prompt = provider.plays(flood(1_500, 65_536))
-    process = app.gateway.services
+    process = app.gateway.process
     assert process
     before = resident(process.pid)
     browser = await connect(app, receive_buffer=4096)

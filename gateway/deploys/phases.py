@@ -1,10 +1,6 @@
-"""The phases of a deploy with their durations, and the positions of queued deploys with the reasons why they wait.
-
-The worker that builds knows the order, and writes it for the gateways. The record expires when no worker builds.
-"""
+"""The phases of a deploy, with the duration of each."""
 
 import datetime
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -13,31 +9,6 @@ from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.states import FINAL, Deploy
 from gateway.events.catalog import Phase
 from gateway.ids import Time
-from gateway.keys import BUILD_POSITIONS_KEY
-from gateway.redis.client import Store
-
-LIFETIME_SECONDS = 15
-
-NO_WORKER = "a worker that builds deploys; none is running"
-ENGINE = "the deploy engine"
-BEING_TAKEN = "the worker, which will take it in a moment"
-
-
-class Position(msgspec.Struct, frozen=True):
-    position: int  # 1 is next
-    waitsFor: str
-
-
-async def write_positions(store: Store, positions: Mapping[str, Position]) -> None:
-    """Writes the positions by deploy id. Raises BackboneUnavailable."""
-    await store.client.set(BUILD_POSITIONS_KEY, msgspec.json.encode(positions), ex=LIFETIME_SECONDS)
-
-
-async def read_positions(store: Store) -> dict[str, Position] | None:
-    """Returns the positions by deploy id; None while no worker builds. Raises BackboneUnavailable."""
-    record = await store.get(BUILD_POSITIONS_KEY)
-    return None if record is None else msgspec.json.decode(record, type=dict[str, Position])
-
 
 PhaseState = Literal["waiting", "running", "done", "failed", "canceled"]
 STATES: dict[str, Phase] = {"building": "build", "checking": "health", "canary": "canary"}

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.deploys.progress import list_phases
+from gateway.deploys.phases import list_phases
 from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
 
