@@ -239,7 +239,7 @@ class Inference:
         format: Format = native.NATIVE
         if request.format == "openai":
             format = openai.OpenAI(request.request_id, completion.model, completion.with_usage)
-        exchange = self._upstream.exchange(request, completion, account, format.keep_alive)
+        exchange = self._upstream.exchange(request, completion, account, format)
         failure: ServiceError | None = None
         full, held = FullAnswer("", "", []), b""
         try:

@@ -9,7 +9,7 @@ from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, Req
 from gateway.ids import request_id
 from gateway.inference.backlog import PIECE_BYTES, Backlog
 from gateway.inference.provider.connection import ClientGone, Stream
-from gateway.telemetry.tracing import NULL_TRACE, Trace
+from gateway.telemetry.spans import NULL_TRACE, Trace
 from gateway.telemetry.usage import LimitUses
 
 BODY_BYTES = 102_400  # of a body at most

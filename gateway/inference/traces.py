@@ -13,7 +13,7 @@ from gateway.inference.formats.tools import TOOL_CALLS
 from gateway.inference.provider.connection import Stream
 from gateway.inference.request import InferenceRequest
 from gateway.inference.spend.prices import PRICES
-from gateway.telemetry.tracing import Kind, Span, Trace, Tracer
+from gateway.telemetry.spans import Kind, Span, Trace, Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})
 EXCHANGE, SETTLE = "chat", "settle"

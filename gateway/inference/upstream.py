@@ -1,6 +1,6 @@
 """A provider as the handler sees it: one verb, `exchange`, which needs a permit, a connection and good health.
 
-    async with upstream.exchange(request, completion, account, keep_alive) as stream:
+    async with upstream.exchange(request, completion, account, format) as stream:
         while (deltas := await stream.read()) is not None: …
 
 Entering waits for a permit and sends the request. Leaving ends the stream, gives the permit back, and reports what the
@@ -25,7 +25,7 @@ from gateway.errors import (
 )
 from gateway.inference.availability import Availability
 from gateway.inference.concurrency.permits import Permit, Permits
-from gateway.inference.formats.completion import CompletionRequest
+from gateway.inference.formats.completion import CompletionRequest, Format
 from gateway.inference.provider.connection import Interrupted, Stream
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.pool import Provider
@@ -34,7 +34,7 @@ from gateway.inference.spend.prices import Usage, worst_case_tokens
 from gateway.inference.traces import EXCHANGE
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.tracing import Kind
+from gateway.telemetry.spans import Kind
 
 WAITER_CHECK_SECONDS = 0.1  # between two checks of the waiting requests
 NOTHING = Usage(0, 0)
@@ -55,10 +55,10 @@ class Upstream:
         self._registry, self._metrics = registry, metrics
 
     def exchange(
-        self, request: InferenceRequest, completion: CompletionRequest, account: Account, keep_alive: bytes
+        self, request: InferenceRequest, completion: CompletionRequest, account: Account, format: Format
     ) -> "Exchange":
-        """Returns an exchange to enter. `keep_alive` is what a client gets while its request waits."""
-        return Exchange(self, request, completion, account, keep_alive)
+        """Returns an exchange to enter. While the request waits, its client gets keep-alives in the format."""
+        return Exchange(self, request, completion, account, format)
 
     def note_signal(self, stream: Stream | None, error: BaseException | None) -> None:
         """Reports what an exchange revealed about the provider."""
@@ -99,7 +99,7 @@ class Upstream:
 class Exchange:
     """One request at the provider."""
 
-    __slots__ = ("_account", "_completion", "_keep_alive", "_permit", "_request", "_upstream", "billed")
+    __slots__ = ("_account", "_completion", "_format", "_permit", "_request", "_upstream", "billed")
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class Exchange:
         request: InferenceRequest,
         completion: CompletionRequest,
         account: Account,
-        keep_alive: bytes,
+        format: Format,
     ) -> None:
         self._upstream, self._request, self._completion = upstream, request, completion
-        self._account, self._keep_alive = account, keep_alive
+        self._account, self._format = account, format
         self._permit: Permit | None = None
         self.billed: Usage | None = NOTHING  # None: unknown, at most what was reserved
 
@@ -146,7 +146,7 @@ class Exchange:
         try:
             if not self._completion.stream:
                 return await waiter.wait()
-            return await waiter.wait(upstream.keep_alive_seconds, lambda: request.keep_alive(self._keep_alive))
+            return await waiter.wait(upstream.keep_alive_seconds, lambda: request.keep_alive(self._format.keep_alive))
         finally:
             request.waited = time.perf_counter() - began
             request.unwatch()

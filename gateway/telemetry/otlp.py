@@ -26,7 +26,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.telemetry.tracing import NULL_TRACE, Kind, Span, Trace
+from gateway.telemetry.spans import NULL_TRACE, Kind, Span, Trace
 
 logger = structlog.get_logger()
 

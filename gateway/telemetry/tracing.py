@@ -1,24 +1,19 @@
-"""Records traces if they are on: one per inference request, delivery and deploy, if an OTLP endpoint is set.
+"""Turns traces on: one per inference request, delivery and deploy, if an OTLP endpoint is set.
 
-A trace has a root span, and below it the stages of the work, one after the other. It notes only times and a few
-attributes. Its spans are built from these after it has ended, and a thread sends them (`otlp.py`), so nothing waits for
-them. Work that is not traced has the `NULL_TRACE`, whose methods do nothing: all calls of one request take 0.2 µs
-together. If traces are off, `tracer` returns None, and neither `otlp.py` nor OpenTelemetry is imported. A trace never
-holds a prompt, an answer, a token, a user, a header or a URL.
+A trace notes when its stages begin (`spans.py`). Its spans are built from these times after it has ended, and a thread
+sends them (`otlp.py`), so nothing waits for them. If traces are off, `tracer` returns None, a stage costs a call that
+does nothing, and neither `otlp.py` nor OpenTelemetry is imported.
 
 Failure policy: traces never stop or delay the service. Without the packages, or with invalid settings, the process
 reports that once and runs without traces. Spans that the collector does not accept are lost, and counted in the log.
 """
 
-from __future__ import annotations
-
 import os
-import time
 from collections.abc import Mapping
-from enum import Enum
-from typing import ClassVar, Protocol
 
 import structlog
+
+from gateway.telemetry.spans import Tracer
 
 logger = structlog.get_logger()
 
@@ -81,111 +76,3 @@ def _find_fault(environ: Mapping[str, str]) -> str:
 def _otlp(environ: Mapping[str, str], name: str) -> str:
     """Returns the variable for traces, or else the one for all signals."""
     return (environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")).strip()
-
-
-Value = str | int | float | list[str]
-
-
-class Kind(Enum):
-    """The kinds of spans that OpenTelemetry defines."""
-
-    INTERNAL = "internal"
-    SERVER = "server"
-    CLIENT = "client"
-    CONSUMER = "consumer"
-
-
-class Span:
-    """A part of a trace. Times are those of `time.perf_counter`."""
-
-    __slots__ = ("attributes", "began", "ended", "failed", "kind", "name")
-
-    def __init__(self, name: str, kind: Kind, began: float) -> None:
-        self.name, self.kind, self.began = name, kind, began
-        self.ended: float | None = None
-        self.failed = False
-        self.attributes: dict[str, Value] = {}
-
-    def set_error(self, error: str, *, failed: bool = True) -> None:
-        """Notes the service's error code. `failed` is False if the fault was the caller's."""
-        self.attributes["error.type"] = error
-        self.failed = failed
-
-
-class Trace:
-    __slots__ = ("_tracer", "context", "root", "stages")
-    recorded: ClassVar[bool] = True
-
-    def __init__(self, tracer: Tracer, context: object, name: str, kind: Kind, began: float) -> None:
-        self._tracer = tracer
-        self.context = context  # the tracer's
-        self.root = Span(name, kind, began)
-        self.stages: list[Span] = []
-
-    def enter(self, name: str, kind: Kind = Kind.INTERNAL, attributes: dict[str, Value] | None = None) -> None:
-        """Begins a stage, and ends the one before."""
-        now = time.perf_counter()
-        self._end_stage(now)
-        stage = Span(name, kind, now)
-        if attributes is not None:
-            stage.attributes |= attributes
-        self.stages.append(stage)
-
-    def leave(self) -> None:
-        """Ends the current stage."""
-        self._end_stage(time.perf_counter())
-
-    def describe(self, attributes: dict[str, Value]) -> None:
-        """Adds attributes of the work as a whole."""
-        self.root.attributes |= attributes
-
-    def fail(self, error: str, *, failed: bool = True) -> None:
-        """Notes that the current stage, and with it the work, ended with this error."""
-        for span in (self.root, *self.stages[-1:]):
-            span.set_error(error, failed=failed)
-
-    def finish(self) -> None:
-        """Ends the trace, and passes it to the tracer."""
-        now = self.root.ended = time.perf_counter()
-        self._end_stage(now)
-        self._tracer.record(self)
-
-    def _end_stage(self, now: float) -> None:
-        if self.stages and self.stages[-1].ended is None:
-            self.stages[-1].ended = now
-
-
-class NullTrace(Trace):
-    """The trace of work that is not traced. It has neither a root nor stages."""
-
-    __slots__ = ()
-    recorded = False
-
-    def __init__(self) -> None: ...
-
-    def enter(self, name: str, kind: Kind = Kind.INTERNAL, attributes: dict[str, Value] | None = None) -> None: ...
-
-    def leave(self) -> None: ...
-
-    def describe(self, attributes: dict[str, Value]) -> None: ...
-
-    def fail(self, error: str, *, failed: bool = True) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-NULL_TRACE = NullTrace()
-
-
-class Tracer(Protocol):
-    def begin(self, name: str, kind: Kind, began: float | None = None, traceparent: bytes | None = None) -> Trace:
-        """Begins a trace, or continues the caller's if `traceparent` is valid.
-
-        Returns NULL_TRACE if the sampler leaves the trace out.
-        """
-
-    def record(self, trace: Trace) -> None:
-        """Takes a trace that has ended. Neither waits nor raises an error."""
-
-    def close(self) -> None:
-        """Sends the waiting traces, for a few seconds at most."""

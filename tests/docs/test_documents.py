@@ -107,7 +107,7 @@ def test_listed_log_events_are_logged() -> None:
 
 
 def test_every_attribute_of_a_trace_is_listed() -> None:
-    sources = ("telemetry/tracing.py", "inference/traces.py", "inference/provider/pool.py")
+    sources = ("telemetry/spans.py", "inference/traces.py", "inference/provider/pool.py")
     workers = ("workers/webhooks/sender.py", "workers/builds/builder.py")
     code = "".join(map(read_page, (*(f"gateway/{path}" for path in sources), *workers)))
     there = set(re.findall(r'"((?:capsule|gen_ai|http|server|error)\.[\w.]+)"', code))

@@ -44,7 +44,7 @@ from gateway.keys import partition_tag
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.settings import Settings
 from gateway.telemetry import tracing
-from gateway.telemetry.tracing import NULL_TRACE, Kind, Trace
+from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
 from workers.builds.engine import LocalEngine
 from workers.builds.lock import BuilderLock
 from workers.builds.schedule import Schedule

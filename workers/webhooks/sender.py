@@ -34,7 +34,7 @@ from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.redis.errors import code_of
 from gateway.settings import Settings
 from gateway.telemetry import tracing
-from gateway.telemetry.tracing import NULL_TRACE, Kind, Trace, Value
+from gateway.telemetry.spans import NULL_TRACE, Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
 from workers.webhooks.lanes import STALLED_SECONDS, Lane, Lanes
 

@@ -17,7 +17,7 @@ from gateway.inference.provider.connection import Connection, Interrupted, Strea
 from gateway.inference.provider.connector import Connector, causes, is_local_shortage
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.settings import Settings
-from gateway.telemetry.tracing import Value
+from gateway.telemetry.spans import Value
 
 SWEEPS = 20  # within the shortest time limit. Each costs 1.7 µs per open stream, silent or not
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 0.5  # between two sweeps

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from gateway.telemetry import otlp
 from gateway.telemetry.otlp import OtlpTracer
-from gateway.telemetry.tracing import Kind
+from gateway.telemetry.spans import Kind
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.collector import HEADER_SECRET, FakeCollector
 from tests.fakes.receiver import drip
