@@ -20,6 +20,7 @@ from litestar.typing import FieldDefinition
 
 from gateway import log
 from gateway.accounts.pacing import RequestMeter, leave_lane
+from gateway.accounts.registry import Registry
 from gateway.api import (
     account,
     apps,
@@ -40,12 +41,14 @@ from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalform
 from gateway.ids import request_id as new_request_id
 from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
 from gateway.mcp.endpoint import AgentEndpoint
+from gateway.operations.redis_health import RedisHealth
 from gateway.pages import render_not_found, wants_page
 from gateway.server.lifespan import running
 from gateway.server.serve import TimedReceive
-from gateway.services import Injected, Services
+from gateway.services import Injected, ProcessState, Services
 from gateway.settings import BadSettings, Settings, load
 from gateway.telemetry import tracing
+from gateway.telemetry.metrics import Metrics
 from gateway.validation import explain
 
 logger = structlog.get_logger()
@@ -68,20 +71,22 @@ def health() -> ProcessStatus:
 
 
 @get("/ready", tags=["Operation"], errors=[BackboneUnavailable])
-async def ready(services: Injected) -> ProcessStatus:
+async def ready(
+    registry: Injected[Registry], redis_health: Injected[RedisHealth], process: Injected[ProcessState]
+) -> ProcessStatus:
     """Redis accepts writes, and the process is not draining. `warning` explains why some accounts cannot be served."""
-    if services.process.draining:
+    if process.draining:
         raise BackboneUnavailable("This process is shutting down; send the request to another process.")
-    warning = await services.redis_health.check()
-    if not services.registry.cache.is_current:
+    warning = await redis_health.check()
+    if not registry.cache.is_current:
         raise BackboneUnavailable
     return ProcessStatus("ready", warning)
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4", tags=["Operation"], sync_to_thread=False)
-def metrics(services: Injected) -> bytes:
+def metrics(metrics: Injected[Metrics]) -> bytes:
     """Metrics for Prometheus."""
-    return services.metrics.render()
+    return metrics.render()
 
 
 ROUTES: list[ControllerRouterHandler] = [
@@ -203,6 +208,15 @@ def split(path: str) -> list[str]:
 # -- the application -----------------------------------------------------------------------------------------
 
 
+def provide(part: object) -> Provide:
+    """Returns the dependency of a route that names this part of the process."""
+
+    def give() -> Any:
+        return part
+
+    return Provide(give, sync_to_thread=False, use_cache=True)
+
+
 class Front:
     """Routes the inference path to its bare ASGI handler and the rest to Litestar. Adds `X-Request-Id` to responses."""
 
@@ -212,7 +226,7 @@ class Front:
         self._agents = AgentEndpoint(services)
         self.litestar = Litestar(
             ROUTES,
-            dependencies={"services": Provide(lambda: services, sync_to_thread=False, use_cache=True)},
+            dependencies={name: provide(part) for name, part in vars(services).items()},
             dto=Body,
             return_dto=None,
             exception_handlers={Exception: render_error},
@@ -220,7 +234,7 @@ class Front:
             lifespan=[lambda _: running(services), self._agents.running],
             logging_config=None,
             openapi_config=openapi.config(),
-            state=State({"base_url": services.settings.base_url}),
+            state=State({"base_url": services.settings.base_url, "services": services}),
             request_max_body_size=API_BODY_BYTES,
         )
         self._methods = self.litestar.state.allowed_methods = AllowedMethods(self.litestar.routes)

@@ -1,5 +1,7 @@
 """Builds the parts of one gateway process."""
 
+from typing import TypeVar
+
 import structlog
 from litestar.di import NamedDependency
 
@@ -33,6 +35,7 @@ from gateway.operations.audit import AuditTrail
 from gateway.operations.directory import Directory
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
+from gateway.operations.removal import Removal
 from gateway.outbound import client as outbound
 from gateway.outbound.dns import Resolver
 from gateway.redis.client import Store
@@ -78,8 +81,11 @@ class Services:
         self.deploys = Deploys(settings, self.registry)
         self.deploy_actions = DeployActions(settings, self.deploys)
         self.storage = open_storage(settings)
-        self.data, self.data_commands = DataRecords(self.store), DataCommands(self.store)
+        self.data_records, self.data_commands = DataRecords(self.store), DataCommands(self.store)
         self.environments = Environments(self.store, self.vault)
+        self.removal = Removal(
+            self.app_changes, self.hooks, self.environments, self.data_commands, self.data_records, self.deploys
+        )
         self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)
         self.crashes = Crashes(self.store, self.webhooks)
@@ -111,4 +117,5 @@ class Services:
         self.process = ProcessState()
 
 
-Injected = NamedDependency[Services]  # the type of the routes' parameter `services`
+T = TypeVar("T")
+Injected = NamedDependency[T]  # routes name the parts that they need: `registry: Injected[Registry]`

@@ -13,7 +13,12 @@ from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.api_keys import MAX_KEYS_BY_OPERATORS, NAME_LENGTH, CreatedKey, ListedKey
+from gateway.accounts.changes import Changes
+from gateway.accounts.operators import Operators
+from gateway.accounts.pacing import Pacing
 from gateway.accounts.records import Account, Suspension
+from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import Sessions
 from gateway.api.audit import note
 from gateway.api.authentication import (
     Caller,
@@ -23,6 +28,7 @@ from gateway.api.authentication import (
     read_bearer,
     require_account,
 )
+from gateway.deploys.states import Deploys
 from gateway.errors import (
     BackboneUnavailable,
     CsrfRefused,
@@ -34,13 +40,14 @@ from gateway.errors import (
 )
 from gateway.events.catalog import SAMPLES
 from gateway.events.deliveries import SHARE_BYTES, count_stored_bytes
-from gateway.inference.availability import InferenceStatus
+from gateway.inference.availability import Availability, InferenceStatus
 from gateway.inference.request import BODY_BYTES
 from gateway.inference.spend.limits import cap_of
 from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
 from gateway.keys import spend_key
-from gateway.services import Injected, Services
-from gateway.settings import Plan
+from gateway.redis.client import Store
+from gateway.services import Injected, ProcessState
+from gateway.settings import Plan, Settings
 
 
 class ServiceLimits(msgspec.Struct):
@@ -51,8 +58,7 @@ class ServiceLimits(msgspec.Struct):
     deploysPerDay: int | msgspec.UnsetType = msgspec.UNSET  # left out for operators
 
 
-def view_limits(services: Services, plan: Plan | None) -> ServiceLimits:
-    settings = services.settings
+def view_limits(settings: Settings, plan: Plan | None) -> ServiceLimits:
     return ServiceLimits(
         requestsPerMinutePerApp=settings.rate_limits.app,
         requestsPerMinutePerUser=settings.rate_limits.user,
@@ -80,24 +86,32 @@ class Capabilities(msgspec.Struct):
 
 
 @get("/capabilities", tags=["Account"], security=[{"apiKey": []}, {"operatorToken": []}])
-async def capabilities(request: Request[Any, Any, State], services: Injected) -> Capabilities:
+async def capabilities(
+    request: Request[Any, Any, State],
+    settings: Injected[Settings],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+    operators: Injected[Operators],
+    pacing: Injected[Pacing],
+    availability: Injected[Availability],
+) -> Capabilities:
     """Show what the service can do now.
 
     Takes an account's API key or an operator token.
     """
     plan = None
-    if not is_operator_token(services, read_bearer(request)):
-        account = await require_account(request, services)
-        await services.pacing.admit(account.id, request.scope["state"])
+    if not is_operator_token(operators, read_bearer(request)):
+        account = await require_account(request, registry, sessions)
+        await pacing.admit(account.id, request.scope["state"])
         plan = account.plan
-    status = services.availability.status()
+    status = availability.status()
     return Capabilities(
         platform=Platform(Features(managedInference=status.available)),
         managedInferenceStatus=status,
         models=list(PRICES),
         defaultModel=DEFAULT_MODEL,
         eventTypes=list(SAMPLES),
-        limits=view_limits(services, plan),
+        limits=view_limits(settings, plan),
     )
 
 
@@ -133,31 +147,40 @@ class AccountView(msgspec.Struct):
 
 
 @get("/", summary="Show the account, its limits, and its spend of today")
-async def show_account(account: Caller, services: Injected) -> AccountView:
-    return await view_account(account, services)
+async def show_account(
+    account: Caller, settings: Injected[Settings], store: Injected[Store], deploys: Injected[Deploys]
+) -> AccountView:
+    return await view_account(account, settings, store, deploys)
 
 
-async def view_account(account: Account, services: Services) -> AccountView:
-    day = await services.store.today()
-    settled, reserved = await services.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
+async def view_account(account: Account, settings: Settings, store: Store, deploys: Deploys) -> AccountView:
+    day = await store.today()
+    settled, reserved = await store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
     return AccountView(
         id=account.id,
         name=account.name,
         plan=account.plan,
-        limits=view_limits(services, account.plan),
-        spend=Spend(day, int(settled or 0), int(reserved or 0), cap_of(account, services.settings)),
-        deploysToday=await services.deploys.count_today(account.id, day),
-        storage=StorageUse(await count_stored_bytes(services.store, account.id), SHARE_BYTES),
+        limits=view_limits(settings, account.plan),
+        spend=Spend(day, int(settled or 0), int(reserved or 0), cap_of(account, settings)),
+        deploysToday=await deploys.count_today(account.id, day),
+        storage=StorageUse(await count_stored_bytes(store, account.id), SHARE_BYTES),
         suspension=account.suspension or msgspec.UNSET,
     )
 
 
 @patch("/", errors=[RequestMalformed])
-async def rename_account(account: Caller, data: JSONBody[AccountName], services: Injected) -> AccountView:
+async def rename_account(
+    account: Caller,
+    data: JSONBody[AccountName],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
+) -> AccountView:
     """Rename the account."""
     rename = partial(msgspec.structs.replace, name=data.name)
-    _, account = await services.registry.change_account(account.id, rename)
-    return await view_account(account, services)
+    _, account = await registry.change_account(account.id, rename)
+    return await view_account(account, settings, store, deploys)
 
 
 class NewKey(msgspec.Struct):
@@ -166,16 +189,22 @@ class NewKey(msgspec.Struct):
 
 
 @post("/register", tags=["Account"], errors=[RequestMalformed, CsrfRefused, RegistrationsClosed, BackboneUnavailable])
-async def register(request: Request[Any, Any, State], data: JSONBody[AccountName], services: Injected) -> NewKey:
+async def register(
+    request: Request[Any, Any, State],
+    data: JSONBody[AccountName],
+    settings: Injected[Settings],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+) -> NewKey:
     """Create an account on the free plan.
 
     The response has its API key, which is shown only here.
     """
     if "origin" in request.headers:  # another site's page must not use up the day's registrations
-        services.sessions.require_own_origin(request)
-    per_day = services.settings.registrations_per_day
-    await services.sessions.count_registration(request, per_day)
-    account, api_key = await services.registry.register_account(data.name, per_day)
+        sessions.require_own_origin(request)
+    per_day = settings.registrations_per_day
+    await sessions.count_registration(request, per_day)
+    account, api_key = await registry.register_account(data.name, per_day)
     return NewKey(account.id, api_key)
 
 
@@ -184,65 +213,67 @@ class KeyName(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/keys", errors=[RequestMalformed])
-async def create_key(account: Caller, data: JSONBody[KeyName], services: Injected) -> CreatedKey:
+async def create_key(account: Caller, data: JSONBody[KeyName], registry: Injected[Registry]) -> CreatedKey:
     """Create an API key.
 
     The response has the key, which is shown only here.
     """
-    return await services.registry.api_keys.create(account.id, data.name)
+    return await registry.api_keys.create(account.id, data.name)
 
 
 @get("/keys")
-async def list_keys(account: Caller, services: Injected) -> list[ListedKey]:
+async def list_keys(account: Caller, registry: Injected[Registry]) -> list[ListedKey]:
     """List the account's API keys, newest first.
 
     The time of the last use lags by up to a minute.
     """
-    return await services.registry.api_keys.list(account.id)
+    return await registry.api_keys.list(account.id)
 
 
 @delete("/keys/{key_id:str}", errors=[NotFound, LastKey])
-async def revoke_key(account: Caller, key_id: FromPath[str], services: Injected) -> None:
+async def revoke_key(account: Caller, key_id: FromPath[str], registry: Injected[Registry]) -> None:
     """Revoke an API key.
 
     The key and its sessions are refused from the next request on. The account's only key cannot be revoked.
     """
-    await services.registry.api_keys.revoke(account.id, key_id)
+    await registry.api_keys.revoke(account.id, key_id)
 
 
 @post("/accounts/{account_id:str}/keys", errors=[RequestMalformed, NotFound])
-async def create_key_for(account_id: FromPath[str], data: JSONBody[KeyName], services: Injected) -> CreatedKey:
+async def create_key_for(
+    account_id: FromPath[str], data: JSONBody[KeyName], registry: Injected[Registry]
+) -> CreatedKey:
     """Create an API key for an account.
 
     For an account holder who lost theirs. The response has the key, which is shown only here.
     """
-    if await services.registry.account(account_id) is None:
+    if await registry.account(account_id) is None:
         raise NotFound
-    return await services.registry.api_keys.create(account_id, data.name, limit=MAX_KEYS_BY_OPERATORS)
+    return await registry.api_keys.create(account_id, data.name, limit=MAX_KEYS_BY_OPERATORS)
 
 
 @get("/accounts/{account_id:str}/keys", errors=[NotFound])
-async def list_keys_of(account_id: FromPath[str], services: Injected) -> list[ListedKey]:
+async def list_keys_of(account_id: FromPath[str], registry: Injected[Registry]) -> list[ListedKey]:
     """List the API keys of an account, newest first."""
-    if await services.registry.account(account_id) is None:
+    if await registry.account(account_id) is None:
         raise NotFound
-    return await services.registry.api_keys.list(account_id)
+    return await registry.api_keys.list(account_id)
 
 
 @delete("/accounts/{account_id:str}/keys/{key:str}", errors=[NotFound])
 async def revoke_key_of(
-    account_id: FromPath[str], key: FromPath[str], request: Request[Any, Any, State], services: Injected
+    account_id: FromPath[str], key: FromPath[str], request: Request[Any, Any, State], registry: Injected[Registry]
 ) -> None:
     """Revoke an API key of an account, even its only one.
 
     The key and its sessions are refused from the next request on.
     """
     note(request, key=key)
-    await services.registry.api_keys.revoke(account_id, key, even_last=True)
+    await registry.api_keys.revoke(account_id, key, even_last=True)
 
 
 @get("/changes", media_type="text/event-stream", errors=[ViewersLimited])
-async def stream_changes(account: Caller, services: Injected) -> Stream:
+async def stream_changes(account: Caller, changes: Injected[Changes], process: Injected[ProcessState]) -> Stream:
     """Stream the names of what changed in the account.
 
     The response is a stream of server-sent events without content. `ready` is the first: later changes are reported,
@@ -251,10 +282,10 @@ async def stream_changes(account: Caller, services: Injected) -> Stream:
     findings, crashes and data of apps are checked every five seconds. The stream ends after ten minutes, and when the
     service restarts or cannot reach its database: read everything again once `ready` arrives on the next one.
     """
-    services.changes.admit(account.id)
+    changes.admit(account.id)
 
     async def events() -> AsyncGenerator[bytes]:
-        stream = services.changes.stream_events(account.id, lambda: services.process.draining)
+        stream = changes.stream_events(account.id, lambda: process.draining)
         async with contextlib.aclosing(stream):
             async for event in stream:
                 yield event

@@ -8,8 +8,9 @@ import msgspec
 from litestar import delete, get, patch, post, put
 from litestar.params import FromPath, JSONBody, QueryParameter
 
+from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
-from gateway.accounts.custom_domains import MISSING_SECONDS
+from gateway.accounts.custom_domains import MISSING_SECONDS, CustomDomains
 from gateway.accounts.domain_names import (
     apps_host,
     check_own_domain,
@@ -33,7 +34,8 @@ from gateway.accounts.records import (
     set_fields,
     to_nano_euro,
 )
-from gateway.accounts.vault import NoEncryptionKey
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.account import Spend
 from gateway.api.authentication import (
     Caller,
@@ -41,6 +43,7 @@ from gateway.api.authentication import (
 )
 from gateway.api.subjects import require_own_app
 from gateway.deploys.addresses import host, live_url
+from gateway.deploys.states import Deploys
 from gateway.errors import (
     AppLimitReached,
     AppSuspended,
@@ -56,7 +59,7 @@ from gateway.ids import Time, new_id, now_iso
 from gateway.inference.auth.auth_checks import AuthCheck
 from gateway.inference.auth.auth_checks import check_auth as check_verification
 from gateway.inference.auth.trial_tokens import sign_test_token
-from gateway.inference.auth.users import TokenCheck
+from gateway.inference.auth.users import TokenCheck, Users
 from gateway.inference.spend.limits import allowed_limits, limits_of
 from gateway.keys import (
     app_spend_fields,
@@ -67,13 +70,15 @@ from gateway.keys import (
     spend_key,
 )
 from gateway.monitors import health, history
-from gateway.monitors.crashes import Crash
-from gateway.monitors.findings import MAX_OPEN
+from gateway.monitors.crashes import Crash, Crashes
+from gateway.monitors.findings import MAX_OPEN, Findings
 from gateway.monitors.health import OpenFindings
 from gateway.monitors.history import HealthDay
+from gateway.operations.removal import Removal
 from gateway.outbound import addresses
 from gateway.outbound.addresses import CallFailed
-from gateway.services import Injected, Services
+from gateway.redis.client import Store
+from gateway.services import Injected
 from gateway.settings import NANO, Settings
 from gateway.validation import Euro, Host, Rate, UserToken
 
@@ -95,18 +100,20 @@ class AccountApp(msgspec.Struct):
 
 
 @get("/apps", summary="List the account's apps, with their health")
-async def list_apps(account: Caller, services: Injected) -> list[AccountApp]:
-    return await view_apps(account, await services.registry.list_apps(account.id), services)
+async def list_apps(
+    account: Caller, settings: Injected[Settings], store: Injected[Store], registry: Injected[Registry]
+) -> list[AccountApp]:
+    return await view_apps(account, await registry.list_apps(account.id), settings, store)
 
 
-async def view_apps(account: Account, apps: Sequence[App], services: Services) -> list[AccountApp]:
+async def view_apps(account: Account, apps: Sequence[App], settings: Settings, store: Store) -> list[AccountApp]:
     """Returns the apps as their account sees them, in the same order."""
-    monitored = await health.read_monitored_apps(services.store, [(app, account) for app in apps])
+    monitored = await health.read_monitored_apps(store, [(app, account) for app in apps])
     return [
         AccountApp(
             id=app.id,
             name=app.name,
-            url=live_url(app.name, services.settings),
+            url=live_url(app.name, settings),
             customDomain=app.customDomain,
             customDomainVerified=app.customDomainVerified,
             suspension=find_suspension(app, account) or msgspec.UNSET,
@@ -135,7 +142,7 @@ def check_new_name(name: str) -> None:
         raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
 
 
-def check_repository(repository: Repository | None, services: Services) -> Repository | None:
+def check_repository(repository: Repository | None, settings: Settings, vault: Vault) -> Repository | None:
     """Returns the repository to store, with user name and password encrypted and outside the URL.
 
     Raises RequestMalformed.
@@ -150,28 +157,14 @@ def check_repository(repository: Repository | None, services: Services) -> Repos
     authority, slash, path = rest.partition("/")
     credentials, _, host = authority.rpartition("@")
     url = f"{scheme}://{host}{slash}{path}"
-    allow_private = services.settings.allow_private_addresses
+    allow_private = settings.allow_private_addresses
     try:
         if not (allow_private and url.startswith("file:///")):
             addresses.check_url(url, allow_private=allow_private)
-        sealed = services.vault.seal(credentials) if credentials else ""
+        sealed = vault.seal(credentials) if credentials else ""
     except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
         raise RequestMalformed(f"repository.url: {error}") from None
     return msgspec.structs.replace(repository, url=url, credentials=sealed)
-
-
-async def forget_app(app: App, services: Services) -> None:
-    """Deletes an app with all its data. Raises NotFound if it now belongs to another account.
-
-    The record is deleted last, so that an interrupted deletion can be repeated.
-    """
-    if await services.deploys.find_live_id(app) is not None:
-        await services.app_changes.withhold_name(app)
-    await services.hooks.forget_app(app)
-    await services.environments.forget_variables(app)
-    await services.data_commands.forget_app(app, services.data)
-    await services.deploys.forget_app(app)
-    await services.app_changes.delete_app(app)
 
 
 class NewApp(msgspec.Struct, forbid_unknown_fields=True):
@@ -216,31 +209,37 @@ def view_settings(app: App) -> AppSettings:
 
 
 @post("/apps", errors=[RequestMalformed, NameTaken, AppLimitReached, RateLimited])
-async def create_app(account: Caller, data: JSONBody[NewApp], services: Injected) -> AccountApp:
+async def create_app(
+    account: Caller,
+    data: JSONBody[NewApp],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    app_changes: Injected[AppChanges],
+) -> AccountApp:
     """Create an app.
 
     Its name is the first part of its address. The plan limits the number of apps.
     """
     check_name(data.name)
     check_new_name(data.name)
-    check_service_host(data.name, services)
+    check_service_host(data.name, settings)
     # Unlike an operators' app, it has an id of its own: the next app with this name inherits nothing.
     app_id = new_id("app").replace("_", "-")
     app = App(id=app_id, name=data.name, account=account.id, createdAt=now_iso())
-    await services.app_changes.create_app(app, services.settings.app_limits[account.plan])
-    (view,) = await view_apps(account, [app], services)
+    await app_changes.create_app(app, settings.app_limits[account.plan])
+    (view,) = await view_apps(account, [app], settings, store)
     return view
 
 
-def check_service_host(name: str, services: Services) -> None:
+def check_service_host(name: str, settings: Settings) -> None:
     """Raises RequestMalformed for the name whose address would be the service's own."""
-    if f"{name}.{apps_host(services.settings)}" in service_hosts(services.settings):
+    if f"{name}.{apps_host(settings)}" in service_hosts(settings):
         raise RequestMalformed("name: this is the service's own address; choose another name.")
 
 
 @get("/apps/{app:str}/settings", summary="Show the settings of an app", errors=[NotFound])
-async def show_settings(account: Caller, app: FromPath[str], services: Injected) -> AppSettings:
-    return view_settings(await require_own_app(app, account, services))
+async def show_settings(account: Caller, app: FromPath[str], registry: Injected[Registry]) -> AppSettings:
+    return view_settings(await require_own_app(app, account, registry))
 
 
 @patch(
@@ -249,32 +248,37 @@ async def show_settings(account: Caller, app: FromPath[str], services: Injected)
     opt={UNPACED: True},  # a slow backend must not delay the account's other requests
 )
 async def change_app(
-    account: Caller, app: FromPath[str], data: JSONBody[AppChange], services: Injected
+    account: Caller,
+    app: FromPath[str],
+    data: JSONBody[AppChange],
+    settings: Injected[Settings],
+    vault: Injected[Vault],
+    registry: Injected[Registry],
+    app_changes: Injected[AppChanges],
+    users: Injected[Users],
 ) -> ChangedSettings:
     """Change an app's token verification, repository and build.
 
     A field that is left out stays as it is; null resets it. Repository and build apply from the next deploy on. A new
     `auth` is saved in any case, and checked with one call that takes at most five seconds: `authCheck` has the result.
     """
-    found = await require_own_app(app, account, services)
-    await services.app_changes.count_change(account.id)
+    found = await require_own_app(app, account, registry)
+    await app_changes.count_change(account.id)
     changes: dict[str, Any] = {}
     if data.auth is not msgspec.UNSET:
-        allow_private = services.settings.allow_private_addresses
-        changes["auth"] = check_auth(
-            data.auth or JwksAuth(), services.vault, allow_private=allow_private, save_internal=True
-        )
+        allow_private = settings.allow_private_addresses
+        changes["auth"] = check_auth(data.auth or JwksAuth(), vault, allow_private=allow_private, save_internal=True)
     if data.repository is not msgspec.UNSET:
-        repository = check_repository(data.repository, services)
+        repository = check_repository(data.repository, settings, vault)
         changes["repository"] = keep_credentials(repository, found.repository)
     if data.build is not msgspec.UNSET:
         changes["build"] = check_build(data.build)
     if changes:
-        found = await services.registry.change_app(found, lambda record: set_fields(record, changes))
+        found = await registry.change_app(found, lambda record: set_fields(record, changes))
     answer = ChangedSettings(**msgspec.structs.asdict(view_settings(found)))
     if data.auth is not msgspec.UNSET:
-        allow_private = services.settings.allow_private_addresses
-        answer.authCheck = await check_verification(services.users, found, allow_private=allow_private)
+        allow_private = settings.allow_private_addresses
+        answer.authCheck = await check_verification(users, found, allow_private=allow_private)
     return answer
 
 
@@ -286,15 +290,20 @@ async def change_app(
     opt={UNPACED: True},
 )
 async def check_token(
-    account: Caller, app: FromPath[str], data: JSONBody[PresentedToken], services: Injected
+    account: Caller,
+    app: FromPath[str],
+    data: JSONBody[PresentedToken],
+    registry: Injected[Registry],
+    app_changes: Injected[AppChanges],
+    users: Injected[Users],
 ) -> TokenCheck:
     """Check a token like a request of the app's user, and explain why it would be refused.
 
     Nothing of the token is kept. An account can check 10 tokens per minute.
     """
-    found = await require_own_app(app, account, services)
-    await services.app_changes.count_token_check(account.id)
-    return await services.users.check(found, data.token.strip().encode())
+    found = await require_own_app(app, account, registry)
+    await app_changes.count_token_check(account.id)
+    return await users.check(found, data.token.strip().encode())
 
 
 def keep_credentials(repository: Repository | None, before: Repository | None) -> Repository | None:
@@ -308,17 +317,23 @@ def keep_credentials(repository: Repository | None, before: Repository | None) -
 
 
 @delete("/apps/{app:str}", errors=[AppSuspended, NotFound, RateLimited])
-async def delete_app(account: Caller, app: FromPath[str], services: Injected) -> None:
+async def delete_app(
+    account: Caller,
+    app: FromPath[str],
+    registry: Injected[Registry],
+    app_changes: Injected[AppChanges],
+    removal: Injected[Removal],
+) -> None:
     """Delete an app.
 
     This also deletes its hooks, variables, sources and queued deploys, and cannot be undone. A suspended app stays
     until an operator lifts its suspension, because otherwise its name could be used again at once.
     """
-    found = await require_own_app(app, account, services)
+    found = await require_own_app(app, account, registry)
     if found.suspension is not None:
         raise AppSuspended("A suspended app can't be deleted; ask the operator to lift the suspension first.")
-    await services.app_changes.count_change(account.id)
-    await forget_app(found, services)
+    await app_changes.count_change(account.id)
+    await removal.remove(found)
 
 
 class CertificateView(msgspec.Struct):
@@ -340,49 +355,61 @@ class AppDetails(AccountApp, kw_only=True):
     healthDays: list[HealthDay]  # of 90 days, oldest first; the last one is today, in UTC
 
 
-async def view_app_details(account: Account, app: App, services: Services) -> AppDetails:
-    [listed] = await view_apps(account, [app], services)
+async def view_app_details(
+    account: Account, app: App, settings: Settings, store: Store, deploys: Deploys
+) -> AppDetails:
+    [listed] = await view_apps(account, [app], settings, store)
     return AppDetails(
         **msgspec.structs.asdict(listed),
         createdAt=app.createdAt,
-        liveDeploy=await services.deploys.find_live_id(app),
+        liveDeploy=await deploys.find_live_id(app),
         repository=view_repository(app),
         build=app.build,
-        certificate=await _read_certificate(app, services),
-        healthDays=await history.read_history(services.store, account.id, app.id),
+        certificate=await _read_certificate(app, store),
+        healthDays=await history.read_history(store, account.id, app.id),
     )
 
 
-async def _read_certificate(app: App, services: Services) -> CertificateView | None:
+async def _read_certificate(app: App, store: Store) -> CertificateView | None:
     key = certificate_key(partition_tag(app.account), app.id)
-    domain, expires, issuer = await services.store.client.hmget(key, ["domain", "expiresAt", "issuer"])
+    domain, expires, issuer = await store.client.hmget(key, ["domain", "expiresAt", "issuer"])
     return CertificateView(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
 
 
 @get("/apps/{app:str}", errors=[NotFound])
-async def show_app(account: Caller, app: FromPath[str], services: Injected) -> AppDetails:
+async def show_app(
+    account: Caller,
+    app: FromPath[str],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
+) -> AppDetails:
     """Show an app, with its certificate and the history of its health."""
-    return await view_app_details(account, await require_own_app(app, account, services), services)
+    return await view_app_details(account, await require_own_app(app, account, registry), settings, store, deploys)
 
 
 @get("/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
 async def list_findings(
     account: Caller,
     app: FromPath[str],
-    services: Injected,
+    registry: Injected[Registry],
+    findings: Injected[Findings],
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_OPEN)] = 100,
 ) -> list[Finding]:
     """List an app's open security findings, most urgent first.
 
     Red findings come first, then those with the nearest deadline.
     """
-    return (await services.findings.find_open(await require_own_app(app, account, services)))[:limit]
+    return (await findings.find_open(await require_own_app(app, account, registry)))[:limit]
 
 
 @get("/apps/{app:str}/crashes", errors=[NotFound])
-async def list_crashes(account: Caller, app: FromPath[str], services: Injected) -> list[Crash]:
+async def list_crashes(
+    account: Caller, app: FromPath[str], registry: Injected[Registry], crashes: Injected[Crashes]
+) -> list[Crash]:
     """List an app's last 20 crashes of 30 days, newest first."""
-    return await services.crashes.list(await require_own_app(app, account, services))
+    return await crashes.list(await require_own_app(app, account, registry))
 
 
 EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
@@ -423,43 +450,51 @@ class AppSpend(Spend):
 
 
 @get("/apps/{app:str}/limits", summary="Show the limits of an app and its users", errors=[NotFound])
-async def show_limits(account: Caller, app: FromPath[str], services: Injected) -> LimitsView:
-    return _view((await require_own_app(app, account, services)).limits or AppLimits())
+async def show_limits(account: Caller, app: FromPath[str], registry: Injected[Registry]) -> LimitsView:
+    return _view((await require_own_app(app, account, registry)).limits or AppLimits())
 
 
 @put("/apps/{app:str}/limits", errors=[RequestMalformed, NotFound, BackboneUnavailable])
 async def change_limits(
-    account: Caller, app: FromPath[str], data: JSONBody[LimitsChange], services: Injected
+    account: Caller,
+    app: FromPath[str],
+    data: JSONBody[LimitsChange],
+    settings: Injected[Settings],
+    registry: Injected[Registry],
 ) -> LimitsView:
     """Change an app's limits.
 
     They narrow the account's limits, and apply within a second in every process.
     """
-    found = await require_own_app(app, account, services)
+    found = await require_own_app(app, account, registry)
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
     whose = "the plan" if account.own_cap is None else "the account"
-    _check_limits(changes, _find_widest(found, account, services), whose)
-    return _view(
-        await services.registry.change_limits(found, lambda limits: msgspec.structs.replace(limits, **changes))
-    )
+    _check_limits(changes, _find_widest(found, account, settings), whose)
+    return _view(await registry.change_limits(found, lambda limits: msgspec.structs.replace(limits, **changes)))
 
 
 @get("/apps/{app:str}/spend", summary="Show an app's spend of today", errors=[NotFound])
-async def show_spend(account: Caller, app: FromPath[str], services: Injected) -> AppSpend:
-    found = await require_own_app(app, account, services)
-    day, fields = await services.store.today(), app_spend_fields(found.id)
-    settled, reserved = await services.store.client.hmget(spend_key(account.id, day), fields)
-    limits = limits_of(found, account.plan, services.settings, account.own_cap)
+async def show_spend(
+    account: Caller,
+    app: FromPath[str],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+) -> AppSpend:
+    found = await require_own_app(app, account, registry)
+    day, fields = await store.today(), app_spend_fields(found.id)
+    settled, reserved = await store.client.hmget(spend_key(account.id, day), fields)
+    limits = limits_of(found, account.plan, settings, account.own_cap)
     cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
-    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(found, account, services))
+    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(found, account, settings))
 
 
 def _view(limits: AppLimits) -> LimitsView:
     return LimitsView(**msgspec.structs.asdict(limits))
 
 
-def _find_widest(app: App, account: Account, services: Services) -> WidestLimits:
-    allowed = allowed_limits(app.allowedRates, account.plan, services.settings, account.own_cap)
+def _find_widest(app: App, account: Account, settings: Settings) -> WidestLimits:
+    allowed = allowed_limits(app.allowedRates, account.plan, settings, account.own_cap)
     cap = format_euro(allowed.cap)
     return WidestLimits(cap, cap, allowed.requests, allowed.user_requests)
 
@@ -518,21 +553,36 @@ class DomainView(msgspec.Struct, omit_defaults=True):
 
 
 @put("/apps/{app:str}/domain", errors=[RequestMalformed, NotFound, NameTaken, RateLimited])
-async def set_domain(account: Caller, app: FromPath[str], data: JSONBody[NewDomain], services: Injected) -> DomainView:
+async def set_domain(
+    account: Caller,
+    app: FromPath[str],
+    data: JSONBody[NewDomain],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    app_changes: Injected[AppChanges],
+    custom_domains: Injected[CustomDomains],
+) -> DomainView:
     """Set an app's custom domain.
 
     Another domain than before is not verified: create the records in its DNS, then verify it.
     """
-    found = await require_own_app(app, account, services)
-    domain = check_own_domain(data.domain, services.settings)
-    await services.app_changes.count_change(account.id)
-    return await view_domain(await services.custom_domains.set_domain(found, domain), services)
+    found = await require_own_app(app, account, registry)
+    domain = check_own_domain(data.domain, settings)
+    await app_changes.count_change(account.id)
+    return await view_domain(await custom_domains.set_domain(found, domain), settings, store)
 
 
 @get("/apps/{app:str}/domain", errors=[NotFound])
-async def show_domain(account: Caller, app: FromPath[str], services: Injected) -> DomainView:
+async def show_domain(
+    account: Caller,
+    app: FromPath[str],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+) -> DomainView:
     """Show an app's custom domain, and the records that it needs."""
-    return await view_domain(await require_domain(app, account, services), services)
+    return await view_domain(await require_domain(app, account, registry), settings, store)
 
 
 @post(
@@ -541,54 +591,67 @@ async def show_domain(account: Caller, app: FromPath[str], services: Injected) -
     errors=[NotFound, NameTaken, RateLimited],
     opt={UNPACED: True},  # a slow DNS must not delay the account's other requests
 )
-async def verify_domain(account: Caller, app: FromPath[str], services: Injected) -> DomainView:
+async def verify_domain(
+    account: Caller,
+    app: FromPath[str],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    custom_domains: Injected[CustomDomains],
+) -> DomainView:
     """Ask the DNS now whether the app's account owns the custom domain.
 
     10 times per minute. If the TXT record is there, the domain is verified; otherwise `problem` says what is wrong.
     """
-    found = await require_domain(app, account, services)
-    await count_lookup(found, services)
+    found = await require_domain(app, account, registry)
+    await count_lookup(found, store)
     try:
-        problem = await services.custom_domains.find_problem(found)
+        problem = await custom_domains.find_problem(found)
     except CallFailed as error:
         problem = f"{error} Try again in a minute."
     if not problem:
-        found = await services.custom_domains.verify(found)
-    return await view_domain(found, services, problem)
+        found = await custom_domains.verify(found)
+    return await view_domain(found, settings, store, problem)
 
 
 @delete("/apps/{app:str}/domain", errors=[NotFound, RateLimited])
-async def clear_domain(account: Caller, app: FromPath[str], services: Injected) -> None:
+async def clear_domain(
+    account: Caller,
+    app: FromPath[str],
+    registry: Injected[Registry],
+    app_changes: Injected[AppChanges],
+    custom_domains: Injected[CustomDomains],
+) -> None:
     """Remove an app's custom domain."""
-    found = await require_domain(app, account, services)
-    await services.app_changes.count_change(account.id)
-    await services.custom_domains.clear_domain(found)
+    found = await require_domain(app, account, registry)
+    await app_changes.count_change(account.id)
+    await custom_domains.clear_domain(found)
 
 
-async def require_domain(app: str, account: Caller, services: Services) -> App:
+async def require_domain(app: str, account: Caller, registry: Registry) -> App:
     """Returns the account's app, which has a custom domain. Raises NotFound."""
-    found: App = await require_own_app(app, account, services)
+    found: App = await require_own_app(app, account, registry)
     if found.customDomain is None:
         raise NotFound("This app has no custom domain; set one first.")
     return found
 
 
-async def count_lookup(app: App, services: Services) -> None:
+async def count_lookup(app: App, store: Store) -> None:
     """Raises RateLimited."""
-    asked, wait = await services.store.increment(domain_lookups_key(app.account, app.id), 60)
+    asked, wait = await store.increment(domain_lookups_key(app.account, app.id), 60)
     if asked > LOOKUPS_PER_MINUTE:
         message = f"An app's domain can be verified {LOOKUPS_PER_MINUTE} times per minute; "
         raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
 
 
-async def view_domain(app: App, services: Services, problem: str | None = None) -> DomainView:
+async def view_domain(app: App, settings: Settings, store: Store, problem: str | None = None) -> DomainView:
     """Returns the view of an app with a domain. `problem` is what the DNS has just said; None if it was not asked."""
     domain, tag = app.customDomain or "", partition_tag(app.account)
-    async with services.store.client.pipeline(transaction=False) as pipe:
+    async with store.client.pipeline(transaction=False) as pipe:
         pipe.hmget(certificate_key(tag, app.id), ["domain", "expiresAt", "issuer"])
         pipe.hmget(domain_check_key(tag, app.id), ["domain", "missingSince"])
         (certified, expires, issuer), (checked, missing) = await pipe.execute()
-    view = DomainView(domain, app.customDomainVerified, list_records(app, domain, services.settings))
+    view = DomainView(domain, app.customDomainVerified, list_records(app, domain, settings))
     if app.customDomainVerified and certified == domain and expires:
         view.certificate = DomainCertificate(issuer or None, now_iso(int(expires) / 1000))
     if problem is None and app.customDomainProven and checked == domain and missing:
@@ -611,15 +674,17 @@ class IssuedToken(msgspec.Struct):
 
 
 @post("/apps/{app:str}/test-token", status_code=200, errors=[RequestMalformed, NotFound])
-async def create_test_token(account: Caller, app: FromPath[str], services: Injected) -> IssuedToken:
+async def create_test_token(
+    account: Caller, app: FromPath[str], vault: Injected[Vault], registry: Injected[Registry]
+) -> IssuedToken:
     """Create a test token.
 
     The app's inference accepts it for 10 minutes as a token of the user `owner`, without asking the app's backend. Its
     requests are limited and charged like those of any user.
     """
-    found = await require_own_app(app, account, services)
+    found = await require_own_app(app, account, registry)
     try:
-        created = sign_test_token(services.vault, found)
+        created = sign_test_token(vault, found)
     except NoEncryptionKey as error:
         raise RequestMalformed(f"The operator of this service must {error}.") from None
     return IssuedToken(created.token, now_iso(created.expires_at))

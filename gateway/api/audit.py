@@ -16,9 +16,9 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import FromQuery, QueryParameter
 from litestar.types import Message, Scope
 
-from gateway.accounts.operators import Operator
+from gateway.accounts.operators import Operator, Operators
 from gateway.errors import RequestMalformed
-from gateway.operations.audit import AuditFilter, AuditRecord, Trail, Value, describe_body, read_response
+from gateway.operations.audit import AuditFilter, AuditRecord, AuditTrail, Trail, Value, describe_body, read_response
 from gateway.services import Injected, Services
 
 RECORD = "audit"  # in the scope's state: the services, the trail and the record
@@ -38,7 +38,7 @@ async def begin_audit(
     request: Request[Any, Any, State], services: Services, operator: Operator, handler: BaseRouteHandler
 ) -> None:
     """Begins the record of a request. Raises BackboneUnavailable, and RequestMalformed for an invalid reason."""
-    reason, fault = _read_reason(request, services)
+    reason, fault = _read_reason(request, services.operators)
     state, trail = request.scope["state"], handler.opt.get("audit", "changes")
     target = next((str(value) for value in request.path_params.values()), "")[:200]
     record = await services.audit.begin_record(
@@ -49,7 +49,7 @@ async def begin_audit(
         raise RequestMalformed(f"X-Reason: {fault}")
 
 
-def _read_reason(request: Request[Any, Any, State], services: Services) -> tuple[str, str]:
+def _read_reason(request: Request[Any, Any, State], operators: Operators) -> tuple[str, str]:
     """Returns the reason in the request's header, and what is wrong with it. One of them is empty."""
     headers = request.headers.getall(REASON, [])
     if not headers:
@@ -61,7 +61,7 @@ def _read_reason(request: Request[Any, Any, State], services: Services) -> tuple
     plain = len(headers) == 1 and headers[0].isascii() and reason.isprintable()
     if not plain or not 1 <= len(reason) <= REASON_LENGTH:
         return "", f"1 to {REASON_LENGTH} characters on one line, as ASCII or as percent-encoded UTF-8."
-    if SECRET.search(reason) or any(map(services.operators.find, reason.split())):
+    if SECRET.search(reason) or any(map(operators.find, reason.split())):
         return "", "leave out secrets, because the audit trail keeps the reason."
     return reason, ""
 
@@ -95,7 +95,7 @@ async def finish_audit(message: Message, scope: Scope) -> None:
 
 @get("/audit", errors=[RequestMalformed])
 async def list_audit(
-    services: Injected,
+    audit: Injected[AuditTrail],
     trail: FromQuery[Trail] = "changes",
     limit: Limit = 50,
     before: Before = None,
@@ -108,4 +108,4 @@ async def list_audit(
     The trail `reports` has the reports of watchdogs, scanners and deploy engines. `before` is the id of a record.
     `operator`, `action` and `target` choose records with exactly these values.
     """
-    return await services.audit.list_records(trail, limit, before, AuditFilter(operator, action, target))
+    return await audit.list_records(trail, limit, before, AuditFilter(operator, action, target))

@@ -15,9 +15,11 @@ from litestar.openapi.spec import SecurityRequirement
 from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.api_keys import KeyReference
+from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account
-from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS
+from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
 from gateway.api.audit import begin_audit
 from gateway.errors import Unauthorized
 from gateway.services import Services
@@ -36,28 +38,30 @@ def read_bearer(request: Request[Any, Any, State]) -> str:
     return credential.strip() if scheme.lower() == "bearer" else ""
 
 
-async def require_account(request: Request[Any, Any, State], services: Services) -> Account:
+async def require_account(request: Request[Any, Any, State], registry: Registry, sessions: Sessions) -> Account:
     """Returns the account of the API key, or without an authorization header that of the session cookie.
 
     Raises Unauthorized and CsrfRefused.
     """
     if "authorization" in request.headers:
         credential = read_bearer(request)
-        key = await services.registry.api_keys.identify(credential) if credential else None
+        key = await registry.api_keys.identify(credential) if credential else None
     else:
-        key = await find_session_key(request, services)
-    account = await services.registry.account(key.account) if key else None
+        key = await find_session_key(request, registry, sessions)
+    account = await registry.account(key.account) if key else None
     if key is None or account is None:
         raise Unauthorized
-    services.registry.api_keys.note_use(key)
+    registry.api_keys.note_use(key)
     return account
 
 
-async def find_session_key(request: Request[Any, Any, State], services: Services) -> KeyReference | None:
+async def find_session_key(
+    request: Request[Any, Any, State], registry: Registry, sessions: Sessions
+) -> KeyReference | None:
     """Returns the key that opened the request's session, unless it has been revoked. Raises CsrfRefused."""
-    subject = await services.sessions.read_subject(request, ACCOUNT)
+    subject = await sessions.read_subject(request, ACCOUNT)
     key = KeyReference.parse(subject) if subject else None
-    return key if key and await services.registry.api_keys.is_valid(key) else None
+    return key if key and await registry.api_keys.is_valid(key) else None
 
 
 async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -66,7 +70,7 @@ async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: 
     A guard, because Litestar runs guards first, then reads parameters and bodies, and calls dependencies last.
     """
     request, services = request_of(connection)
-    account = await require_account(request, services)
+    account = await require_account(request, services.registry, services.sessions)
     await services.pacing.admit(account.id, request.scope["state"], paced=UNPACED not in handler.opt)
     request.scope["state"][ACCOUNT_STATE] = account
 
@@ -95,15 +99,15 @@ def account_router(*handlers: ControllerRouterHandler) -> Router:
 def request_of(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Request[Any, Any, State], Services]:
     """Returns the request and the services for a guard, because Litestar gives guards no dependencies."""
     assert isinstance(connection, Request)
-    services: Services = connection.app.dependencies["services"].dependency()  # type: ignore[union-attr]
+    services: Services = connection.app.state.services
     return connection, services
 
 
 # -- operators -----------------------------------------------------------------------------------------------
 
 
-def is_operator_token(services: Services, credential: str) -> bool:
-    return services.operators.find(credential) is not None
+def is_operator_token(operators: Operators, credential: str) -> bool:
+    return operators.find(credential) is not None
 
 
 async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -132,13 +136,12 @@ def operator_router(*handlers: ControllerRouterHandler) -> Router:
 # -- sessions ------------------------------------------------------------------------------------------------
 
 
-async def open_session(services: Services, cookie: str, subject: str) -> Response[None]:
-    token = await services.sessions.open(subject)
-    return Response(None, cookies=[services.sessions.build_cookie(cookie, token)])
+async def open_session(sessions: Sessions, cookie: str, subject: str) -> Response[None]:
+    token = await sessions.open(subject)
+    return Response(None, cookies=[sessions.build_cookie(cookie, token)])
 
 
-async def close_session(services: Services, cookie: str, request: Request[Any, Any, State]) -> Response[None]:
-    sessions = services.sessions
+async def close_session(sessions: Sessions, cookie: str, request: Request[Any, Any, State]) -> Response[None]:
     sessions.require_own_origin(request)
     await sessions.close(sessions.read_token(request, cookie))
     return Response(None, status_code=204, cookies=[sessions.build_cookie(cookie, "")])

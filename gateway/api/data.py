@@ -11,11 +11,13 @@ from litestar.response import Stream
 
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account, App, find_suspension
+from gateway.accounts.registry import Registry
 from gateway.api.authentication import Caller, account_router
 from gateway.api.deploys import QueuedDeployId
 from gateway.api.subjects import require_own_app
-from gateway.data.commands import Action, DataAnswer, DataUnavailable
-from gateway.data.records import DataState, DeletedData, Reason, Snapshot, snapshot_key
+from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
+from gateway.data.records import DataRecords, DataState, DeletedData, Reason, Snapshot, snapshot_key
+from gateway.deploys.actions import DeployActions
 from gateway.errors import (
     AppSuspended,
     DeployQuotaReached,
@@ -28,8 +30,10 @@ from gateway.errors import (
     TarballGone,
 )
 from gateway.keys import data_snapshots_made_key
-from gateway.services import Injected, Services
-from gateway.storage import Object
+from gateway.redis.client import Store
+from gateway.services import Injected
+from gateway.settings import Settings
+from gateway.storage import Object, Storage
 from gateway.validation import Id
 
 SNAPSHOTS_PER_HOUR = 6  # that an account holder asks for, of an app
@@ -53,41 +57,54 @@ class Restore(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @get("/apps/{app:str}/data", errors=[NotFound])
-async def show_data(account: Caller, app: FromPath[str], services: Injected) -> DataView:
+async def show_data(
+    account: Caller,
+    app: FromPath[str],
+    settings: Injected[Settings],
+    registry: Injected[Registry],
+    data_records: Injected[DataRecords],
+) -> DataView:
     """Show the data of an app's start command, and their snapshots."""
-    return await view_data(await require_own_app(app, account, services), account, services)
+    return await view_data(await require_own_app(app, account, registry), account, settings, data_records)
 
 
-async def view_data(app: App, account: Account, services: Services) -> DataView:
-    status = await services.data.read_status(app)
+async def view_data(app: App, account: Account, settings: Settings, data_records: DataRecords) -> DataView:
+    status = await data_records.read_status(app)
     stopped = status.state in ("running", "asleep") and find_suspension(app, account) is not None
     return DataView(
         usedBytes=status.usedBytes,
-        limitBytes=services.settings.app_data[account.plan] * MIB,
+        limitBytes=settings.app_data[account.plan] * MIB,
         state="suspended" if stopped else status.state,
-        snapshots=await services.data.list_snapshots(app.account, app.id),
+        snapshots=await data_records.list_snapshots(app.account, app.id),
         problem=status.problem or msgspec.UNSET,
     )
 
 
 @post("/apps/{app:str}/data/snapshots", errors=[NotFound, RateLimited, StorageUnavailable], opt={UNPACED: True})
-async def make_snapshot(account: Caller, app: FromPath[str], services: Injected) -> Snapshot:
+async def make_snapshot(
+    account: Caller,
+    app: FromPath[str],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    data_records: Injected[DataRecords],
+    data_commands: Injected[DataCommands],
+) -> Snapshot:
     """Make a snapshot of an app's data.
 
     6 per hour. The response comes when the snapshot is stored, which can take minutes.
     """
-    found = await require_own_app(app, account, services)
+    found = await require_own_app(app, account, registry)
     counter = data_snapshots_made_key(account.id, found.id)
-    made, wait = await services.store.increment(counter, HOUR_SECONDS)
+    made, wait = await store.increment(counter, HOUR_SECONDS)
     try:
         if made > SNAPSHOTS_PER_HOUR:
             message = f"An app's data can be kept {SNAPSHOTS_PER_HOUR} times per hour; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
-        answer = await _command(found, "snapshot", "manual", services)
+        answer = await _command(found, "snapshot", "manual", data_records, data_commands)
         if answer.snapshot is None:
             raise NotFound("This app has no data yet; its start command writes them to DATA_DIR.")
     except ServiceError:  # only snapshots that were made count
-        await services.store.take_back(counter, HOUR_SECONDS)
+        await store.take_back(counter, HOUR_SECONDS)
         raise
     return answer.snapshot
 
@@ -98,14 +115,19 @@ async def make_snapshot(account: Caller, app: FromPath[str], services: Injected)
     errors=[NotFound, StorageUnavailable],
 )
 async def download_snapshot(
-    account: Caller, app: FromPath[str], snapshot_id: FromPath[str], services: Injected
+    account: Caller,
+    app: FromPath[str],
+    snapshot_id: FromPath[str],
+    registry: Injected[Registry],
+    storage: Injected[Storage],
+    data_records: Injected[DataRecords],
 ) -> Stream:
     """Download a snapshot: a tar.gz with names relative to `DATA_DIR`."""
-    found = await require_own_app(app, account, services)
-    kept = await services.data.list_snapshots(found.account, found.id)
+    found = await require_own_app(app, account, registry)
+    kept = await data_records.list_snapshots(found.account, found.id)
     if not any(snapshot.id == snapshot_id for snapshot in kept):
         raise _unknown_snapshot()
-    content = await services.storage.open(snapshot_key(found.id, snapshot_id))
+    content = await storage.open(snapshot_key(found.id, snapshot_id))
     if content is None:
         raise _unknown_snapshot()
     headers = {
@@ -130,43 +152,56 @@ async def _read(content: Object) -> AsyncGenerator[bytes]:
     errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
 )
 async def restore_data(
-    account: Caller, app: FromPath[str], data: JSONBody[Restore], services: Injected
+    account: Caller,
+    app: FromPath[str],
+    data: JSONBody[Restore],
+    registry: Injected[Registry],
+    deploy_actions: Injected[DeployActions],
+    data_records: Injected[DataRecords],
 ) -> QueuedDeployId:
     """Restore an app's data from a snapshot.
 
     Queues a deploy of the live release on these data. The present data are kept as a snapshot first. The snapshot is
     one of the app, or of a deleted app of the account.
     """
-    found = await require_own_app(app, account, services)
-    key = await services.data.find_snapshot(found, data.snapshotId)
+    found = await require_own_app(app, account, registry)
+    key = await data_records.find_snapshot(found, data.snapshotId)
     if key is None:
         raise _unknown_snapshot()
-    return QueuedDeployId(await services.deploy_actions.restore(found, key))
+    return QueuedDeployId(await deploy_actions.restore(found, key))
 
 
 @delete("/apps/{app:str}/data", errors=[NotFound, StorageUnavailable], opt={UNPACED: True})
-async def clear_data(account: Caller, app: FromPath[str], services: Injected) -> None:
+async def clear_data(
+    account: Caller,
+    app: FromPath[str],
+    registry: Injected[Registry],
+    data_records: Injected[DataRecords],
+    data_commands: Injected[DataCommands],
+) -> None:
     """Clear an app's data.
 
     The app starts again with an empty folder. What was there is kept as a snapshot first.
     """
-    await _command(await require_own_app(app, account, services), "clear", "clear", services)
+    await _command(await require_own_app(app, account, registry), "clear", "clear", data_records, data_commands)
 
 
 @get("/data/deleted")
-async def list_deleted_data(account: Caller, services: Injected) -> list[DeletedData]:
+async def list_deleted_data(account: Caller, data_records: Injected[DataRecords]) -> list[DeletedData]:
     """List the data of deleted apps, which are kept for 7 days. Any app of the account can restore them."""
-    return await services.data.list_deleted(account.id)
+    return await data_records.list_deleted(account.id)
 
 
-async def _command(app: App, action: Action, reason: Reason, services: Services) -> DataAnswer:
+async def _command(
+    app: App, action: Action, reason: Reason, data_records: DataRecords, data_commands: DataCommands
+) -> DataAnswer:
     """Sends a command to the host of the app's data, if it may have some. Raises DataUnavailable."""
-    known = await services.data.has_data(app.account, app.id)
+    known = await data_records.has_data(app.account, app.id)
     # The release that runs may have a start command of which this copy of the record does not tell.
     starts = app.build is not None and app.build.start is not None
     seconds = ANSWER_SECONDS if known else FIRST_ANSWER_SECONDS if starts else NO_DATA_SECONDS
     try:
-        answer = await services.data_commands.run(app.account, app.id, action, seconds, reason=reason)
+        answer = await data_commands.run(app.account, app.id, action, seconds, reason=reason)
     except DataUnavailable:
         if known or starts:
             raise

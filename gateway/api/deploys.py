@@ -16,15 +16,18 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
 from gateway.api.authentication import Caller, account_router
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
 from gateway.api.subjects import require_deploy, require_own_app
-from gateway.deploys.environment import VariableView
-from gateway.deploys.hooks import CreatedHook, ListedHook
+from gateway.deploys.actions import DeployActions
+from gateway.deploys.environment import Environments, VariableView
+from gateway.deploys.hooks import CreatedHook, Hooks, ListedHook
 from gateway.deploys.logs import split_times
 from gateway.deploys.phases import PhaseView, list_phases
+from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.sources import read_format
-from gateway.deploys.states import Deploy, Trigger
+from gateway.deploys.states import Deploy, Deploys, Trigger
 from gateway.deploys.states import State as DeployState
 from gateway.errors import (
     AppSuspended,
@@ -43,7 +46,7 @@ from gateway.errors import (
 )
 from gateway.events.catalog import Kind
 from gateway.ids import Time
-from gateway.services import Injected, Services
+from gateway.services import Injected, ProcessState
 from gateway.validation import Id
 
 PUBLISH_ERRORS = [
@@ -105,56 +108,58 @@ class NewHook(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
-async def view_deploys(deploys: Sequence[Deploy], services: Services) -> list[DeployView]:
+async def view_deploys(listed: Sequence[Deploy], deploys: Deploys) -> list[DeployView]:
     """Returns deploys of one account as it sees them, the queued ones with their positions."""
-    more = await _read_more(deploys, services)
-    return [DeployView.of(deploy, **fields) for deploy, fields in zip(deploys, more, strict=True)]
+    more = await _read_more(listed, deploys)
+    return [DeployView.of(deploy, **fields) for deploy, fields in zip(listed, more, strict=True)]
 
 
-async def view_with_log(deploy: Deploy, services: Services) -> DeployWithLog:
-    [fields] = await _read_more([deploy], services)
-    log, times = split_times(await services.deploys.read_log(deploy))
+async def view_with_log(deploy: Deploy, deploys: Deploys) -> DeployWithLog:
+    [fields] = await _read_more([deploy], deploys)
+    log, times = split_times(await deploys.read_log(deploy))
     queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
     after = [None if time is None else max(0, time - queued) for time in times]
     return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
 
 
-async def _read_more(deploys: Sequence[Deploy], services: Services) -> list[dict[str, Any]]:
+async def _read_more(listed: Sequence[Deploy], deploys: Deploys) -> list[dict[str, Any]]:
     """Returns the fields of each deploy that are not in its record."""
-    if not deploys:
+    if not listed:
         return []
-    waits = await services.deploys.find_positions(deploys)
-    live = await services.deploys.find_live_ids(deploys[0].account, {deploy.appId for deploy in deploys})
-    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in deploys]
+    waits = await deploys.find_positions(listed)
+    live = await deploys.find_live_ids(listed[0].account, {deploy.appId for deploy in listed})
+    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in listed]
 
 
 @post("/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
-async def create_hook(account: Caller, app: FromPath[str], data: JSONBody[NewHook], services: Injected) -> CreatedHook:
+async def create_hook(
+    account: Caller, app: FromPath[str], data: JSONBody[NewHook], hooks: Injected[Hooks]
+) -> CreatedHook:
     """Create a deploy hook.
 
     The response has the hook's secret URL, which is shown only here.
     """
-    return await services.hooks.create(account.id, app, data.name)
+    return await hooks.create(account.id, app, data.name)
 
 
 @get("/hooks", summary="List the account's deploy hooks")
-async def list_hooks(account: Caller, services: Injected) -> list[ListedHook]:
-    return await services.hooks.list(account.id)
+async def list_hooks(account: Caller, hooks: Injected[Hooks]) -> list[ListedHook]:
+    return await hooks.list(account.id)
 
 
 @delete("/hooks/{hook_id:str}", errors=[NotFound])
-async def revoke_hook(account: Caller, hook_id: FromPath[str], services: Injected) -> None:
+async def revoke_hook(account: Caller, hook_id: FromPath[str], hooks: Injected[Hooks]) -> None:
     """Revoke a deploy hook.
 
     Its URL answers 404 from the next call on.
     """
-    await services.hooks.revoke(account.id, hook_id)
+    await hooks.revoke(account.id, hook_id)
 
 
 @get("/deploys", errors=[RequestMalformed])
 async def list_deploys(
     account: Caller,
-    services: Injected,
+    deploys: Injected[Deploys],
     app: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
     before: FromQuery[str] = "",
@@ -163,12 +168,12 @@ async def list_deploys(
 
     The list keeps the last 1,000 deploys for 90 days. `before` is the `id` of the last row of the previous page.
     """
-    return await view_deploys(await services.deploys.list(account.id, app, limit, before), services)
+    return await view_deploys(await deploys.list(account.id, app, limit, before), deploys)
 
 
 @get("/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
-async def show_deploy(account: Caller, deploy_id: FromPath[str], services: Injected) -> DeployWithLog:
-    return await view_with_log(await require_deploy(deploy_id, account, services), services)
+async def show_deploy(account: Caller, deploy_id: FromPath[str], deploys: Injected[Deploys]) -> DeployWithLog:
+    return await view_with_log(await require_deploy(deploy_id, account, deploys), deploys)
 
 
 @put(
@@ -180,19 +185,21 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], services: Injec
     errors=PUBLISH_ERRORS,
 )
 async def publish(
-    account: Caller, request: Request[Any, Any, State], app: FromPath[str], services: Injected
+    account: Caller,
+    request: Request[Any, Any, State],
+    app: FromPath[str],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
 ) -> QueuedDeployId:
     """Publish an app.
 
     The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
     queues a live deploy. Without a Content-Type, the first bytes decide.
     """
-    found = await require_own_app(app, account, services)
+    found = await require_own_app(app, account, registry)
     declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await services.deploys.publish(
-            found, request.stream(), "upload", size=declared_size(request), declared=declared
-        )
+        await deploys.publish(found, request.stream(), "upload", size=declared_size(request), declared=declared)
     )
 
 
@@ -202,16 +209,18 @@ async def publish(
     tags=["Deploy hooks"],
     errors=[AppSuspended, HookRateLimited, NoDeployYet, TarballGone, DeployQuotaReached, BackboneUnavailable],
 )
-async def trigger_hook(token: FromPath[str], services: Injected) -> TriggeredDeploy:
+async def trigger_hook(
+    token: FromPath[str], registry: Injected[Registry], hooks: Injected[Hooks], deploys: Injected[Deploys]
+) -> TriggeredDeploy:
     """Trigger a deploy.
 
     The URL's token is the credential. The request's body is ignored.
     """
-    hook = await services.hooks.find_by_token(token)
-    app = await services.registry.find_app(hook.appId) if hook is not None else None
+    hook = await hooks.find_by_token(token)
+    app = await registry.find_app(hook.appId) if hook is not None else None
     if hook is None or app is None or app.account != hook.account:
         raise NotFoundException
-    return TriggeredDeploy(await services.deploys.queue(app, "hook", hook=hook), app.name)
+    return TriggeredDeploy(await deploys.queue(app, "hook", hook=hook), app.name)
 
 
 REUSE_ERRORS = [RequestMalformed, NotFound, AppSuspended, NoDeployYet, TarballGone, DeployQuotaReached]
@@ -230,49 +239,67 @@ ROLLBACK = {
 
 @post("/apps/{app:str}/rollback", status_code=202, body=ROLLBACK, body_required=False, errors=REUSE_ERRORS)
 async def roll_back(
-    account: Caller, request: Request[Any, Any, State], app: FromPath[str], services: Injected
+    account: Caller,
+    request: Request[Any, Any, State],
+    app: FromPath[str],
+    registry: Injected[Registry],
+    deploy_actions: Injected[DeployActions],
 ) -> QueuedDeployId:
     """Roll back to an earlier release.
 
     Queues a live deploy of a release that is still kept, without building it again. With an empty body, this is the
     release before the live one.
     """
-    found = await require_own_app(app, account, services)
+    found = await require_own_app(app, account, registry)
     body = await request.body()
     rollback = decode_body(body, Rollback) if body else Rollback()
-    return QueuedDeployId(await services.deploy_actions.roll_back(found, rollback.deployId))
+    return QueuedDeployId(await deploy_actions.roll_back(found, rollback.deployId))
 
 
 @post("/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
-async def promote(account: Caller, deploy_id: FromPath[str], services: Injected) -> QueuedDeployId:
+async def promote(
+    account: Caller,
+    deploy_id: FromPath[str],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
+    deploy_actions: Injected[DeployActions],
+) -> QueuedDeployId:
     """Make a preview live.
 
     Queues a live deploy of the preview's release, without building it again.
     """
-    deploy = await require_deploy(deploy_id, account, services)
-    app = await require_own_app(deploy.appId, account, services)
-    return QueuedDeployId(await services.deploy_actions.promote(deploy, app))
+    deploy = await require_deploy(deploy_id, account, deploys)
+    app = await require_own_app(deploy.appId, account, registry)
+    return QueuedDeployId(await deploy_actions.promote(deploy, app))
 
 
 @post("/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
-async def redeploy(account: Caller, deploy_id: FromPath[str], services: Injected) -> QueuedDeployId:
+async def redeploy(
+    account: Caller,
+    deploy_id: FromPath[str],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
+    deploy_actions: Injected[DeployActions],
+) -> QueuedDeployId:
     """Build again.
 
     Queues a deploy of the same source at the same address. With a repository, this is the latest commit of the branch.
     """
-    deploy = await require_deploy(deploy_id, account, services)
-    app = await require_own_app(deploy.appId, account, services)
-    return QueuedDeployId(await services.deploy_actions.redeploy(deploy, app))
+    deploy = await require_deploy(deploy_id, account, deploys)
+    app = await require_own_app(deploy.appId, account, registry)
+    return QueuedDeployId(await deploy_actions.redeploy(deploy, app))
 
 
 @post("/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
-async def cancel(account: Caller, deploy_id: FromPath[str], services: Injected) -> DeployView:
+async def cancel(
+    account: Caller, deploy_id: FromPath[str], deploys: Injected[Deploys], deploy_actions: Injected[DeployActions]
+) -> DeployView:
     """Cancel a deploy that is queued or building.
 
     It ends as `canceled`, and no event is sent.
     """
-    deploy = await require_deploy(deploy_id, account, services)
-    return DeployView.of(await services.deploy_actions.cancel(deploy))
+    deploy = await require_deploy(deploy_id, account, deploys)
+    return DeployView.of(await deploy_actions.cancel(deploy))
 
 
 BODY_BYTES = 524_288  # JSON may encode a byte as six
@@ -291,8 +318,10 @@ VARIABLES = {
 
 
 @get("/apps/{app:str}/env", summary="List the names of an app's environment variables", errors=[NotFound])
-async def list_variables(account: Caller, app: FromPath[str], services: Injected) -> list[VariableView]:
-    return await services.environments.list_variables(await require_own_app(app, account, services))
+async def list_variables(
+    account: Caller, app: FromPath[str], registry: Injected[Registry], environments: Injected[Environments]
+) -> list[VariableView]:
+    return await environments.list_variables(await require_own_app(app, account, registry))
 
 
 @put(
@@ -302,16 +331,20 @@ async def list_variables(account: Caller, app: FromPath[str], services: Injected
     errors=[RequestMalformed, NotFound, RequestTooLarge],
 )
 async def change_variables(
-    account: Caller, request: Request[Any, Any, State], app: FromPath[str], services: Injected
+    account: Caller,
+    request: Request[Any, Any, State],
+    app: FromPath[str],
+    registry: Injected[Registry],
+    environments: Injected[Environments],
 ) -> list[VariableView]:
     """Change an app's environment variables.
 
     They apply to builds and start commands from the next deploy on. `null` removes a variable; variables that are not
     named stay. Values are never shown again.
     """
-    found = await require_own_app(app, account, services)
-    await services.environments.change_variables(found, decode_map(await request.body(), str | None))
-    return await services.environments.list_variables(found)
+    found = await require_own_app(app, account, registry)
+    await environments.change_variables(found, decode_map(await request.body(), str | None))
+    return await environments.list_variables(found)
 
 
 @get("/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
@@ -319,40 +352,45 @@ async def read_logs(
     account: Caller,
     request: Request[Any, Any, State],
     app: FromPath[str],
-    services: Injected,
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
+    runtime_log: Injected[RuntimeLog],
+    process: Injected[ProcessState],
     tail: Annotated[int, QueryParameter(ge=1, le=MAX_TAIL)] = DEFAULT_TAIL,
 ) -> Response[str] | Stream:
     """Show the output of an app's start command.
 
     The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
     """
-    found = await require_own_app(app, account, services)
+    found = await require_own_app(app, account, registry)
     if found.build is None or found.build.start is None:
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
-        if services.runtime_log.followers[account.id] >= MAX_FOLLOWERS:
+        if runtime_log.followers[account.id] >= MAX_FOLLOWERS:
             raise ViewersLimited(
                 f"An account can follow {MAX_FOLLOWERS} logs at once; end one of them.", retry_after=60
             )
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
-        return Stream(_events(found, services, tail), headers=headers)
-    live = await services.deploys.find_live_id(found)
-    lines = [] if live is None else await services.runtime_log.tail(live, tail)
+        return Stream(_events(found, deploys, runtime_log, process, tail), headers=headers)
+    live = await deploys.find_live_id(found)
+    lines = [] if live is None else await runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)
 
 
-async def _events(app: App, services: Services, tail: int) -> AsyncGenerator[bytes]:
-    followers = services.runtime_log.followers
+async def _events(
+    app: App, deploys: Deploys, runtime_log: RuntimeLog, process: ProcessState, tail: int
+) -> AsyncGenerator[bytes]:
+    followers = runtime_log.followers
     followers[app.account] += 1
     try:
         ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
-        lines = services.runtime_log.follow(
-            lambda: services.deploys.find_live_id(app),
+        lines = runtime_log.follow(
+            lambda: deploys.find_live_id(app),
             tail,
-            lambda: services.process.draining or time.monotonic() > ends,
+            lambda: process.draining or time.monotonic() > ends,
         )
         async with contextlib.aclosing(lines):
             async for new in lines:

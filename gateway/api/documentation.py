@@ -22,6 +22,7 @@ from gateway.api import reference
 from gateway.api.assets import NO_CACHE, Asset, bundle_pages, html_response, make_asset, page_text, respond
 from gateway.api.pages import READ
 from gateway.services import Injected
+from gateway.settings import Settings
 
 ROOT = Path(__file__).parents[2]  # of the repository, or of the installed package
 INDEX = "docs/README.md"
@@ -207,15 +208,15 @@ async def send_page(
 
 
 @route([address for address in sources() if address != "/docs"], http_method=READ, include_in_schema=False)
-async def documentation(request: Request[Any, Any, State], services: Injected) -> Response[bytes]:
+async def documentation(request: Request[Any, Any, State], settings: Injected[Settings]) -> Response[bytes]:
     """A page of the documentation."""
-    return await send_page(request, request.url.path, services.settings.base_url)
+    return await send_page(request, request.url.path, settings.base_url)
 
 
 @route("/docs/search.json", http_method=READ, include_in_schema=False)
-async def search(request: Request[Any, Any, State], services: Injected) -> Response[bytes]:
+async def search(request: Request[Any, Any, State], settings: Injected[Settings]) -> Response[bytes]:
     """The index of the documentation's search."""
-    return respond(request, await asyncio.to_thread(search_index, services.settings.base_url))
+    return respond(request, await asyncio.to_thread(search_index, settings.base_url))
 
 
 ROUTES = [documentation, search]

@@ -12,15 +12,17 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.response import Stream
 
 from gateway.accounts.records import App, Build
-from gateway.accounts.vault import NoEncryptionKey
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.apps import RepositoryView, view_repository
 from gateway.api.audit import REPORTS
 from gateway.api.authentication import operator_router
 from gateway.api.deploys import DeployView
-from gateway.deploys.states import Deploy, StaleDeploy
+from gateway.deploys.states import Deploy, Deploys, StaleDeploy
 from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
 from gateway.events.catalog import Phase
-from gateway.services import Injected, Services
+from gateway.services import Injected
+from gateway.settings import Settings
 from gateway.validation import Text
 
 logger = structlog.get_logger()
@@ -42,23 +44,27 @@ class QueuedDeploy(DeployView, kw_only=True):
 
 @get("/deploys", errors=[RequestMalformed])
 async def list_queued(
-    services: Injected, queued: Annotated[Literal["queued"], QueryParameter(name="state")] = "queued"
+    settings: Injected[Settings],
+    vault: Injected[Vault],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
+    queued: Annotated[Literal["queued"], QueryParameter(name="state")] = "queued",
 ) -> list[QueuedDeploy]:
     """List the queued deploys, with everything that an engine needs to build them."""
     return [
-        _queued_deploy(deploy, await services.registry.find_app(deploy.appId), services)
-        for deploy in await services.deploys.list_queued()
+        _queued_deploy(deploy, await registry.find_app(deploy.appId), settings, vault)
+        for deploy in await deploys.list_queued()
     ]
 
 
-def _queued_deploy(deploy: Deploy, app: App | None, services: Services) -> QueuedDeploy:
-    source = f"{services.settings.base_url}/platform/deploys/{deploy.id}/source" if deploy.source else None
+def _queued_deploy(deploy: Deploy, app: App | None, settings: Settings, vault: Vault) -> QueuedDeploy:
+    source = f"{settings.base_url}/platform/deploys/{deploy.id}/source" if deploy.source else None
     queued = QueuedDeploy.of(deploy, appId=deploy.appId, branch=deploy.branch, source=source)
     if app is not None and app.account == deploy.account:
         queued.build, queued.repository = app.build, view_repository(app)
         if app.repository is not None and queued.repository is not None:
             try:
-                queued.repository.url = app.repository.clone_url(services.vault)
+                queued.repository.url = app.repository.clone_url(vault)
             except NoEncryptionKey as error:  # of one app: the deploys of others continue
                 logger.error("engine.sealed", app=app.id, error=str(error))
                 queued.problem = "the repository's password cannot be decrypted; connect the repository again"
@@ -66,13 +72,13 @@ def _queued_deploy(deploy: Deploy, app: App | None, services: Services) -> Queue
 
 
 @get("/deploys/{deploy_id:str}/source", media_type=GZIP, errors=[NotFound, StorageUnavailable])
-async def fetch_source(deploy_id: FromPath[str], services: Injected) -> Stream:
+async def fetch_source(deploy_id: FromPath[str], deploys: Injected[Deploys]) -> Stream:
     """Download the stored source of a deploy.
 
     A tar.gz. Deploys of a repository have no stored source.
     """
-    deploy = await services.deploys.find(deploy_id)
-    source = None if deploy is None else await services.deploys.open_source(deploy)
+    deploy = await deploys.find(deploy_id)
+    source = None if deploy is None else await deploys.open_source(deploy)
     if source is None:
         raise NotFound
     headers = {"Content-Length": str(source.size), "Content-Disposition": 'attachment; filename="source.tar.gz"'}
@@ -86,20 +92,22 @@ class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/deploys/{deploy_id:str}/phases", status_code=200, opt=REPORTS, errors=[RequestMalformed, NotFound])
-async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], services: Injected) -> DeployView:
+async def report_phase(
+    deploy_id: FromPath[str], data: JSONBody[PhaseReport], settings: Injected[Settings], deploys: Injected[Deploys]
+) -> DeployView:
     """Report the end of a deploy's phase.
 
     The response is the deploy in its new state.
     """
-    if services.settings.deploy_engine != "external":
+    if settings.deploy_engine != "external":
         raise RequestMalformed(
             "This service builds deploys itself; set GATEWAY_DEPLOY_ENGINE=external to report phases."
         )
-    deploy = await services.deploys.find(deploy_id)
+    deploy = await deploys.find(deploy_id)
     if deploy is None:
         raise NotFound
     try:
-        after = await services.deploys.advance(deploy, data.phase, data.ok, data.reason or "")
+        after = await deploys.advance(deploy, data.phase, data.ok, data.reason or "")
     except StaleDeploy:
         raise RequestMalformed("phase: the deploy's state has changed; read it again before reporting.") from None
     return DeployView.of(after)

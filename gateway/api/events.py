@@ -7,13 +7,17 @@ import msgspec
 from litestar import delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from gateway.accounts.registry import Registry
 from gateway.api.authentication import Caller, account_router
 from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events import deliveries
 from gateway.events.catalog import SAMPLES
 from gateway.events.deliveries import MAX_DELIVERIES, Delivery, DeliveryDetail, Filter, Outcome
+from gateway.events.webhooks import Webhooks
 from gateway.ids import Time
+from gateway.redis.client import Store
 from gateway.services import Injected
+from gateway.settings import Settings
 
 
 class WebhookUrl(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,54 +59,60 @@ class QueuedEvents(msgspec.Struct):
 
 
 @get("/webhook", summary="Show the webhook that receives the account's events", errors=[NotFound])
-async def show_webhook(account: Caller, services: Injected) -> ShownWebhook:
-    receiver = await services.webhooks.find_receiver(account.id)
+async def show_webhook(account: Caller, webhooks: Injected[Webhooks]) -> ShownWebhook:
+    receiver = await webhooks.find_receiver(account.id)
     if receiver is None:
         raise NotFound("No webhook is set; PUT {url} here to set one.")
-    ends = await services.webhooks.read_previous_secret_end(account.id)
+    ends = await webhooks.read_previous_secret_end(account.id)
     return ShownWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if ends is None else ends)
 
 
 @put("/webhook", errors=[RequestMalformed])
-async def set_webhook(account: Caller, data: JSONBody[WebhookUrl], services: Injected) -> ChangedWebhook:
+async def set_webhook(account: Caller, data: JSONBody[WebhookUrl], webhooks: Injected[Webhooks]) -> ChangedWebhook:
     """Set the webhook that receives the account's events.
 
     A new URL gets a new signing secret, which is shown only here.
     """
-    receiver, secret = await services.webhooks.set_receiver(account.id, data.url)
+    receiver, secret = await webhooks.set_receiver(account.id, data.url)
     return ChangedWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if secret is None else secret)
 
 
 @delete("/webhook", summary="Clear the webhook and its signing secret")
-async def clear_webhook(account: Caller, services: Injected) -> None:
-    await services.webhooks.clear_receiver(account.id)
+async def clear_webhook(account: Caller, webhooks: Injected[Webhooks]) -> None:
+    await webhooks.clear_receiver(account.id)
 
 
 @post("/webhook/rotate", status_code=200, errors=[NotFound])
-async def rotate_secret(account: Caller, services: Injected) -> RotatedSecret:
+async def rotate_secret(account: Caller, webhooks: Injected[Webhooks]) -> RotatedSecret:
     """Make a new signing secret, which is shown only here.
 
     For 24 hours both secrets sign: `X-Service-Signature` uses the new one, and `webhook-signature` carries both
     signatures. If the secret is rotated again within that time, the last two secrets sign.
     """
-    return RotatedSecret(await services.webhooks.rotate_secret(account.id))
+    return RotatedSecret(await webhooks.rotate_secret(account.id))
 
 
 @post("/webhook/test", status_code=202, errors=[RequestMalformed, RateLimited])
-async def test_webhook(account: Caller, data: JSONBody[EventType], services: Injected) -> EventId:
+async def test_webhook(
+    account: Caller,
+    data: JSONBody[EventType],
+    settings: Injected[Settings],
+    registry: Injected[Registry],
+    webhooks: Injected[Webhooks],
+) -> EventId:
     """Send a sample event.
 
     Its data has `"sample": true`. Samples and redeliveries together are limited to 30 per minute.
     """
-    apps = await services.registry.list_apps(account.id)
-    app, domain = apps[0] if apps else None, services.settings.apps_domain
-    return EventId(await services.webhooks.queue_sample(account, data.type, app, domain))
+    apps = await registry.list_apps(account.id)
+    app, domain = apps[0] if apps else None, settings.apps_domain
+    return EventId(await webhooks.queue_sample(account, data.type, app, domain))
 
 
 @get("/deliveries", errors=[RequestMalformed])
 async def list_deliveries(
     account: Caller,
-    services: Injected,
+    store: Injected[Store],
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_DELIVERIES)] = 50,
     before: FromQuery[str] = "",
     event: Annotated[str | None, QueryParameter(name="type", schema_extra={"enum": list(SAMPLES)})] = None,
@@ -117,26 +127,26 @@ async def list_deliveries(
     if event is not None and event not in SAMPLES:
         raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
     chosen = Filter(event, app, outcome)
-    return await deliveries.list_deliveries(services.store, account.id, limit, before=before, chosen=chosen)
+    return await deliveries.list_deliveries(store, account.id, limit, before=before, chosen=chosen)
 
 
 @get("/deliveries/{delivery_id:str}", errors=[NotFound])
-async def show_delivery(account: Caller, delivery_id: FromPath[str], services: Injected) -> DeliveryDetail:
+async def show_delivery(account: Caller, delivery_id: FromPath[str], store: Injected[Store]) -> DeliveryDetail:
     """Show a delivery, with the request and the receiver's response.
 
     The path takes an event's id, for its newest delivery, or an `attempt`. The values of signatures are left out.
     """
-    return await deliveries.read_delivery(services.store, account.id, delivery_id)
+    return await deliveries.read_delivery(store, account.id, delivery_id)
 
 
 @post("/deliveries/redeliver", status_code=202, errors=[RequestMalformed, RateLimited])
-async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], services: Injected) -> QueuedEvents:
+async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], webhooks: Injected[Webhooks]) -> QueuedEvents:
     """Send again all events whose newest delivery failed.
 
     `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
     oldest first, without those that already wait. An account can do this once per minute.
     """
-    return QueuedEvents(await services.webhooks.redeliver_failed(account.id, parse_time(data.since)))
+    return QueuedEvents(await webhooks.redeliver_failed(account.id, parse_time(data.since)))
 
 
 def parse_time(text: str) -> float:
@@ -149,13 +159,13 @@ def parse_time(text: str) -> float:
 
 
 @post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])
-async def redeliver(account: Caller, delivery_id: FromPath[str], services: Injected) -> EventId:
+async def redeliver(account: Caller, delivery_id: FromPath[str], webhooks: Injected[Webhooks]) -> EventId:
     """Send an event again.
 
     The event keeps its id and gets a new timestamp and signature. Samples and redeliveries together are limited to 30
     per minute.
     """
-    await services.webhooks.redeliver(account.id, delivery_id)
+    await webhooks.redeliver(account.id, delivery_id)
     return EventId(delivery_id)
 
 

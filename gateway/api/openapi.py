@@ -30,6 +30,7 @@ from gateway.inference.formats.native import Prompt
 from gateway.inference.formats.openai import Completion
 from gateway.inference.spend.prices import MODEL_CHOICE
 from gateway.services import Injected
+from gateway.settings import Settings
 
 SCHEMA = "application/schema+json"
 REASON = {
@@ -181,9 +182,9 @@ document = Document()
 
 
 @get("/reference", include_in_schema=False)
-async def reference_page(request: Request[Any, Any, State], services: Injected) -> Response[bytes]:
+async def reference_page(request: Request[Any, Any, State], settings: Injected[Settings]) -> Response[bytes]:
     schema = document.render(request, {})
-    return await documentation.send_page(request, "/docs/reference", services.settings.base_url, schema)
+    return await documentation.send_page(request, "/docs/reference", settings.base_url, schema)
 
 
 @get("/capsule.schema.json", media_type=SCHEMA, sync_to_thread=False, include_in_schema=False)

@@ -17,7 +17,9 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from litestar.types import Method
 
-from gateway.accounts.sessions import ACCOUNT, OPERATOR
+from gateway.accounts.operators import Operators
+from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import ACCOUNT, OPERATOR, Sessions
 from gateway.api.assets import bundle_pages, file_response, html_response, page_text
 from gateway.api.authentication import OPERATOR_SECURITY, close_session, open_session, operators_only
 from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
@@ -31,7 +33,9 @@ from gateway.errors import (
 )
 from gateway.inference.spend.prices import PRICED_ON, PRICES
 from gateway.keys import REGISTRATIONS_KEY
-from gateway.services import Injected, Services
+from gateway.operations.overview import SnapshotFeed
+from gateway.redis.client import Store
+from gateway.services import Injected, ProcessState
 from gateway.settings import NANO, PLANS, Settings
 from gateway.validation import Credential
 
@@ -81,21 +85,23 @@ def render(settings: Settings, *, open_today: bool) -> str:
     )
 
 
-async def may_register(services: Services) -> bool:
+async def may_register(settings: Settings, store: Store) -> bool:
     """Returns whether the page offers registration. True while Redis is unavailable: the registration decides."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
     try:
-        registered = await services.store.get(f"{REGISTRATIONS_KEY}:{day}")
+        registered = await store.get(f"{REGISTRATIONS_KEY}:{day}")
     except BackboneUnavailable:
         return True
-    return int(registered or 0) < services.settings.registrations_per_day
+    return int(registered or 0) < settings.registrations_per_day
 
 
 @route("/", http_method=READ, media_type=HTML, tags=["Pages"])
-async def index(request: Request[Any, Any, State], services: Injected) -> Response[bytes]:
+async def index(
+    request: Request[Any, Any, State], settings: Injected[Settings], store: Injected[Store]
+) -> Response[bytes]:
     """The public page."""
     await bundle_pages()
-    return html_response(request, render(services.settings, open_today=await may_register(services)))
+    return html_response(request, render(settings, open_today=await may_register(settings, store)))
 
 
 @route("/pages/{file:str}", http_method=READ, media_type=FILE, tags=["Pages"])
@@ -120,23 +126,25 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/dashboard/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)
-async def log_in(request: Request[Any, Any, State], data: JSONBody[LogIn], services: Injected) -> Response[None]:
+async def log_in(
+    request: Request[Any, Any, State], data: JSONBody[LogIn], registry: Injected[Registry], sessions: Injected[Sessions]
+) -> Response[None]:
     """Log in with an API key.
 
     Exchanges the key for a cookie, so that no script of the page keeps the key.
     """
-    async with services.sessions.attempt(request):
-        key = await services.registry.api_keys.identify(data.apiKey)
-        if key is None or await services.registry.account(key.account) is None:
+    async with sessions.attempt(request):
+        key = await registry.api_keys.identify(data.apiKey)
+        if key is None or await registry.account(key.account) is None:
             raise Unauthorized("This API key is not valid.")
-    services.registry.api_keys.note_use(key)
-    return await open_session(services, ACCOUNT, str(key))
+    registry.api_keys.note_use(key)
+    return await open_session(sessions, ACCOUNT, str(key))
 
 
 @delete("/dashboard/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
-async def log_out(request: Request[Any, Any, State], services: Injected) -> Response[None]:
+async def log_out(request: Request[Any, Any, State], sessions: Injected[Sessions]) -> Response[None]:
     """Log out."""
-    return await close_session(services, ACCOUNT, request)
+    return await close_session(sessions, ACCOUNT, request)
 
 
 MAX_VIEWERS = 50  # of one process
@@ -158,20 +166,20 @@ async def ops_page(request: Request[Any, Any, State]) -> Response[bytes]:
     security=OPERATOR_SECURITY,
     errors=[ViewersLimited],
 )
-async def ops_events(services: Injected) -> Stream:
+async def ops_events(feed: Injected[SnapshotFeed], process: Injected[ProcessState]) -> Stream:
     """Stream the figures of the operators' page, every two seconds.
 
     The response is a stream of server-sent events. The event `away` means that Redis does not answer.
     """
-    if services.feed.viewers >= MAX_VIEWERS:
+    if feed.viewers >= MAX_VIEWERS:
         raise ViewersLimited(retry_after=60)
 
     async def events() -> AsyncGenerator[bytes]:
         until = time.monotonic() + STREAM_SECONDS
-        async with contextlib.aclosing(services.feed.stream_events()) as snapshots:
+        async with contextlib.aclosing(feed.stream_events()) as snapshots:
             async for event in snapshots:
                 yield event
-                if services.process.draining or time.monotonic() > until:
+                if process.draining or time.monotonic() > until:
                     return
 
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -184,23 +192,26 @@ class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):
 
 @post("/ops/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)
 async def operator_log_in(
-    request: Request[Any, Any, State], data: JSONBody[OperatorLogIn], services: Injected
+    request: Request[Any, Any, State],
+    data: JSONBody[OperatorLogIn],
+    sessions: Injected[Sessions],
+    operators: Injected[Operators],
 ) -> Response[None]:
     """Log in with the operator token.
 
     Exchanges the token for a cookie, so that no script of the page has to keep the token.
     """
-    async with services.sessions.attempt(request):
-        operator = services.operators.find(data.token)
+    async with sessions.attempt(request):
+        operator = operators.find(data.token)
         if operator is None:
             raise Unauthorized("This is not an operator token.")
-    return await open_session(services, OPERATOR, operator.subject)
+    return await open_session(sessions, OPERATOR, operator.subject)
 
 
 @delete("/ops/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
-async def operator_log_out(request: Request[Any, Any, State], services: Injected) -> Response[None]:
+async def operator_log_out(request: Request[Any, Any, State], sessions: Injected[Sessions]) -> Response[None]:
     """Log out."""
-    return await close_session(services, OPERATOR, request)
+    return await close_session(sessions, OPERATOR, request)
 
 
 ROUTES = [ops_page, ops_events, operator_log_in, operator_log_out]

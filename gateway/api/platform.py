@@ -26,14 +26,15 @@ from gateway.accounts.records import (
     Repository,
     Suspension,
 )
+from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import list_suspended, unlist_suspended
+from gateway.accounts.vault import Vault
 from gateway.api.account import NewKey
 from gateway.api.apps import (
     RepositoryView,
     check_euro,
     check_new_name,
     check_repository,
-    forget_app,
     view_auth,
     view_repository,
 )
@@ -44,7 +45,9 @@ from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
 from gateway.api.events import EventId
 from gateway.api.subjects import require_account, require_app
 from gateway.deploys.addresses import live_url
+from gateway.deploys.environment import Environments
 from gateway.deploys.sources import read_format
+from gateway.deploys.states import Deploys
 from gateway.errors import (
     AppSuspended,
     DeployQuotaReached,
@@ -57,16 +60,19 @@ from gateway.errors import (
 )
 from gateway.events.catalog import AppCrashed, Kind
 from gateway.ids import Time, now_iso
-from gateway.inference.availability import InferenceState
+from gateway.inference.availability import Availability, InferenceState
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import account_apps_key, spend_key
 from gateway.monitors import health, scans
-from gateway.monitors.findings import ScanCounts
+from gateway.monitors.crashes import Crashes
+from gateway.monitors.findings import Findings, ScanCounts
 from gateway.monitors.health import HealthStatus, OpenFindings
-from gateway.operations.directory import OwnedApp
+from gateway.operations.directory import Directory, OwnedApp
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
-from gateway.services import Injected, Services
-from gateway.settings import Plan
+from gateway.operations.removal import Removal
+from gateway.redis.client import Store
+from gateway.services import Injected
+from gateway.settings import Plan, Settings
 from gateway.validation import Euro, ExitCode, Host, Id
 
 MAX_DAILY_EURO = "1000000"  # of an account
@@ -99,15 +105,18 @@ class AccountChange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/accounts", errors=[RequestMalformed])
-async def create_account(data: JSONBody[NewAccount], services: Injected) -> NewKey:
+async def create_account(data: JSONBody[NewAccount], registry: Injected[Registry]) -> NewKey:
     """Create an account."""
-    account, api_key = await services.registry.create_account(data.name, data.plan)
+    account, api_key = await registry.create_account(data.name, data.plan)
     return NewKey(account.id, api_key)
 
 
 @patch("/accounts/{account_id:str}", errors=[RequestMalformed, NotFound])
 async def change_account(
-    account_id: FromPath[str], data: JSONBody[AccountChange], request: Request[Any, Any, State], services: Injected
+    account_id: FromPath[str],
+    data: JSONBody[AccountChange],
+    request: Request[Any, Any, State],
+    registry: Injected[Registry],
 ) -> Account:
     """Change an account's plan, or its daily cap.
 
@@ -116,9 +125,7 @@ async def change_account(
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
     if isinstance(data.dailyEuro, str):
         check_euro(data.dailyEuro, "dailyEuro", MAX_DAILY_EURO, "the service")
-    before, after = await services.registry.change_account(
-        account_id, lambda record: msgspec.structs.replace(record, **changes)
-    )
+    before, after = await registry.change_account(account_id, lambda record: msgspec.structs.replace(record, **changes))
     note_before(request, **{name: getattr(before, name) for name in changes})
     return after
 
@@ -132,13 +139,15 @@ class CrashReport(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/apps/{app:str}/crashes", status_code=202, opt=REPORTS, errors=[RequestMalformed, NotFound])
-async def report_crash(app: FromPath[str], data: JSONBody[CrashReport], services: Injected) -> EventId:
+async def report_crash(
+    app: FromPath[str], data: JSONBody[CrashReport], registry: Injected[Registry], crashes: Injected[Crashes]
+) -> EventId:
     """Report a crash.
 
     For a watchdog that saw the app exit or run out of memory.
     """
     crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
-    return EventId(await services.crashes.report(await require_app(app, services), crash))
+    return EventId(await crashes.report(await require_app(app, registry), crash))
 
 
 @post(
@@ -149,12 +158,14 @@ async def report_crash(app: FromPath[str], data: JSONBody[CrashReport], services
     body=SCAN_BODY,
     errors=[RequestMalformed, NotFound],
 )
-async def report_scan(app: FromPath[str], request: Request[Any, Any, State], services: Injected) -> ScanCounts:
+async def report_scan(
+    app: FromPath[str], request: Request[Any, Any, State], registry: Injected[Registry], findings: Injected[Findings]
+) -> ScanCounts:
     """Report a complete security scan.
 
     Accepts four formats. Open findings that the scan does not name are closed.
     """
-    return await services.findings.record_scan(await require_app(app, services), scans.read_scan(await request.body()))
+    return await findings.record_scan(await require_app(app, registry), scans.read_scan(await request.body()))
 
 
 # -- sources and deploys -------------------------------------------------------------------------------------
@@ -173,25 +184,25 @@ class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     body=SOURCE,
     errors=PUBLISH_ERRORS,
 )
-async def publish_source(app: FromPath[str], request: Request[Any, Any, State], services: Injected) -> QueuedDeployId:
+async def publish_source(
+    app: FromPath[str], request: Request[Any, Any, State], registry: Injected[Registry], deploys: Injected[Deploys]
+) -> QueuedDeployId:
     """Publish an app.
 
     The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
     queues a live deploy. Without a Content-Type, the first bytes decide.
     """
-    record = await require_app(app, services)
+    record = await require_app(app, registry)
     declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await services.deploys.publish(
-            record, request.stream(), "operator", size=declared_size(request), declared=declared
-        )
+        await deploys.publish(record, request.stream(), "operator", size=declared_size(request), declared=declared)
     )
 
 
 @delete("/apps/{app:str}/source", errors=[NotFound, StorageUnavailable])
-async def clean_up_source(app: FromPath[str], services: Injected) -> None:
+async def clean_up_source(app: FromPath[str], registry: Injected[Registry], deploys: Injected[Deploys]) -> None:
     """Delete an app's stored sources."""
-    await services.deploys.forget_sources(await require_app(app, services))
+    await deploys.forget_sources(await require_app(app, registry))
 
 
 @post(
@@ -199,15 +210,17 @@ async def clean_up_source(app: FromPath[str], services: Injected) -> None:
     status_code=202,
     errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
 )
-async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], services: Injected) -> QueuedDeployId:
+async def deploy_app(
+    app: FromPath[str], data: JSONBody[NewDeploy], registry: Injected[Registry], deploys: Injected[Deploys]
+) -> QueuedDeployId:
     """Queue a deploy.
 
     Each branch has a preview of its own. Without a repository, it is built from the stored source.
     """
-    record = await require_app(app, services)
+    record = await require_app(app, registry)
     if data.branch is not None and data.kind == "live":
         raise RequestMalformed("branch: only previews have a branch.")
-    return QueuedDeployId(await services.deploys.queue(record, "operator", kind=data.kind, branch=data.branch))
+    return QueuedDeployId(await deploys.queue(record, "operator", kind=data.kind, branch=data.branch))
 
 
 # -- the inference switch ------------------------------------------------------------------------------------
@@ -220,23 +233,23 @@ class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
 
 @put("/inference", errors=[RequestMalformed])
 async def switch_inference(
-    data: JSONBody[InferenceSwitch], request: Request[Any, Any, State], services: Injected
+    data: JSONBody[InferenceSwitch], request: Request[Any, Any, State], availability: Injected[Availability]
 ) -> InferenceState:
     """Set the inference switch and the approval.
 
     A field that is left out stays as it is.
     """
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
-    before = services.availability.describe(services.availability.status())
+    before = availability.describe(availability.status())
     note_before(request, **{name: getattr(before, name) for name in changes})
-    status = await services.availability.change_switch(**changes)
-    return services.availability.describe(status)
+    status = await availability.change_switch(**changes)
+    return availability.describe(status)
 
 
 @get("/inference")
-async def show_inference(services: Injected, request: Request[Any, Any, State]) -> InferenceState:
+async def show_inference(availability: Injected[Availability], request: Request[Any, Any, State]) -> InferenceState:
     """Show the inference switch, the approval, and the resulting status."""
-    return services.availability.describe(services.availability.status())
+    return availability.describe(availability.status())
 
 
 Search = Annotated[str, QueryParameter(max_length=200)]
@@ -296,37 +309,51 @@ class FailedDeploy(DeployView, kw_only=True):
 
 @get("/accounts", errors=[RequestMalformed])
 async def list_accounts(
-    services: Injected, search: Search = "", limit: Limit = 50, before: Cursor = None
+    settings: Injected[Settings],
+    store: Injected[Store],
+    directory: Injected[Directory],
+    search: Search = "",
+    limit: Limit = 50,
+    before: Cursor = None,
 ) -> AccountPage:
     """List all accounts, newest first.
 
     `search` is part of a name or an id. A search reads 2,000 accounts at a time; `next` continues with the others.
     """
-    page = await services.directory.list_accounts(search.strip(), limit, before)
-    return AccountPage(await _list_accounts(page.rows, await services.store.today(), services), page.next)
+    page = await directory.list_accounts(search.strip(), limit, before)
+    return AccountPage(await _list_accounts(page.rows, await store.today(), settings, store), page.next)
 
 
 @get("/accounts/{account_id:str}", errors=[NotFound])
-async def show_account(account_id: FromPath[str], services: Injected) -> AccountDetails:
+async def show_account(
+    account_id: FromPath[str],
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
+) -> AccountDetails:
     """Show an account: its plan, spend, apps and API keys."""
-    account = await services.registry.account(account_id)
+    account = await registry.account(account_id)
     if account is None:
         raise NotFound
-    day = await services.store.today()
-    (listed,) = await _list_accounts([account], day, services)
-    apps = [(app, account) for app in await services.registry.list_apps(account_id)]
+    day = await store.today()
+    (listed,) = await _list_accounts([account], day, settings, store)
+    apps = [(app, account) for app in await registry.list_apps(account_id)]
     return AccountDetails(
         **msgspec.structs.asdict(listed),
-        deploysToday=await services.deploys.count_today(account_id, day),
-        deploysPerDay=services.settings.deploy_quotas[account.plan],
-        appList=await _list_apps(apps, services),
-        keys=await services.registry.api_keys.list(account_id),
+        deploysToday=await deploys.count_today(account_id, day),
+        deploysPerDay=settings.deploy_quotas[account.plan],
+        appList=await _list_apps(apps, settings, store),
+        keys=await registry.api_keys.list(account_id),
     )
 
 
 @get("/apps", errors=[RequestMalformed])
 async def list_apps(
-    services: Injected,
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    directory: Injected[Directory],
     search: Search = "",
     limit: Limit = 50,
     after: Cursor = None,
@@ -338,23 +365,25 @@ async def list_apps(
     time; `next` continues with the others. `health=unhealthy` lists the apps that have been unhealthy the longest.
     """
     if only == "unhealthy":
-        return AppPage(await _list_apps(await list_unhealthy_apps(services.registry, limit), services), None)
-    page = await services.directory.list_apps(search.strip(), limit, after)
-    return AppPage(await _list_apps(page.rows, services), page.next)
+        return AppPage(await _list_apps(await list_unhealthy_apps(registry, limit), settings, store), None)
+    page = await directory.list_apps(search.strip(), limit, after)
+    return AppPage(await _list_apps(page.rows, settings, store), page.next)
 
 
 @get("/deploys/failed", errors=[RequestMalformed])
-async def list_failed(services: Injected, limit: Limit = 50) -> list[FailedDeploy]:
+async def list_failed(store: Injected[Store], limit: Limit = 50) -> list[FailedDeploy]:
     """List the deploys of all accounts that failed in the last 24 hours, newest first.
 
     At most 100 from each of the 16 partitions.
     """
-    failed = await list_failed_deploys(services.store, limit)
+    failed = await list_failed_deploys(store, limit)
     return [FailedDeploy.of(deploy, account=deploy.account) for deploy in failed]
 
 
-async def _list_accounts(accounts: Sequence[Account], day: str, services: Services) -> list[ListedAccount]:
-    async with services.store.client.pipeline(transaction=False) as pipe:
+async def _list_accounts(
+    accounts: Sequence[Account], day: str, settings: Settings, store: Store
+) -> list[ListedAccount]:
+    async with store.client.pipeline(transaction=False) as pipe:
         for account in accounts:
             pipe.scard(account_apps_key(account.id))
             pipe.hmget(spend_key(account.id, day), ["settled", "reserved"])
@@ -368,7 +397,7 @@ async def _list_accounts(accounts: Sequence[Account], day: str, services: Servic
             apps=apps,
             settled=int(settled or 0),
             reserved=int(reserved or 0),
-            cap=cap_of(account, services.settings),
+            cap=cap_of(account, settings),
             dailyEuro=account.dailyEuro,
             suspension=account.suspension or msgspec.UNSET,
         )
@@ -376,15 +405,15 @@ async def _list_accounts(accounts: Sequence[Account], day: str, services: Servic
     ]
 
 
-async def _list_apps(apps: Sequence[OwnedApp], services: Services) -> list[OperatorsApp]:
-    monitored = await health.read_monitored_apps(services.store, apps)
+async def _list_apps(apps: Sequence[OwnedApp], settings: Settings, store: Store) -> list[OperatorsApp]:
+    monitored = await health.read_monitored_apps(store, apps)
     return [
         OperatorsApp(
             id=app.id,
             name=app.name,
             account=account.id,
             accountName=account.name,
-            url=live_url(app.name, services.settings),
+            url=live_url(app.name, settings),
             createdAt=app.createdAt,
             suspension=app.suspension or msgspec.UNSET,
             accountSuspension=account.suspension or msgspec.UNSET,
@@ -424,7 +453,7 @@ class AppView(msgspec.Struct):
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app itself
 
 
-def view_app(app: App, services: Services) -> AppView:
+def view_app(app: App, settings: Settings) -> AppView:
     return AppView(
         id=app.id,
         name=app.name,
@@ -436,51 +465,58 @@ def view_app(app: App, services: Services) -> AppView:
         build=app.build,
         limits=app.allowedRates,
         createdAt=app.createdAt,
-        url=live_url(app.name, services.settings),
+        url=live_url(app.name, settings),
         suspension=app.suspension or msgspec.UNSET,
     )
 
 
 @put("/apps/{app:str}", errors=[RequestMalformed, NameTaken])
-async def put_app(app: FromPath[str], data: JSONBody[AppFields], services: Injected) -> AppView:
+async def put_app(
+    app: FromPath[str],
+    data: JSONBody[AppFields],
+    settings: Injected[Settings],
+    vault: Injected[Vault],
+    registry: Injected[Registry],
+    environments: Injected[Environments],
+) -> AppView:
     """Create or replace an app.
 
     `limits` replace the service's limits for this app, and can be wider. The account holder's limits stay, and so does
     a suspension.
     """
-    before = await services.registry.find_app(app)
+    before = await registry.find_app(app)
     name = data.name or (before.name if before else app)
-    await check_names(app, name, data.account, before, services)
+    await check_names(app, name, data.account, before, registry)
     domain = check_domain(data.customDomain)
     record = App(
         id=before.id if before else app,
         name=name,
         account=data.account,
-        auth=check_auth(data.auth, services.vault, allow_private=services.settings.allow_private_addresses),
+        auth=check_auth(data.auth, vault, allow_private=settings.allow_private_addresses),
         customDomain=domain,
         customDomainVerified=data.customDomainVerified,
         # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
         customDomainProven=data.customDomainVerified and is_proven(before, data.account, domain),
-        repository=check_repository(data.repository, services),
+        repository=check_repository(data.repository, settings, vault),
         build=check_build(data.build),
         allowedRates=None if data.limits == AllowedRates() else data.limits,
         createdAt=before.createdAt if before else now_iso(),
     )
-    record = await services.registry.put_app(record, before)
+    record = await registry.put_app(record, before)
     if before is not None and before.account != record.account:
-        await services.environments.forget_variables(before)
-    return view_app(record, services)
+        await environments.forget_variables(before)
+    return view_app(record, settings)
 
 
-async def check_names(app: str, name: str, account: str, before: App | None, services: Services) -> None:
+async def check_names(app: str, name: str, account: str, before: App | None, registry: Registry) -> None:
     """Raises RequestMalformed for an invalid name or an unknown account, and NameTaken."""
     check_name(app)
     check_name(name)
     for new in {app, name} - ({before.id, before.name} if before else set()):
         check_new_name(new)
-    if await services.registry.account(account) is None:
+    if await registry.account(account) is None:
         raise RequestMalformed("account: there is no such account.")
-    taken = await services.registry.find_app(name)
+    taken = await registry.find_app(name)
     if taken is not None and (before is None or taken.id != before.id):
         raise NameTaken
 
@@ -498,15 +534,15 @@ def is_proven(before: App | None, account: str, domain: str | None) -> bool:
 
 
 @get("/apps/{app:str}", errors=[NotFound])
-async def get_app(app: FromPath[str], services: Injected) -> AppView:
+async def get_app(app: FromPath[str], settings: Injected[Settings], registry: Injected[Registry]) -> AppView:
     """Show an app."""
-    return view_app(await require_app(app, services), services)
+    return view_app(await require_app(app, registry), settings)
 
 
 @delete("/apps/{app:str}", errors=[NotFound])
-async def delete_app(app: FromPath[str], services: Injected) -> None:
+async def delete_app(app: FromPath[str], registry: Injected[Registry], removal: Injected[Removal]) -> None:
     """Delete an app."""
-    await forget_app(await require_app(app, services), services)
+    await removal.remove(await require_app(app, registry))
 
 
 REASON_LENGTH = 500  # characters
@@ -519,7 +555,12 @@ class NewSuspension(msgspec.Struct, forbid_unknown_fields=True):
 
 @put("/apps/{app:str}/suspension", errors=[RequestMalformed, NotFound])
 async def suspend_app(
-    app: FromPath[str], data: JSONBody[NewSuspension], request: Request[Any, Any, State], services: Injected
+    app: FromPath[str],
+    data: JSONBody[NewSuspension],
+    request: Request[Any, Any, State],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
 ) -> Suspension:
     """Suspend an app.
 
@@ -527,51 +568,60 @@ async def suspend_app(
     account and operators see the reason.
     """
     suspension = make_suspension(data)
-    found = await require_app(app, services)
+    found = await require_app(app, registry)
     _note_before(request, found)
-    await list_suspended(services.store, found.account, found.id)
-    await _set_suspension(found, suspension, services)
-    await services.deploys.cancel_unfinished(found.account, found.id, CANCELED)
+    await list_suspended(store, found.account, found.id)
+    await _set_suspension(found, suspension, registry)
+    await deploys.cancel_unfinished(found.account, found.id, CANCELED)
     return suspension
 
 
 @delete("/apps/{app:str}/suspension", errors=[NotFound])
-async def resume_app(app: FromPath[str], request: Request[Any, Any, State], services: Injected) -> None:
+async def resume_app(
+    app: FromPath[str], request: Request[Any, Any, State], store: Injected[Store], registry: Injected[Registry]
+) -> None:
     """Lift the suspension of an app.
 
     The app stays suspended while its account is.
     """
-    found = await require_app(app, services)
+    found = await require_app(app, registry)
     _note_before(request, found)
-    await _set_suspension(found, None, services)
-    await unlist_suspended(services.store, found.account, found.id)
+    await _set_suspension(found, None, registry)
+    await unlist_suspended(store, found.account, found.id)
 
 
 @put("/accounts/{account_id:str}/suspension", errors=[RequestMalformed, NotFound])
 async def suspend_account(
-    account_id: FromPath[str], data: JSONBody[NewSuspension], request: Request[Any, Any, State], services: Injected
+    account_id: FromPath[str],
+    data: JSONBody[NewSuspension],
+    request: Request[Any, Any, State],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
 ) -> Suspension:
     """Suspend an account.
 
     This suspends all its apps, including future ones. Its API keys can still read.
     """
     suspension = make_suspension(data)
-    _note_before(request, await require_account(account_id, services))
-    await list_suspended(services.store, account_id)
-    await services.registry.change_account(account_id, lambda record: _replace(record, suspension))
-    await services.deploys.cancel_unfinished(account_id, None, CANCELED)
+    _note_before(request, await require_account(account_id, registry))
+    await list_suspended(store, account_id)
+    await registry.change_account(account_id, lambda record: _replace(record, suspension))
+    await deploys.cancel_unfinished(account_id, None, CANCELED)
     return suspension
 
 
 @delete("/accounts/{account_id:str}/suspension", errors=[NotFound])
-async def resume_account(account_id: FromPath[str], request: Request[Any, Any, State], services: Injected) -> None:
+async def resume_account(
+    account_id: FromPath[str], request: Request[Any, Any, State], store: Injected[Store], registry: Injected[Registry]
+) -> None:
     """Lift the suspension of an account.
 
     Apps that are suspended themselves stay suspended.
     """
-    _note_before(request, await require_account(account_id, services))
-    await services.registry.change_account(account_id, lambda record: _replace(record, None))
-    await unlist_suspended(services.store, account_id)
+    _note_before(request, await require_account(account_id, registry))
+    await registry.change_account(account_id, lambda record: _replace(record, None))
+    await unlist_suspended(store, account_id)
 
 
 def make_suspension(data: NewSuspension) -> Suspension:
@@ -581,8 +631,8 @@ def make_suspension(data: NewSuspension) -> Suspension:
     return Suspension(reason, now_iso())
 
 
-async def _set_suspension(app: App, suspension: Suspension | None, services: Services) -> None:
-    await services.registry.change_app(app, lambda record: msgspec.structs.replace(record, suspension=suspension))
+async def _set_suspension(app: App, suspension: Suspension | None, registry: Registry) -> None:
+    await registry.change_app(app, lambda record: msgspec.structs.replace(record, suspension=suspension))
 
 
 def _replace(account: Account, suspension: Suspension | None) -> Account:

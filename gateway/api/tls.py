@@ -19,10 +19,13 @@ from litestar.params import FromQuery, QueryParameter
 
 from gateway.accounts.domain_names import apps_host, service_hosts
 from gateway.accounts.records import SLUG, App
+from gateway.accounts.registry import Registry
 from gateway.deploys.states import PREVIEW_FIELD
 from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
 from gateway.keys import certified_names_key, site_key
-from gateway.services import Injected, Services
+from gateway.redis.client import Store
+from gateway.services import Injected
+from gateway.settings import Settings
 
 logger = structlog.get_logger()
 
@@ -59,52 +62,55 @@ def is_local(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
     errors=[RequestMalformed, NotFound, BackboneUnavailable],
 )
 async def allow_certificate(
-    services: Injected, domain: Annotated[FromQuery[str], QueryParameter(max_length=254)]
+    settings: Injected[Settings],
+    store: Injected[Store],
+    registry: Injected[Registry],
+    domain: Annotated[FromQuery[str], QueryParameter(max_length=254)],
 ) -> None:
     """Check that a name is served, and may get a certificate.
 
     Only for the Caddy of the same host. 404 for any other name.
     """
     name = domain.lower().removesuffix(".")
-    if name in service_hosts(services.settings):
+    if name in service_hosts(settings):
         return
-    app = await find_served_app(name, services)
-    if app is None or not await admit_name(app, name, services):
+    app = await find_served_app(name, settings, store, registry)
+    if app is None or not await admit_name(app, name, settings, store, registry):
         raise NotFound
 
 
-async def find_served_app(name: str, services: Services) -> App | None:
+async def find_served_app(name: str, settings: Settings, store: Store, registry: Registry) -> App | None:
     """Returns the app that is served at a host name."""
-    label = name.removesuffix(f".{apps_host(services.settings)}")
+    label = name.removesuffix(f".{apps_host(settings)}")
     if label == name:
-        owner: App | None = await services.registry.domains.find_owner(name)
+        owner: App | None = await registry.domains.find_owner(name)
         return owner
-    if SLUG.fullmatch(label) and (app := await services.registry.app(label)) is not None:
+    if SLUG.fullmatch(label) and (app := await registry.app(label)) is not None:
         return app
     owner_name, mark, slug = label.partition("--p-")
     owner_name, address = (owner_name, f"p-{slug}") if mark else (label.removesuffix("-preview"), "preview")
-    app = await services.registry.app(owner_name) if SLUG.fullmatch(owner_name) and owner_name != label else None
+    app = await registry.app(owner_name) if SLUG.fullmatch(owner_name) and owner_name != label else None
     if app is None:
         return None
-    exists = await services.store.client.hexists(site_key(app.account, app.id), PREVIEW_FIELD + address)
+    exists = await store.client.hexists(site_key(app.account, app.id), PREVIEW_FIELD + address)
     return app if exists else None
 
 
-async def admit_name(app: App, name: str, services: Services) -> bool:
+async def admit_name(app: App, name: str, settings: Settings, store: Store, registry: Registry) -> bool:
     """Returns whether the app's account may have a certificate for the name, and counts a new name."""
-    account = await services.registry.account_of(app)
+    account = await registry.account_of(app)
     if account is None:
         return False
     key, now = certified_names_key(account.id), time.time()
-    async with services.store.client.pipeline(transaction=True) as pipe:
+    async with store.client.pipeline(transaction=True) as pipe:
         pipe.zremrangebyscore(key, "-inf", now - KEPT_SECONDS)
         pipe.zadd(key, {name: now}, nx=True)
         pipe.zcount(key, now - WEEK_SECONDS, "+inf")
         pipe.expire(key, KEPT_SECONDS)
         _, added, recent, _ = await pipe.execute()
-    if not added or recent <= services.settings.app_limits[account.plan] + NEW_NAMES:
+    if not added or recent <= settings.app_limits[account.plan] + NEW_NAMES:
         return True
-    await services.store.client.zrem(key, name)
+    await store.client.zrem(key, name)
     logger.warning("certificate.refused", account=account.id, app=app.id, domain=name)
     return False
 

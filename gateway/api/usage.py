@@ -14,13 +14,17 @@ from litestar.datastructures import State
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
+from gateway.accounts.registry import Registry
 from gateway.api.authentication import Caller, account_router, operator_router
 from gateway.api.deploys import DeployView, view_deploys
 from gateway.api.subjects import require_account
+from gateway.deploys.states import Deploys
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
+from gateway.operations.overview import Overview
 from gateway.operations.snapshot import Hour
-from gateway.services import Injected, Services
+from gateway.redis.client import Store
+from gateway.services import Injected
 from gateway.telemetry.usage import LOGGED_REQUESTS, Outcome
 from gateway.telemetry.usage_reports import (
     PERIOD_SECONDS,
@@ -56,7 +60,7 @@ class UsageReport(msgspec.Struct):
 async def show_usage(
     account: Caller,
     request: Request[Any, Any, State],
-    services: Injected,
+    store: Injected[Store],
     since: Annotated[str | None, QueryParameter(name="from")] = None,
     until: Annotated[str | None, QueryParameter(name="to")] = None,
     by: FromQuery[Period | None] = None,
@@ -71,8 +75,8 @@ async def show_usage(
     a list of the last 24 hours with only requests and tokens; its last entry is the current hour.
     """
     if (since, until, by, group, app) == (None,) * 5 and not wants_csv(request):
-        return Response(await _read_last_day(account.id, services))
-    return await report_usage(account.id, request, services, since, until, by, group, app)
+        return Response(await _read_last_day(account.id, store))
+    return await report_usage(account.id, request, store, since, until, by, group, app)
 
 
 def wants_csv(request: Request[Any, Any, State]) -> bool:
@@ -82,7 +86,7 @@ def wants_csv(request: Request[Any, Any, State]) -> bool:
 async def report_usage(
     account: str,
     request: Request[Any, Any, State],
-    services: Services,
+    store: Store,
     since: str | None,
     until: str | None,
     by: Period | None,
@@ -90,14 +94,14 @@ async def report_usage(
     app: str | None,
 ) -> Response[Any]:
     """Returns the usage of an account as JSON or CSV. Raises RequestMalformed."""
-    now: int = (await services.store.client.time())[0]
+    now: int = (await store.client.time())[0]
     period, grouping = by or "hour", group or "none"
     # Hours and days begin with a whole second.
     end = now if until is None else math.ceil(_parse_time("to", until))
     start = end - DEFAULT_SPAN_SECONDS[period] if since is None else math.ceil(_parse_time("from", since))
     if start >= end:
         raise RequestMalformed("from: must be before to.")
-    usage = read_usage(services.store, account, period, grouping, app=app, start=start, end=end, now=now)
+    usage = read_usage(store, account, period, grouping, app=app, start=start, end=end, now=now)
     if wants_csv(request):
         headers = {"content-disposition": f'attachment; filename="usage-by-{period}.csv"'}
         return _stream(await as_csv(usage, grouping), "text/csv", headers)
@@ -128,11 +132,11 @@ def _parse_time(name: str, text: str) -> float:
         raise RequestMalformed(f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.") from None
 
 
-async def _read_last_day(account: str, services: Services) -> list[HourlyUsage]:
+async def _read_last_day(account: str, store: Store) -> list[HourlyUsage]:
     """Returns the last 24 hours, oldest first."""
-    now: int = (await services.store.client.time())[0]
+    now: int = (await store.client.time())[0]
     start = now - DEFAULT_SPAN_SECONDS["hour"]
-    usage = read_usage(services.store, account, "hour", "none", app=None, start=start, end=now, now=now)
+    usage = read_usage(store, account, "hour", "none", app=None, start=start, end=now, now=now)
     found = {row.start: row async for rows in usage for row in rows}
     present = now // PERIOD_SECONDS["hour"] * PERIOD_SECONDS["hour"]
     hours = [now_iso(present - PERIOD_SECONDS["hour"] * ago) for ago in reversed(range(24))]
@@ -143,7 +147,7 @@ async def _read_last_day(account: str, services: Services) -> list[HourlyUsage]:
 @get("/requests", errors=[RequestMalformed])
 async def list_requests(
     account: Caller,
-    services: Injected,
+    store: Injected[Store],
     limit: Annotated[int, QueryParameter(ge=1, le=LOGGED_REQUESTS)] = LOGGED_REQUESTS,
     app: FromQuery[str | None] = None,
     model: FromQuery[str | None] = None,
@@ -164,7 +168,7 @@ async def list_requests(
     if start is not None and end is not None and start >= end:
         raise RequestMalformed("from: must be before to.")
     chosen = RequestFilter(app or None, model, outcome, code, start, end)
-    return await read_requests(services.store, account.id, chosen, limit, before)
+    return await read_requests(store, account.id, chosen, limit, before)
 
 
 def _parse_optional(name: str, text: str | None) -> float | None:
@@ -172,27 +176,28 @@ def _parse_optional(name: str, text: str | None) -> float | None:
 
 
 @get("/requests/{request_id:str}", errors=[NotFound])
-async def show_request(account: Caller, request_id: FromPath[str], services: Injected) -> DetailedRequest:
+async def show_request(account: Caller, request_id: FromPath[str], store: Injected[Store]) -> DetailedRequest:
     """One of the last requests, with its reservation, its wait, and the limits that were in force."""
-    return await read_request(services.store, account.id, request_id)
+    return await read_request(store, account.id, request_id)
 
 
 @get("/usage", errors=[RequestMalformed])
 async def show_service_usage(
-    services: Injected, hours: Annotated[int, QueryParameter(ge=1, le=336)] = 24
+    overview: Injected[Overview], hours: Annotated[int, QueryParameter(ge=1, le=336)] = 24
 ) -> list[Hour]:
     """Requests, error codes and money of all accounts by hour, oldest first.
 
     The last entry is the current hour. Two weeks are kept.
     """
-    return await services.overview.read_hours(hours)
+    return await overview.read_hours(hours)
 
 
 @get("/accounts/{account_id:str}/usage", errors=[RequestMalformed, NotFound])
 async def show_account_usage(
     account_id: FromPath[str],
     request: Request[Any, Any, State],
-    services: Injected,
+    store: Injected[Store],
+    registry: Injected[Registry],
     since: Annotated[str | None, QueryParameter(name="from")] = None,
     until: Annotated[str | None, QueryParameter(name="to")] = None,
     by: FromQuery[Period | None] = None,
@@ -203,14 +208,15 @@ async def show_account_usage(
 
     The parameters are those of `GET /account/usage`. `Accept: text/csv` returns CSV.
     """
-    await require_account(account_id, services)
-    return await report_usage(account_id, request, services, since, until, by, group, app)
+    await require_account(account_id, registry)
+    return await report_usage(account_id, request, store, since, until, by, group, app)
 
 
 @get("/accounts/{account_id:str}/requests", errors=[RequestMalformed, NotFound])
 async def list_account_requests(
     account_id: FromPath[str],
-    services: Injected,
+    store: Injected[Store],
+    registry: Injected[Registry],
     limit: Annotated[int, QueryParameter(ge=1, le=LOGGED_REQUESTS)] = 50,
     app: FromQuery[str | None] = None,
     code: Annotated[str | None, QueryParameter(pattern=r"^[A-Z_]+$")] = None,
@@ -220,21 +226,22 @@ async def list_account_requests(
 
     `app` (its name) and `code` filter the rows, as in `GET /account/requests`.
     """
-    await require_account(account_id, services)
-    return await read_requests(services.store, account_id, RequestFilter(app or None, code=code), limit, before)
+    await require_account(account_id, registry)
+    return await read_requests(store, account_id, RequestFilter(app or None, code=code), limit, before)
 
 
 @get("/accounts/{account_id:str}/deploys", errors=[RequestMalformed, NotFound])
 async def list_account_deploys(
     account_id: FromPath[str],
-    services: Injected,
+    registry: Injected[Registry],
+    deploys: Injected[Deploys],
     app: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
     before: FromQuery[str] = "",
 ) -> list[DeployView]:
     """List an account's deploys, newest first."""
-    await require_account(account_id, services)
-    return await view_deploys(await services.deploys.list(account_id, app, limit, before), services)
+    await require_account(account_id, registry)
+    return await view_deploys(await deploys.list(account_id, app, limit, before), deploys)
 
 
 ROUTES = [

@@ -84,25 +84,48 @@ async def perform(services: Services, account: Account, action: str, arguments: 
     match action:
         case "create":
             new = decode_body(msgspec.json.encode({"name": arguments[0]}), NewApp)
-            created = await create_app.fn(account=account, data=new, services=services)
+            created = await create_app.fn(
+                account=account,
+                data=new,
+                settings=services.settings,
+                store=services.store,
+                app_changes=services.app_changes,
+            )
             return {"app": created, "note": "Publish it with service_publish."}
         case "list":
             apps = await services.registry.list_apps(account.id)
-            return {"apps": await view_apps(account, apps, services)}
+            return {"apps": await view_apps(account, apps, services.settings, services.store)}
         case "show":
             return {"app": await show(services, account, arguments[0])}
         case "set":
             change = read_fields(dict(zip(FIELDS, arguments[1:], strict=True)), AppChange)
-            changed = await change_app.fn(account=account, app=arguments[0], data=change, services=services)
+            changed = await change_app.fn(
+                account=account,
+                app=arguments[0],
+                data=change,
+                settings=services.settings,
+                vault=services.vault,
+                registry=services.registry,
+                app_changes=services.app_changes,
+                users=services.users,
+            )
             return {"settings": changed}
         case _:
-            await delete_app.fn(account=account, app=arguments[0], services=services)
+            await delete_app.fn(
+                account=account,
+                app=arguments[0],
+                registry=services.registry,
+                app_changes=services.app_changes,
+                removal=services.removal,
+            )
             return {"deleted": arguments[0]}
 
 
 async def show(services: Services, account: Account, name: str) -> dict[str, Any]:
-    app = await require_own_app(name, account, services)
-    view: dict[str, Any] = msgspec.to_builtins(await view_app_details(account, app, services))
+    app = await require_own_app(name, account, services.registry)
+    view: dict[str, Any] = msgspec.to_builtins(
+        await view_app_details(account, app, services.settings, services.store, services.deploys)
+    )
     findings, crashes = await services.findings.find_open(app), await services.crashes.list(app)
     return {**view, "settings": view_settings(app), "findings": findings[:MAX_FINDINGS], "crashes": crashes}
 

@@ -46,18 +46,18 @@ async def perform(services: Services, account: Account, action: str, arguments: 
     match action:
         case "list":
             deploys = await services.deploys.list(account.id, arguments[0] or None, LISTED_DEPLOYS)
-            return {"deploys": await view_deploys(deploys, services)}
+            return {"deploys": await view_deploys(deploys, services.deploys)}
         case "show":
-            found = await require_deploy(arguments[0], account, services)
-            view = msgspec.to_builtins(await view_with_log(found, services))
+            found = await require_deploy(arguments[0], account, services.deploys)
+            view = msgspec.to_builtins(await view_with_log(found, services.deploys))
             view.pop("logTimes", None)
             return {"deploy": {**view, "log": view.get("log", "")[-LOG_CHARACTERS:]}}
         case "rollback":
-            app = await require_own_app(arguments[0], account, services)
+            app = await require_own_app(arguments[0], account, services.registry)
             note = "A new deploy serves the earlier release; 'show' it until its state is 'live' or 'failed'."
             return {"deployId": await services.deploy_actions.roll_back(app, arguments[1] or None), "note": note}
         case _:
-            deploy = await services.deploy_actions.cancel(await require_deploy(arguments[0], account, services))
+            deploy = await services.deploy_actions.cancel(await require_deploy(arguments[0], account, services.deploys))
             return {"deploy": DeployView.of(deploy)}
 
 

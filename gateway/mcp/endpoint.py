@@ -48,7 +48,7 @@ class AgentEndpoint:
             request: Request[Any, Any, Any] = Request(scope)
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
-            account = await require_account(request, self._services)
+            account = await require_account(request, self._services.registry, self._services.sessions)
             await self._services.pacing.admit(account.id, scope["state"])
             scope["state"][LANE].charge(CALL_SECONDS)
             await (await self._load_sessions()).answer(account, scope, receive, send)

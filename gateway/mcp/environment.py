@@ -58,7 +58,7 @@ def read_changes(action: str, variables: Any) -> Mapping[str, str | None]:
 
 
 async def perform(services: Services, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
-    app = await require_own_app(arguments[0], account, services)
+    app = await require_own_app(arguments[0], account, services.registry)
     if action == "list":
         return {"variables": await services.environments.list_variables(app)}
     await services.environments.change_variables(app, read_changes(action, arguments[1]))

@@ -47,10 +47,19 @@ UserRate = Annotated[Any, ANYTHING, value(["integer", "null"], f"For set: reques
 async def perform(services: Services, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
     name = arguments[0]
     if action == "show":
-        limits = await show_limits.fn(account=account, app=name, services=services)
-        return {"limits": limits, "spend": await show_spend.fn(account=account, app=name, services=services)}
+        limits = await show_limits.fn(account=account, app=name, registry=services.registry)
+        return {
+            "limits": limits,
+            "spend": await show_spend.fn(
+                account=account, app=name, settings=services.settings, store=services.store, registry=services.registry
+            ),
+        }
     change = read_fields(dict(zip(FIELDS, arguments[1:], strict=True)), LimitsChange)
-    return {"limits": await change_limits.fn(account=account, app=name, data=change, services=services)}
+    return {
+        "limits": await change_limits.fn(
+            account=account, app=name, data=change, settings=services.settings, registry=services.registry
+        )
+    }
 
 
 def limits_tool(services: Services) -> Tool:

@@ -32,7 +32,7 @@ Tail = Annotated[
 
 async def read_log(services: Services, account: Account, name: str, deploy_id: str, tail: int) -> dict[str, Any]:
     """Returns the last lines of a log, and whose log it is."""
-    app = await require_own_app(name, account, services)
+    app = await require_own_app(name, account, services.registry)
     if not deploy_id and app.build is not None and app.build.start is not None:
         live = await services.deploys.find_live_id(app)
         lines = [] if live is None else await services.runtime_log.tail(live, tail)
@@ -40,10 +40,10 @@ async def read_log(services: Services, account: Account, name: str, deploy_id: s
     newest = [] if deploy_id else await services.deploys.list(account.id, app.id, 1)
     if not deploy_id and not newest:
         raise NotFound("This app has no log yet; publish it with service_publish.")
-    deploy = await require_deploy(deploy_id or newest[0].id, account, services)
+    deploy = await require_deploy(deploy_id or newest[0].id, account, services.deploys)
     if deploy.appId != app.id:
         raise NotFound("There is no such deploy of this app.")
-    text = (await view_with_log(deploy, services)).log
+    text = (await view_with_log(deploy, services.deploys)).log
     return {"of": deploy.id, "state": deploy.state, "log": _cut("".join(text.splitlines(keepends=True)[-tail:]))}
 
 

@@ -102,15 +102,15 @@ def pack(contents: dict[str, bytes]) -> bytes:
 
 
 async def publish(services: Services, account: Account, name: str, files: Any, wait: bool) -> dict[str, Any]:
-    app = await require_own_app(name, account, services)
+    app = await require_own_app(name, account, services.registry)
     packed = await asyncio.to_thread(lambda: pack(read_files(files)))
     deploy_id = await services.deploys.publish(app, _in_one_part(packed), "upload", size=len(packed), declared="tar")
     if wait:
         await _wait_for_end(services, account, deploy_id)
-    deploy = await require_deploy(deploy_id, account, services)
+    deploy = await require_deploy(deploy_id, account, services.deploys)
     shown: dict[str, Any] = {"deployId": deploy_id, "deploy": DeployView.of(deploy)}
     if deploy.state in FINAL:
-        shown["log"] = (await view_with_log(deploy, services)).log[-LOG_CHARACTERS:]
+        shown["log"] = (await view_with_log(deploy, services.deploys)).log[-LOG_CHARACTERS:]
     else:
         shown["note"] = (
             "The deploy has not ended; call service_deploy with 'show' until its state is 'live' or 'failed'."
