@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 import structlog
@@ -45,6 +45,7 @@ class Object(NamedTuple):
     chunks: AsyncGenerator[bytes]  # the reader must close it, which closes the file
 
 
+@runtime_checkable
 class Storage(Protocol):
     """A store of objects. Every method raises StorageUnavailable."""
 

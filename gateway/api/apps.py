@@ -37,11 +37,8 @@ from gateway.accounts.records import (
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.account import Spend
-from gateway.api.authentication import (
-    Caller,
-    account_router,
-)
-from gateway.api.subjects import require_own_app
+from gateway.api.authentication import account_router
+from gateway.api.subjects import Caller, OwnApp, require_own_app
 from gateway.deploys.addresses import host, live_url
 from gateway.deploys.states import Deploys
 from gateway.errors import (
@@ -238,8 +235,8 @@ def check_service_host(name: str, settings: Settings) -> None:
 
 
 @get("/apps/{app:str}/settings", summary="Show the settings of an app", errors=[NotFound])
-async def show_settings(account: Caller, app: FromPath[str], registry: Injected[Registry]) -> AppSettings:
-    return view_settings(await require_own_app(app, account, registry))
+async def show_settings(account: Caller, own_app: OwnApp) -> AppSettings:
+    return view_settings(own_app)
 
 
 @patch(
@@ -249,7 +246,7 @@ async def show_settings(account: Caller, app: FromPath[str], registry: Injected[
 )
 async def change_app(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     data: JSONBody[AppChange],
     settings: Injected[Settings],
     vault: Injected[Vault],
@@ -262,7 +259,6 @@ async def change_app(
     A field that is left out stays as it is; null resets it. Repository and build apply from the next deploy on. A new
     `auth` is saved in any case, and checked with one call that takes at most five seconds: `authCheck` has the result.
     """
-    found = await require_own_app(app, account, registry)
     await app_changes.count_change(account.id)
     changes: dict[str, Any] = {}
     if data.auth is not msgspec.UNSET:
@@ -270,15 +266,15 @@ async def change_app(
         changes["auth"] = check_auth(data.auth or JwksAuth(), vault, allow_private=allow_private, save_internal=True)
     if data.repository is not msgspec.UNSET:
         repository = check_repository(data.repository, settings, vault)
-        changes["repository"] = keep_credentials(repository, found.repository)
+        changes["repository"] = keep_credentials(repository, own_app.repository)
     if data.build is not msgspec.UNSET:
         changes["build"] = check_build(data.build)
     if changes:
-        found = await registry.change_app(found, lambda record: set_fields(record, changes))
-    answer = ChangedSettings(**msgspec.structs.asdict(view_settings(found)))
+        own_app = await registry.change_app(own_app, lambda record: set_fields(record, changes))
+    answer = ChangedSettings(**msgspec.structs.asdict(view_settings(own_app)))
     if data.auth is not msgspec.UNSET:
         allow_private = settings.allow_private_addresses
-        answer.authCheck = await check_verification(users, found, allow_private=allow_private)
+        answer.authCheck = await check_verification(users, own_app, allow_private=allow_private)
     return answer
 
 
@@ -291,9 +287,8 @@ async def change_app(
 )
 async def check_token(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     data: JSONBody[PresentedToken],
-    registry: Injected[Registry],
     app_changes: Injected[AppChanges],
     users: Injected[Users],
 ) -> TokenCheck:
@@ -301,9 +296,8 @@ async def check_token(
 
     Nothing of the token is kept. An account can check 10 tokens per minute.
     """
-    found = await require_own_app(app, account, registry)
     await app_changes.count_token_check(account.id)
-    return await users.check(found, data.token.strip().encode())
+    return await users.check(own_app, data.token.strip().encode())
 
 
 def keep_credentials(repository: Repository | None, before: Repository | None) -> Repository | None:
@@ -319,8 +313,7 @@ def keep_credentials(repository: Repository | None, before: Repository | None) -
 @delete("/apps/{app:str}", errors=[AppSuspended, NotFound, RateLimited])
 async def delete_app(
     account: Caller,
-    app: FromPath[str],
-    registry: Injected[Registry],
+    own_app: OwnApp,
     app_changes: Injected[AppChanges],
     removal: Injected[Removal],
 ) -> None:
@@ -329,11 +322,10 @@ async def delete_app(
     This also deletes its hooks, variables, sources and queued deploys, and cannot be undone. A suspended app stays
     until an operator lifts its suspension, because otherwise its name could be used again at once.
     """
-    found = await require_own_app(app, account, registry)
-    if found.suspension is not None:
+    if own_app.suspension is not None:
         raise AppSuspended("A suspended app can't be deleted; ask the operator to lift the suspension first.")
     await app_changes.count_change(account.id)
-    await removal.remove(found)
+    await removal.remove(own_app)
 
 
 class CertificateView(msgspec.Struct):
@@ -379,21 +371,19 @@ async def _read_certificate(app: App, store: Store) -> CertificateView | None:
 @get("/apps/{app:str}", errors=[NotFound])
 async def show_app(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     settings: Injected[Settings],
     store: Injected[Store],
-    registry: Injected[Registry],
     deploys: Injected[Deploys],
 ) -> AppDetails:
     """Show an app, with its certificate and the history of its health."""
-    return await view_app_details(account, await require_own_app(app, account, registry), settings, store, deploys)
+    return await view_app_details(account, own_app, settings, store, deploys)
 
 
 @get("/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
 async def list_findings(
     account: Caller,
-    app: FromPath[str],
-    registry: Injected[Registry],
+    own_app: OwnApp,
     findings: Injected[Findings],
     limit: Annotated[int, QueryParameter(ge=1, le=MAX_OPEN)] = 100,
 ) -> list[Finding]:
@@ -401,15 +391,13 @@ async def list_findings(
 
     Red findings come first, then those with the nearest deadline.
     """
-    return (await findings.find_open(await require_own_app(app, account, registry)))[:limit]
+    return (await findings.find_open(own_app))[:limit]
 
 
 @get("/apps/{app:str}/crashes", errors=[NotFound])
-async def list_crashes(
-    account: Caller, app: FromPath[str], registry: Injected[Registry], crashes: Injected[Crashes]
-) -> list[Crash]:
+async def list_crashes(account: Caller, own_app: OwnApp, crashes: Injected[Crashes]) -> list[Crash]:
     """List an app's last 20 crashes of 30 days, newest first."""
-    return await crashes.list(await require_own_app(app, account, registry))
+    return await crashes.list(own_app)
 
 
 EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
@@ -450,14 +438,14 @@ class AppSpend(Spend):
 
 
 @get("/apps/{app:str}/limits", summary="Show the limits of an app and its users", errors=[NotFound])
-async def show_limits(account: Caller, app: FromPath[str], registry: Injected[Registry]) -> LimitsView:
-    return _view((await require_own_app(app, account, registry)).limits or AppLimits())
+async def show_limits(account: Caller, own_app: OwnApp) -> LimitsView:
+    return _view(own_app.limits or AppLimits())
 
 
 @put("/apps/{app:str}/limits", errors=[RequestMalformed, NotFound, BackboneUnavailable])
 async def change_limits(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     data: JSONBody[LimitsChange],
     settings: Injected[Settings],
     registry: Injected[Registry],
@@ -466,27 +454,24 @@ async def change_limits(
 
     They narrow the account's limits, and apply within a second in every process.
     """
-    found = await require_own_app(app, account, registry)
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
     whose = "the plan" if account.own_cap is None else "the account"
-    _check_limits(changes, _find_widest(found, account, settings), whose)
-    return _view(await registry.change_limits(found, lambda limits: msgspec.structs.replace(limits, **changes)))
+    _check_limits(changes, _find_widest(own_app, account, settings), whose)
+    return _view(await registry.change_limits(own_app, lambda limits: msgspec.structs.replace(limits, **changes)))
 
 
 @get("/apps/{app:str}/spend", summary="Show an app's spend of today", errors=[NotFound])
 async def show_spend(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     settings: Injected[Settings],
     store: Injected[Store],
-    registry: Injected[Registry],
 ) -> AppSpend:
-    found = await require_own_app(app, account, registry)
-    day, fields = await store.today(), app_spend_fields(found.id)
+    day, fields = await store.today(), app_spend_fields(own_app.id)
     settled, reserved = await store.client.hmget(spend_key(account.id, day), fields)
-    limits = limits_of(found, account.plan, settings, account.own_cap)
+    limits = limits_of(own_app, account.plan, settings, account.own_cap)
     cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
-    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(found, account, settings))
+    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(own_app, account, settings))
 
 
 def _view(limits: AppLimits) -> LimitsView:
@@ -555,11 +540,10 @@ class DomainView(msgspec.Struct, omit_defaults=True):
 @put("/apps/{app:str}/domain", errors=[RequestMalformed, NotFound, NameTaken, RateLimited])
 async def set_domain(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     data: JSONBody[NewDomain],
     settings: Injected[Settings],
     store: Injected[Store],
-    registry: Injected[Registry],
     app_changes: Injected[AppChanges],
     custom_domains: Injected[CustomDomains],
 ) -> DomainView:
@@ -567,10 +551,9 @@ async def set_domain(
 
     Another domain than before is not verified: create the records in its DNS, then verify it.
     """
-    found = await require_own_app(app, account, registry)
     domain = check_own_domain(data.domain, settings)
     await app_changes.count_change(account.id)
-    return await view_domain(await custom_domains.set_domain(found, domain), settings, store)
+    return await view_domain(await custom_domains.set_domain(own_app, domain), settings, store)
 
 
 @get("/apps/{app:str}/domain", errors=[NotFound])
@@ -674,17 +657,14 @@ class IssuedToken(msgspec.Struct):
 
 
 @post("/apps/{app:str}/test-token", status_code=200, errors=[RequestMalformed, NotFound])
-async def create_test_token(
-    account: Caller, app: FromPath[str], vault: Injected[Vault], registry: Injected[Registry]
-) -> IssuedToken:
+async def create_test_token(account: Caller, own_app: OwnApp, vault: Injected[Vault]) -> IssuedToken:
     """Create a test token.
 
     The app's inference accepts it for 10 minutes as a token of the user `owner`, without asking the app's backend. Its
     requests are limited and charged like those of any user.
     """
-    found = await require_own_app(app, account, registry)
     try:
-        created = sign_test_token(vault, found)
+        created = sign_test_token(vault, own_app)
     except NoEncryptionKey as error:
         raise RequestMalformed(f"The operator of this service must {error}.") from None
     return IssuedToken(created.token, now_iso(created.expires_at))

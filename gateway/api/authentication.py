@@ -9,7 +9,7 @@ from typing import Any
 from litestar import Request, Response, Router
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
-from litestar.di import NamedDependency, Provide
+from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 from litestar.types import ControllerRouterHandler
@@ -21,6 +21,7 @@ from gateway.accounts.records import Account
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
 from gateway.api.audit import begin_audit
+from gateway.api.subjects import OF_ACCOUNTS, OF_OPERATORS
 from gateway.errors import Unauthorized
 from gateway.services import Services
 
@@ -81,7 +82,6 @@ def provide_account(request: Request[Any, Any, State]) -> Account:
 
 
 ACCOUNT_DEPENDENCY = {"account": Provide(provide_account, sync_to_thread=False)}
-Caller = NamedDependency[Account]  # the account of the request, in the routes of an `account_router`
 
 
 def account_router(*handlers: ControllerRouterHandler) -> Router:
@@ -90,7 +90,7 @@ def account_router(*handlers: ControllerRouterHandler) -> Router:
         "/account",
         route_handlers=handlers,
         guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
+        dependencies=ACCOUNT_DEPENDENCY | OF_ACCOUNTS,
         tags=["Account"],
         security=ACCOUNT_SECURITY,
     )
@@ -129,7 +129,12 @@ async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler
 def operator_router(*handlers: ControllerRouterHandler) -> Router:
     """Returns a router below `/platform`, for operators."""
     return Router(
-        "/platform", route_handlers=handlers, guards=[operators_only], tags=["Platform"], security=OPERATOR_SECURITY
+        "/platform",
+        route_handlers=handlers,
+        guards=[operators_only],
+        dependencies=OF_OPERATORS,
+        tags=["Platform"],
+        security=OPERATOR_SECURITY,
     )
 
 

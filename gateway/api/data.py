@@ -11,10 +11,9 @@ from litestar.response import Stream
 
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account, App, find_suspension
-from gateway.accounts.registry import Registry
-from gateway.api.authentication import Caller, account_router
+from gateway.api.authentication import account_router
 from gateway.api.deploys import QueuedDeployId
-from gateway.api.subjects import require_own_app
+from gateway.api.subjects import Caller, OwnApp
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords, DataState, DeletedData, Reason, Snapshot, snapshot_key
 from gateway.deploys.actions import DeployActions
@@ -59,13 +58,12 @@ class Restore(msgspec.Struct, forbid_unknown_fields=True):
 @get("/apps/{app:str}/data", errors=[NotFound])
 async def show_data(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     settings: Injected[Settings],
-    registry: Injected[Registry],
     data_records: Injected[DataRecords],
 ) -> DataView:
     """Show the data of an app's start command, and their snapshots."""
-    return await view_data(await require_own_app(app, account, registry), account, settings, data_records)
+    return await view_data(own_app, account, settings, data_records)
 
 
 async def view_data(app: App, account: Account, settings: Settings, data_records: DataRecords) -> DataView:
@@ -83,9 +81,8 @@ async def view_data(app: App, account: Account, settings: Settings, data_records
 @post("/apps/{app:str}/data/snapshots", errors=[NotFound, RateLimited, StorageUnavailable], opt={UNPACED: True})
 async def make_snapshot(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     store: Injected[Store],
-    registry: Injected[Registry],
     data_records: Injected[DataRecords],
     data_commands: Injected[DataCommands],
 ) -> Snapshot:
@@ -93,14 +90,13 @@ async def make_snapshot(
 
     6 per hour. The response comes when the snapshot is stored, which can take minutes.
     """
-    found = await require_own_app(app, account, registry)
-    counter = data_snapshots_made_key(account.id, found.id)
+    counter = data_snapshots_made_key(account.id, own_app.id)
     made, wait = await store.increment(counter, HOUR_SECONDS)
     try:
         if made > SNAPSHOTS_PER_HOUR:
             message = f"An app's data can be kept {SNAPSHOTS_PER_HOUR} times per hour; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
-        answer = await _command(found, "snapshot", "manual", data_records, data_commands)
+        answer = await _command(own_app, "snapshot", "manual", data_records, data_commands)
         if answer.snapshot is None:
             raise NotFound("This app has no data yet; its start command writes them to DATA_DIR.")
     except ServiceError:  # only snapshots that were made count
@@ -116,22 +112,20 @@ async def make_snapshot(
 )
 async def download_snapshot(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     snapshot_id: FromPath[str],
-    registry: Injected[Registry],
     storage: Injected[Storage],
     data_records: Injected[DataRecords],
 ) -> Stream:
     """Download a snapshot: a tar.gz with names relative to `DATA_DIR`."""
-    found = await require_own_app(app, account, registry)
-    kept = await data_records.list_snapshots(found.account, found.id)
+    kept = await data_records.list_snapshots(own_app.account, own_app.id)
     if not any(snapshot.id == snapshot_id for snapshot in kept):
         raise _unknown_snapshot()
-    content = await storage.open(snapshot_key(found.id, snapshot_id))
+    content = await storage.open(snapshot_key(own_app.id, snapshot_id))
     if content is None:
         raise _unknown_snapshot()
     headers = {
-        "content-disposition": f'attachment; filename="{found.name}-{snapshot_id}.tar.gz"',
+        "content-disposition": f'attachment; filename="{own_app.name}-{snapshot_id}.tar.gz"',
         "content-length": str(content.size),
         "content-type": "application/gzip",
         "cache-control": "no-store",
@@ -153,9 +147,8 @@ async def _read(content: Object) -> AsyncGenerator[bytes]:
 )
 async def restore_data(
     account: Caller,
-    app: FromPath[str],
+    own_app: OwnApp,
     data: JSONBody[Restore],
-    registry: Injected[Registry],
     deploy_actions: Injected[DeployActions],
     data_records: Injected[DataRecords],
 ) -> QueuedDeployId:
@@ -164,18 +157,16 @@ async def restore_data(
     Queues a deploy of the live release on these data. The present data are kept as a snapshot first. The snapshot is
     one of the app, or of a deleted app of the account.
     """
-    found = await require_own_app(app, account, registry)
-    key = await data_records.find_snapshot(found, data.snapshotId)
+    key = await data_records.find_snapshot(own_app, data.snapshotId)
     if key is None:
         raise _unknown_snapshot()
-    return QueuedDeployId(await deploy_actions.restore(found, key))
+    return QueuedDeployId(await deploy_actions.restore(own_app, key))
 
 
 @delete("/apps/{app:str}/data", errors=[NotFound, StorageUnavailable], opt={UNPACED: True})
 async def clear_data(
     account: Caller,
-    app: FromPath[str],
-    registry: Injected[Registry],
+    own_app: OwnApp,
     data_records: Injected[DataRecords],
     data_commands: Injected[DataCommands],
 ) -> None:
@@ -183,7 +174,7 @@ async def clear_data(
 
     The app starts again with an empty folder. What was there is kept as a snapshot first.
     """
-    await _command(await require_own_app(app, account, registry), "clear", "clear", data_records, data_commands)
+    await _command(own_app, "clear", "clear", data_records, data_commands)
 
 
 @get("/data/deleted")

@@ -17,9 +17,9 @@ from litestar.types import ControllerRouterHandler
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.api.authentication import Caller, account_router
+from gateway.api.authentication import account_router
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
-from gateway.api.subjects import require_deploy, require_own_app
+from gateway.api.subjects import Caller, OwnApp, OwnDeploy, require_own_app
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments, VariableView
 from gateway.deploys.hooks import CreatedHook, Hooks, ListedHook
@@ -172,8 +172,8 @@ async def list_deploys(
 
 
 @get("/deploys/{deploy_id:str}", summary="Show a deploy, with its log", errors=[NotFound])
-async def show_deploy(account: Caller, deploy_id: FromPath[str], deploys: Injected[Deploys]) -> DeployWithLog:
-    return await view_with_log(await require_deploy(deploy_id, account, deploys), deploys)
+async def show_deploy(account: Caller, own_deploy: OwnDeploy, deploys: Injected[Deploys]) -> DeployWithLog:
+    return await view_with_log(own_deploy, deploys)
 
 
 @put(
@@ -187,8 +187,7 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], deploys: Inject
 async def publish(
     account: Caller,
     request: Request[Any, Any, State],
-    app: FromPath[str],
-    registry: Injected[Registry],
+    own_app: OwnApp,
     deploys: Injected[Deploys],
 ) -> QueuedDeployId:
     """Publish an app.
@@ -196,10 +195,9 @@ async def publish(
     The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
     queues a live deploy. Without a Content-Type, the first bytes decide.
     """
-    found = await require_own_app(app, account, registry)
     declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await deploys.publish(found, request.stream(), "upload", size=declared_size(request), declared=declared)
+        await deploys.publish(own_app, request.stream(), "upload", size=declared_size(request), declared=declared)
     )
 
 
@@ -241,8 +239,7 @@ ROLLBACK = {
 async def roll_back(
     account: Caller,
     request: Request[Any, Any, State],
-    app: FromPath[str],
-    registry: Injected[Registry],
+    own_app: OwnApp,
     deploy_actions: Injected[DeployActions],
 ) -> QueuedDeployId:
     """Roll back to an earlier release.
@@ -250,56 +247,48 @@ async def roll_back(
     Queues a live deploy of a release that is still kept, without building it again. With an empty body, this is the
     release before the live one.
     """
-    found = await require_own_app(app, account, registry)
     body = await request.body()
     rollback = decode_body(body, Rollback) if body else Rollback()
-    return QueuedDeployId(await deploy_actions.roll_back(found, rollback.deployId))
+    return QueuedDeployId(await deploy_actions.roll_back(own_app, rollback.deployId))
 
 
 @post("/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
 async def promote(
     account: Caller,
-    deploy_id: FromPath[str],
+    own_deploy: OwnDeploy,
     registry: Injected[Registry],
-    deploys: Injected[Deploys],
     deploy_actions: Injected[DeployActions],
 ) -> QueuedDeployId:
     """Make a preview live.
 
     Queues a live deploy of the preview's release, without building it again.
     """
-    deploy = await require_deploy(deploy_id, account, deploys)
-    app = await require_own_app(deploy.appId, account, registry)
-    return QueuedDeployId(await deploy_actions.promote(deploy, app))
+    app = await require_own_app(own_deploy.appId, account, registry)
+    return QueuedDeployId(await deploy_actions.promote(own_deploy, app))
 
 
 @post("/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
 async def redeploy(
     account: Caller,
-    deploy_id: FromPath[str],
+    own_deploy: OwnDeploy,
     registry: Injected[Registry],
-    deploys: Injected[Deploys],
     deploy_actions: Injected[DeployActions],
 ) -> QueuedDeployId:
     """Build again.
 
     Queues a deploy of the same source at the same address. With a repository, this is the latest commit of the branch.
     """
-    deploy = await require_deploy(deploy_id, account, deploys)
-    app = await require_own_app(deploy.appId, account, registry)
-    return QueuedDeployId(await deploy_actions.redeploy(deploy, app))
+    app = await require_own_app(own_deploy.appId, account, registry)
+    return QueuedDeployId(await deploy_actions.redeploy(own_deploy, app))
 
 
 @post("/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
-async def cancel(
-    account: Caller, deploy_id: FromPath[str], deploys: Injected[Deploys], deploy_actions: Injected[DeployActions]
-) -> DeployView:
+async def cancel(account: Caller, own_deploy: OwnDeploy, deploy_actions: Injected[DeployActions]) -> DeployView:
     """Cancel a deploy that is queued or building.
 
     It ends as `canceled`, and no event is sent.
     """
-    deploy = await require_deploy(deploy_id, account, deploys)
-    return DeployView.of(await deploy_actions.cancel(deploy))
+    return DeployView.of(await deploy_actions.cancel(own_deploy))
 
 
 BODY_BYTES = 524_288  # JSON may encode a byte as six
@@ -318,10 +307,8 @@ VARIABLES = {
 
 
 @get("/apps/{app:str}/env", summary="List the names of an app's environment variables", errors=[NotFound])
-async def list_variables(
-    account: Caller, app: FromPath[str], registry: Injected[Registry], environments: Injected[Environments]
-) -> list[VariableView]:
-    return await environments.list_variables(await require_own_app(app, account, registry))
+async def list_variables(account: Caller, own_app: OwnApp, environments: Injected[Environments]) -> list[VariableView]:
+    return await environments.list_variables(own_app)
 
 
 @put(
@@ -333,8 +320,7 @@ async def list_variables(
 async def change_variables(
     account: Caller,
     request: Request[Any, Any, State],
-    app: FromPath[str],
-    registry: Injected[Registry],
+    own_app: OwnApp,
     environments: Injected[Environments],
 ) -> list[VariableView]:
     """Change an app's environment variables.
@@ -342,17 +328,15 @@ async def change_variables(
     They apply to builds and start commands from the next deploy on. `null` removes a variable; variables that are not
     named stay. Values are never shown again.
     """
-    found = await require_own_app(app, account, registry)
-    await environments.change_variables(found, decode_map(await request.body(), str | None))
-    return await environments.list_variables(found)
+    await environments.change_variables(own_app, decode_map(await request.body(), str | None))
+    return await environments.list_variables(own_app)
 
 
 @get("/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
 async def read_logs(
     account: Caller,
     request: Request[Any, Any, State],
-    app: FromPath[str],
-    registry: Injected[Registry],
+    own_app: OwnApp,
     deploys: Injected[Deploys],
     runtime_log: Injected[RuntimeLog],
     process: Injected[ProcessState],
@@ -362,8 +346,7 @@ async def read_logs(
 
     The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
     """
-    found = await require_own_app(app, account, registry)
-    if found.build is None or found.build.start is None:
+    if own_app.build is None or own_app.build.start is None:
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
@@ -373,8 +356,8 @@ async def read_logs(
             )
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
-        return Stream(_events(found, deploys, runtime_log, process, tail), headers=headers)
-    live = await deploys.find_live_id(found)
+        return Stream(_events(own_app, deploys, runtime_log, process, tail), headers=headers)
+    live = await deploys.find_live_id(own_app)
     lines = [] if live is None else await runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)

@@ -8,7 +8,8 @@ from litestar import delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.registry import Registry
-from gateway.api.authentication import Caller, account_router
+from gateway.api.authentication import account_router
+from gateway.api.subjects import Caller
 from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events import deliveries
 from gateway.events.catalog import SAMPLES

@@ -43,7 +43,7 @@ from gateway.api.authentication import operator_router
 from gateway.api.bodies import SOURCE, declared_size
 from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
 from gateway.api.events import EventId
-from gateway.api.subjects import require_account, require_app
+from gateway.api.subjects import AnyApp, require_account, require_app
 from gateway.deploys.addresses import live_url
 from gateway.deploys.environment import Environments
 from gateway.deploys.sources import read_format
@@ -158,14 +158,12 @@ async def report_crash(
     body=SCAN_BODY,
     errors=[RequestMalformed, NotFound],
 )
-async def report_scan(
-    app: FromPath[str], request: Request[Any, Any, State], registry: Injected[Registry], findings: Injected[Findings]
-) -> ScanCounts:
+async def report_scan(any_app: AnyApp, request: Request[Any, Any, State], findings: Injected[Findings]) -> ScanCounts:
     """Report a complete security scan.
 
     Accepts four formats. Open findings that the scan does not name are closed.
     """
-    return await findings.record_scan(await require_app(app, registry), scans.read_scan(await request.body()))
+    return await findings.record_scan(any_app, scans.read_scan(await request.body()))
 
 
 # -- sources and deploys -------------------------------------------------------------------------------------
@@ -185,24 +183,23 @@ class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     errors=PUBLISH_ERRORS,
 )
 async def publish_source(
-    app: FromPath[str], request: Request[Any, Any, State], registry: Injected[Registry], deploys: Injected[Deploys]
+    any_app: AnyApp, request: Request[Any, Any, State], deploys: Injected[Deploys]
 ) -> QueuedDeployId:
     """Publish an app.
 
     The body is the app's source: a tar.gz, a zip, or one page, which becomes `index.html`. The service stores it and
     queues a live deploy. Without a Content-Type, the first bytes decide.
     """
-    record = await require_app(app, registry)
     declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await deploys.publish(record, request.stream(), "operator", size=declared_size(request), declared=declared)
+        await deploys.publish(any_app, request.stream(), "operator", size=declared_size(request), declared=declared)
     )
 
 
 @delete("/apps/{app:str}/source", errors=[NotFound, StorageUnavailable])
-async def clean_up_source(app: FromPath[str], registry: Injected[Registry], deploys: Injected[Deploys]) -> None:
+async def clean_up_source(any_app: AnyApp, deploys: Injected[Deploys]) -> None:
     """Delete an app's stored sources."""
-    await deploys.forget_sources(await require_app(app, registry))
+    await deploys.forget_sources(any_app)
 
 
 @post(
@@ -210,17 +207,14 @@ async def clean_up_source(app: FromPath[str], registry: Injected[Registry], depl
     status_code=202,
     errors=[RequestMalformed, AppSuspended, NotFound, NoDeployYet, TarballGone, DeployQuotaReached],
 )
-async def deploy_app(
-    app: FromPath[str], data: JSONBody[NewDeploy], registry: Injected[Registry], deploys: Injected[Deploys]
-) -> QueuedDeployId:
+async def deploy_app(any_app: AnyApp, data: JSONBody[NewDeploy], deploys: Injected[Deploys]) -> QueuedDeployId:
     """Queue a deploy.
 
     Each branch has a preview of its own. Without a repository, it is built from the stored source.
     """
-    record = await require_app(app, registry)
     if data.branch is not None and data.kind == "live":
         raise RequestMalformed("branch: only previews have a branch.")
-    return QueuedDeployId(await deploys.queue(record, "operator", kind=data.kind, branch=data.branch))
+    return QueuedDeployId(await deploys.queue(any_app, "operator", kind=data.kind, branch=data.branch))
 
 
 # -- the inference switch ------------------------------------------------------------------------------------
@@ -534,15 +528,15 @@ def is_proven(before: App | None, account: str, domain: str | None) -> bool:
 
 
 @get("/apps/{app:str}", errors=[NotFound])
-async def get_app(app: FromPath[str], settings: Injected[Settings], registry: Injected[Registry]) -> AppView:
+async def get_app(any_app: AnyApp, settings: Injected[Settings]) -> AppView:
     """Show an app."""
-    return view_app(await require_app(app, registry), settings)
+    return view_app(any_app, settings)
 
 
 @delete("/apps/{app:str}", errors=[NotFound])
-async def delete_app(app: FromPath[str], registry: Injected[Registry], removal: Injected[Removal]) -> None:
+async def delete_app(any_app: AnyApp, removal: Injected[Removal]) -> None:
     """Delete an app."""
-    await removal.remove(await require_app(app, registry))
+    await removal.remove(any_app)
 
 
 REASON_LENGTH = 500  # characters
@@ -578,16 +572,15 @@ async def suspend_app(
 
 @delete("/apps/{app:str}/suspension", errors=[NotFound])
 async def resume_app(
-    app: FromPath[str], request: Request[Any, Any, State], store: Injected[Store], registry: Injected[Registry]
+    any_app: AnyApp, request: Request[Any, Any, State], store: Injected[Store], registry: Injected[Registry]
 ) -> None:
     """Lift the suspension of an app.
 
     The app stays suspended while its account is.
     """
-    found = await require_app(app, registry)
-    _note_before(request, found)
-    await _set_suspension(found, None, registry)
-    await unlist_suspended(store, found.account, found.id)
+    _note_before(request, any_app)
+    await _set_suspension(any_app, None, registry)
+    await unlist_suspended(store, any_app.account, any_app.id)
 
 
 @put("/accounts/{account_id:str}/suspension", errors=[RequestMalformed, NotFound])

@@ -1,17 +1,22 @@
-"""Finds the account, app or deploy that a request names."""
+"""The account, app or deploy that a request names, and the caller's account, as dependencies of the routes."""
 
-from gateway.accounts.records import (
-    Account,
-    App,
-)
+from litestar.di import NamedDependency, Provide
+from litestar.params import FromPath
+
+from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.deploys.states import Deploy, Deploys
-from gateway.errors import (
-    NotFound,
-)
+from gateway.errors import NotFound
+from gateway.services import Injected
+
+Caller = NamedDependency[Account]  # `account`: that of the API key or the session
+OwnApp = NamedDependency[App]  # `own_app`: the caller's app with this id or name
+OwnDeploy = NamedDependency[Deploy]  # `own_deploy`: the caller's deploy with this id
+AnyApp = NamedDependency[App]  # `any_app`, for operators
+AnyAccount = NamedDependency[Account]  # `any_account`, for operators
 
 
-async def require_own_app(app: str, account: Account, registry: Registry) -> App:
+async def require_own_app(app: FromPath[str], account: Caller, registry: Injected[Registry]) -> App:
     """Returns the account's app with this id or name. Raises NotFound."""
     found: App | None = await registry.find_app(app)
     if found is None or found.account != account.id:
@@ -19,7 +24,7 @@ async def require_own_app(app: str, account: Account, registry: Registry) -> App
     return found
 
 
-async def require_deploy(deploy_id: str, account: Account, deploys: Deploys) -> Deploy:
+async def require_deploy(deploy_id: FromPath[str], account: Caller, deploys: Injected[Deploys]) -> Deploy:
     """Returns the account's deploy with this id. Raises NotFound."""
     deploy = await deploys.get(deploy_id, account.id)
     if deploy is None or deploy.account != account.id:
@@ -27,17 +32,21 @@ async def require_deploy(deploy_id: str, account: Account, deploys: Deploys) -> 
     return deploy
 
 
-async def require_app(app: str, registry: Registry) -> App:
+async def require_app(app: FromPath[str], registry: Injected[Registry]) -> App:
     """Returns the app with this id or name. Raises NotFound."""
-    record: App | None = await registry.find_app(app)
-    if record is None:
+    found: App | None = await registry.find_app(app)
+    if found is None:
         raise NotFound
-    return record
+    return found
 
 
-async def require_account(account_id: str, registry: Registry) -> Account:
+async def require_account(account_id: FromPath[str], registry: Injected[Registry]) -> Account:
     """Returns the account with this id. Raises NotFound."""
     account: Account | None = await registry.account(account_id)
     if account is None:
         raise NotFound("There is no such account.")
     return account
+
+
+OF_ACCOUNTS = {"own_app": Provide(require_own_app), "own_deploy": Provide(require_deploy)}
+OF_OPERATORS = {"any_app": Provide(require_app), "any_account": Provide(require_account)}

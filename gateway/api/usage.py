@@ -15,9 +15,9 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
 from gateway.accounts.registry import Registry
-from gateway.api.authentication import Caller, account_router, operator_router
+from gateway.api.authentication import account_router, operator_router
 from gateway.api.deploys import DeployView, view_deploys
-from gateway.api.subjects import require_account
+from gateway.api.subjects import Caller, require_account
 from gateway.deploys.states import Deploys
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
