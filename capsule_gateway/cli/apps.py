@@ -11,7 +11,7 @@ import click
 from capsule_gateway.cli.completion import app_argument
 from capsule_gateway.cli.operators import apps as apps
 from capsule_gateway.cli.operators import reason
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
 from capsule_gateway.cli.show import (
     Row,
     as_json,
@@ -116,7 +116,7 @@ def apps_check_token(app: str) -> None:
     claims = {f"claim {name}": _format_claim(value) for name, value in nested_row(answer, "claims").items()}
     show_fields(answer, {"user": text_of("user"), **claims})
     if not answer.get("valid"):
-        raise Refused(f"the token is not valid: {text_of('reason')(answer)}")
+        raise ServiceRefusal(f"the token is not valid: {text_of('reason')(answer)}")
 
 
 def _format_claim(value: Any) -> str:
@@ -229,7 +229,7 @@ def _confirm_deletion(app: str) -> None:
 def _delete_app(service: Service, app: str) -> None:
     try:
         service.send("DELETE", path("account", "apps", app))
-    except Refused as refused:
+    except ServiceRefusal as refused:
         if refused.status != 401:
             raise
         service.send("DELETE", path("platform", "apps", app))  # the key may be the operator token

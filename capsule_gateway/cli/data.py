@@ -12,7 +12,7 @@ import click
 
 from capsule_gateway.cli.completion import app_argument
 from capsule_gateway.cli.deploys import follow_option, show_queued, timeout_option
-from capsule_gateway.cli.service import Refused, WrongUsage, open_service, path
+from capsule_gateway.cli.service import ServiceRefusal, WrongUsage, open_service, path
 from capsule_gateway.cli.show import (
     Row,
     age_of,
@@ -87,7 +87,7 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
     if not snapshot:
         found = _list_snapshots(service.request_object("GET", _address(app), having="state"))
         if not found:
-            raise Refused(f"{app} has no snapshot yet; to make one, run: capsule data snapshot {app}")
+            raise ServiceRefusal(f"{app} has no snapshot yet; to make one, run: capsule data snapshot {app}")
         snapshot = text_of("id")(found[0])
     address = path("account", "apps", app, "data", "snapshots", snapshot)
     if output == Path("-"):

@@ -13,7 +13,7 @@ import click
 
 from capsule_gateway.cli.account import limit
 from capsule_gateway.cli.completion import app_argument, deploy_argument
-from capsule_gateway.cli.service import Refused, Service, open_service, path
+from capsule_gateway.cli.service import Service, ServiceRefusal, open_service, path
 from capsule_gateway.cli.show import (
     Row,
     age_of,
@@ -99,7 +99,7 @@ def _require_app(service: Service, name: str) -> None:
     names = [text_of("name")(app) for app in service.list_rows("/account/apps")]
     if name not in names:
         yours = f"; yours are {', '.join(names)}" if names else ""
-        raise Refused(f"you have no app called {strip_controls(name)}{yours}")
+        raise ServiceRefusal(f"you have no app called {strip_controls(name)}{yours}")
 
 
 def _describe_wait(row: Row) -> str:
@@ -168,7 +168,7 @@ def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
 
 
 def publish_source(service: Service, app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
-    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises Refused if that fails."""
+    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises ServiceRefusal if that fails."""
     from capsule_gateway.cli.source import open_source
 
     with _open_screen("packing") as screen, open_source(folder_or_file) as source:
@@ -280,7 +280,7 @@ def _open_screen(status: str) -> Iterator[Screen]:
 
 
 def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
-    """Raises Refused if the deploy fails or has not ended after `timeout` seconds."""
+    """Raises ServiceRefusal if the deploy fails or has not ended after `timeout` seconds."""
     try:
         with _open_screen("queued") as screen:
             deploy = _wait_for_end(service, deploy_id, timeout, None if wants_json() else screen)
@@ -291,7 +291,7 @@ def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
         show_json(deploy)
     if deploy["state"] != "live":
         state = "was canceled" if deploy["state"] == "canceled" else "failed"
-        raise Refused(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
+        raise ServiceRefusal(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
     if not wants_json():
         click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 
@@ -309,7 +309,7 @@ def _wait_for_end(service: Service, deploy_id: str, timeout: int, screen: Screen
             return deploy
         if waited > timeout:
             command = f"capsule deploys show {deploy_id} --follow"
-            raise Refused(f"{deploy_id} is still {state} after {timeout} s; continue with: {command}")
+            raise ServiceRefusal(f"{deploy_id} is still {state} after {timeout} s; continue with: {command}")
         previous_state = state
         time.sleep(POLL_SECONDS)
 
@@ -334,7 +334,7 @@ def _fetch_deploy(service: Service, deploy_id: str) -> dict[str, Any]:
     for _ in range(RETRIES):
         try:
             return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
-        except Refused as refused:
+        except ServiceRefusal as refused:
             if not refused.temporary:
                 raise
             time.sleep(POLL_SECONDS)

@@ -6,7 +6,7 @@ import click
 
 from capsule_gateway.cli.app_details import format_certificate
 from capsule_gateway.cli.completion import app_argument
-from capsule_gateway.cli.service import Refused, open_service, path
+from capsule_gateway.cli.service import ServiceRefusal, open_service, path
 from capsule_gateway.cli.show import (
     Row,
     as_json,
@@ -58,7 +58,7 @@ def domain_verify(app: str) -> None:
     name, problem = text_of("domain")(answer), text_of("problem")(answer)
     if not answer.get("verified"):
         hint = f"To see the records that it needs, run: capsule domain show {app}"
-        raise Refused(f"{name} is not verified. {problem} {hint}")
+        raise ServiceRefusal(f"{name} is not verified. {problem} {hint}")
     if not wants_json():
         click.echo(f"{name} is verified." + (f" {problem}" if problem else ""))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from capsule_gateway.cli.completion import app_argument
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
 from capsule_gateway.cli.show import age_of, as_list, show_table, strip_controls, text_of
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
@@ -130,7 +130,7 @@ def _follow_output(service: Service, address: str, tail: int) -> None:
             for line in service.stream_events(address, tail=tail):
                 failures = 0
                 click.echo(strip_controls(line))
-        except Refused as refused:
+        except ServiceRefusal as refused:
             failures += 1
             if not refused.temporary or failures > MAX_RECONNECTS:
                 raise

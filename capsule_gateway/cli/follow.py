@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.service import ServiceRefusal
 from capsule_gateway.cli.show import Columns, Row, Table, show_csv, text_of, wants_json, wants_table
 
 POLL_SECONDS = 1.0
@@ -50,11 +50,11 @@ def follow_rows(fetch: Fetch, count: int, identity: str, columns: Columns, **opt
 
 
 def _fetch_patiently(fetch: Fetch, count: int) -> list[dict[str, Any]]:
-    """Raises Refused if the service refuses the call, or cannot be reached."""
+    """Raises ServiceRefusal if the service refuses the call, or cannot be reached."""
     for _ in range(MAX_FAILURES):
         try:
             return fetch(count)
-        except Refused as refused:
+        except ServiceRefusal as refused:
             if not refused.temporary:
                 raise
             time.sleep(POLL_SECONDS)

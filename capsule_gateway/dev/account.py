@@ -13,13 +13,13 @@ from capsule_gateway.dev.layout import Layout
 DEFAULT_AUTH = {"kind": "jwks", "url": "/.well-known/jwks.json"}
 
 
-class AppView(msgspec.Struct):
+class DemoApp(msgspec.Struct):
     id: str
     account: str
     auth: dict[str, Any]
 
 
-async def register_demo(layout: Layout, keys: Keys) -> AppView:
+async def register_demo(layout: Layout, keys: Keys) -> DemoApp:
     """Registers the account and the app, and keeps the account's API key in `keys`. Raises StartFailed."""
     async with httpx.AsyncClient(base_url=layout.local, trust_env=False, timeout=10) as http:
         try:
@@ -39,14 +39,14 @@ async def _register_account(http: httpx.AsyncClient, keys: Keys) -> str:
     return str(answer.raise_for_status().json()["id"])
 
 
-async def _register_app(http: httpx.AsyncClient, layout: Layout, keys: Keys, account_id: str) -> AppView:
+async def _register_app(http: httpx.AsyncClient, layout: Layout, keys: Keys, account_id: str) -> DemoApp:
     """Creates the app if it is missing. The manifest of the developer's own app determines its users."""
     path, operator = f"/platform/apps/{layout.app}", bearer(keys.operator_token)
     answer = await http.get(path, headers=operator)
     if answer.status_code == 404:
         auth = {"kind": "secret", "secret": keys.auth_secret}  # until the demo's manifest names its own keys
         answer = await http.put(path, json={"account": account_id, "auth": auth}, headers=operator)
-    app = msgspec.json.decode(answer.raise_for_status().content, type=AppView)
+    app = msgspec.json.decode(answer.raise_for_status().content, type=DemoApp)
     if app.account != account_id:
         remedy = "Choose another name in capsule.toml." if layout.own_app else f"Delete {layout.folder} to start over."
         raise StartFailed(f"Another account has an app called {layout.app}. {remedy}")

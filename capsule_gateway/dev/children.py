@@ -18,7 +18,7 @@ class StartFailed(Exception):
     """`capsule dev` cannot start or continue. It prints the message and ends."""
 
 
-class Child(NamedTuple):
+class DevProcess(NamedTuple):
     name: str
     process: asyncio.subprocess.Process
     log: Path
@@ -49,7 +49,7 @@ class Child(NamedTuple):
 @asynccontextmanager
 async def run_child(
     name: str, *command: str | Path, log: Path, grace: float, settings: Mapping[str, str] | None = None
-) -> AsyncIterator[Child]:
+) -> AsyncIterator[DevProcess]:
     """Runs a process; at the end, sends it SIGTERM and kills it after `grace` seconds. Raises StartFailed."""
     with log.open("wb") as out:
         try:
@@ -65,7 +65,7 @@ async def run_child(
         except OSError as error:
             raise StartFailed(f"The {name} could not be started: {error}.") from None
     try:
-        yield Child(name, process, log)
+        yield DevProcess(name, process, log)
     finally:
         await _stop(process, grace)
 
@@ -73,7 +73,7 @@ async def run_child(
 @asynccontextmanager
 async def run_shell(
     name: str, line: str, *, folder: Path, log: Path, grace: float, environment: Mapping[str, str]
-) -> AsyncIterator[Child]:
+) -> AsyncIterator[DevProcess]:
     """Runs a line of shell in the folder. Its output goes to the log and to the screen.
 
     At the end, it sends SIGTERM to all processes of the line, and kills them after `grace` seconds.
@@ -91,7 +91,7 @@ async def run_shell(
         assert process.stdout
         copying = asyncio.create_task(_copy_output(process.stdout, out))
         try:
-            yield Child(name, process, log)
+            yield DevProcess(name, process, log)
         finally:
             _signal_group(process.pid, signal.SIGTERM)
             try:

@@ -20,7 +20,7 @@ import httpx
 import jwt
 
 from capsule_gateway.dev import report
-from capsule_gateway.dev.account import AppView, bearer
+from capsule_gateway.dev.account import DemoApp, bearer
 from capsule_gateway.dev.key_file import Keys, replace_file, save
 from capsule_gateway.dev.layout import DEMO, HELLO, Layout
 from capsule_gateway.dev.visitor import POLL_SECONDS, open_app, wait_for_answer
@@ -48,7 +48,7 @@ class Demo:
     """The demo app. `http` calls the service; `app` calls the app as its visitors do."""
 
     def __init__(
-        self, layout: Layout, keys: Keys, record: AppView, http: httpx.AsyncClient, app: httpx.AsyncClient
+        self, layout: Layout, keys: Keys, record: DemoApp, http: httpx.AsyncClient, app: httpx.AsyncClient
     ) -> None:
         self.layout, self.keys, self._http, self._app = layout, keys, http, app
         self._signs_itself = record.auth["kind"] == "secret"
@@ -178,7 +178,7 @@ class Demo:
 
 
 @contextlib.asynccontextmanager
-async def open_demo(layout: Layout, keys: Keys, record: AppView) -> AsyncIterator[Demo]:
+async def open_demo(layout: Layout, keys: Keys, record: DemoApp) -> AsyncIterator[Demo]:
     async with (
         httpx.AsyncClient(base_url=layout.local, trust_env=False, timeout=10, headers=bearer(keys.api_key)) as http,
         open_app(layout) as app,

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capsule_gateway.dev.account import AppView
-from capsule_gateway.dev.children import Child, run_shell
+from capsule_gateway.dev.account import DemoApp
+from capsule_gateway.dev.children import DevProcess, run_shell
 from capsule_gateway.dev.key_file import Keys
 from capsule_gateway.dev.layout import Layout
 
@@ -31,7 +31,7 @@ SERVICE_VARIABLES = ("GATEWAY_", "CAPSULE_")
 
 
 @asynccontextmanager
-async def run_own_app(layout: Layout, keys: Keys, record: AppView) -> AsyncIterator[Child]:
+async def run_own_app(layout: Layout, keys: Keys, record: DemoApp) -> AsyncIterator[DevProcess]:
     """Runs the command of the layout's own app, and serves it at the app's address until the block ends."""
     from workers.hosting.releases import Releases
 
@@ -72,7 +72,7 @@ def _inherit_environment(data_dir: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _serve_release(releases: Releases, layout: Layout, record: AppView) -> Iterator[socket.socket]:
+def _serve_release(releases: Releases, layout: Layout, record: DemoApp) -> Iterator[socket.socket]:
     """Yields the listener of the release's socket, to which Caddy connects."""
     from workers.hosting.releases import Site, remove_folder
 

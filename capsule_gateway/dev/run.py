@@ -16,8 +16,8 @@ import httpx
 import structlog
 
 from capsule_gateway.dev import key_file, report, valkey
-from capsule_gateway.dev.account import AppView, register_demo
-from capsule_gateway.dev.children import Child, StartFailed, run_child
+from capsule_gateway.dev.account import DemoApp, register_demo
+from capsule_gateway.dev.children import DevProcess, StartFailed, run_child
 from capsule_gateway.dev.demo import Demo, WriteTemplate, open_demo
 from capsule_gateway.dev.layout import DRAIN_SECONDS, SHARED_DATA, Layout
 from capsule_gateway.dev.model import model_app
@@ -57,7 +57,7 @@ async def run_service(layout: Layout, write_template: WriteTemplate) -> None:
         raise done.pop().result()
 
 
-async def start_parts(layout: Layout, stack: AsyncExitStack, write_template: WriteTemplate) -> list[Child]:
+async def start_parts(layout: Layout, stack: AsyncExitStack, write_template: WriteTemplate) -> list[DevProcess]:
     """Starts everything on the stack. Returns the processes, none of which should end. Raises StartFailed."""
     model_listener = claim_ports(layout, stack)
     report.print_starting()
@@ -129,8 +129,8 @@ def trust_authority(layout: Layout, settings: Mapping[str, str]) -> str:
 
 
 async def start_own_app(
-    layout: Layout, stack: AsyncExitStack, run_keys: key_file.Keys, app: AppView, fault: tuple[str, str]
-) -> Child:
+    layout: Layout, stack: AsyncExitStack, run_keys: key_file.Keys, app: DemoApp, fault: tuple[str, str]
+) -> DevProcess:
     """Starts the developer's own app, and prints the screen. Returns its process."""
     report.print_running(layout, run_keys.api_key, fault)
     child = await stack.enter_async_context(run_own_app(layout, run_keys, app))

@@ -22,7 +22,7 @@ LANE, LEAVE = "lane", "leave_lane"  # in a request's state
 UNPACED = "unpaced"  # an option of routes
 
 
-class Lane:
+class AccountLane:
     """The running and waiting requests of one account."""
 
     def __init__(self) -> None:
@@ -94,14 +94,14 @@ class Lane:
 
 class Pacing:
     def __init__(self) -> None:
-        self._lanes: OrderedDict[str, Lane] = OrderedDict()
+        self._lanes: OrderedDict[str, AccountLane] = OrderedDict()
 
     async def admit(self, account: str, state: dict[str, Any], *, paced: bool = True) -> None:
         """Waits until the request with this state may run, and charges its account. Raises RateLimited.
 
         A request that is not `paced`, because it may take long, frees its slot at once.
         """
-        lane = self._lanes.setdefault(account, Lane())
+        lane = self._lanes.setdefault(account, AccountLane())
         self._lanes.move_to_end(account)
         if len(self._lanes) > MAX_LANES:
             self._lanes = OrderedDict((id, each) for id, each in self._lanes.items() if not each.is_idle)

@@ -217,12 +217,18 @@ async def create_app(
 
     Its name is the first part of its address. The plan limits the number of apps.
     """
-    check_name(data.name)
-    check_new_name(data.name)
-    check_service_host(data.name, settings)
+    return await register_app(account, data.name, settings, store, app_changes)
+
+
+async def register_app(
+    account: Account, name: str, settings: Settings, store: Store, app_changes: AppChanges
+) -> AccountApp:
+    check_name(name)
+    check_new_name(name)
+    check_service_host(name, settings)
     # Unlike an operators' app, it has an id of its own: the next app with this name inherits nothing.
     app_id = new_id("app").replace("_", "-")
-    app = App(id=app_id, name=data.name, account=account.id, createdAt=now_iso())
+    app = App(id=app_id, name=name, account=account.id, createdAt=now_iso())
     await app_changes.create_app(app, settings.app_limits[account.plan])
     (view,) = await view_apps(account, [app], settings, store)
     return view
@@ -259,6 +265,19 @@ async def change_app(
     A field that is left out stays as it is; null resets it. Repository and build apply from the next deploy on. A new
     `auth` is saved in any case, and checked with one call that takes at most five seconds: `authCheck` has the result.
     """
+    return await apply_change(account, own_app, data, settings, vault, registry, app_changes, users)
+
+
+async def apply_change(
+    account: Account,
+    app: App,
+    data: AppChange,
+    settings: Settings,
+    vault: Vault,
+    registry: Registry,
+    app_changes: AppChanges,
+    users: Users,
+) -> ChangedSettings:
     await app_changes.count_change(account.id)
     changes: dict[str, Any] = {}
     if data.auth is not msgspec.UNSET:
@@ -266,15 +285,15 @@ async def change_app(
         changes["auth"] = check_auth(data.auth or JwksAuth(), vault, allow_private=allow_private, save_internal=True)
     if data.repository is not msgspec.UNSET:
         repository = check_repository(data.repository, settings, vault)
-        changes["repository"] = keep_credentials(repository, own_app.repository)
+        changes["repository"] = keep_credentials(repository, app.repository)
     if data.build is not msgspec.UNSET:
         changes["build"] = check_build(data.build)
     if changes:
-        own_app = await registry.change_app(own_app, lambda record: set_fields(record, changes))
-    answer = ChangedSettings(**msgspec.structs.asdict(view_settings(own_app)))
+        app = await registry.change_app(app, lambda record: set_fields(record, changes))
+    answer = ChangedSettings(**msgspec.structs.asdict(view_settings(app)))
     if data.auth is not msgspec.UNSET:
         allow_private = settings.allow_private_addresses
-        answer.authCheck = await check_verification(users, own_app, allow_private=allow_private)
+        answer.authCheck = await check_verification(users, app, allow_private=allow_private)
     return answer
 
 
@@ -322,10 +341,14 @@ async def delete_app(
     This also deletes its hooks, variables, sources and queued deploys, and cannot be undone. A suspended app stays
     until an operator lifts its suspension, because otherwise its name could be used again at once.
     """
-    if own_app.suspension is not None:
+    await delete_own_app(own_app, app_changes, removal)
+
+
+async def delete_own_app(app: App, app_changes: AppChanges, removal: Removal) -> None:
+    if app.suspension is not None:
         raise AppSuspended("A suspended app can't be deleted; ask the operator to lift the suspension first.")
-    await app_changes.count_change(account.id)
-    await removal.remove(own_app)
+    await app_changes.count_change(app.account)
+    await removal.remove(app)
 
 
 class CertificateView(msgspec.Struct):
@@ -439,7 +462,7 @@ class AppSpend(Spend):
 
 @get("/apps/{app:str}/limits", summary="Show the limits of an app and its users", errors=[NotFound])
 async def show_limits(account: Caller, own_app: OwnApp) -> LimitsView:
-    return _view(own_app.limits or AppLimits())
+    return view_limits(own_app)
 
 
 @put("/apps/{app:str}/limits", errors=[RequestMalformed, NotFound, BackboneUnavailable])
@@ -454,10 +477,16 @@ async def change_limits(
 
     They narrow the account's limits, and apply within a second in every process.
     """
+    return await apply_limits(account, own_app, data, settings, registry)
+
+
+async def apply_limits(
+    account: Account, app: App, data: LimitsChange, settings: Settings, registry: Registry
+) -> LimitsView:
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
     whose = "the plan" if account.own_cap is None else "the account"
-    _check_limits(changes, _find_widest(own_app, account, settings), whose)
-    return _view(await registry.change_limits(own_app, lambda limits: msgspec.structs.replace(limits, **changes)))
+    _check_limits(changes, _find_widest(app, account, settings), whose)
+    return _view(await registry.change_limits(app, lambda limits: msgspec.structs.replace(limits, **changes)))
 
 
 @get("/apps/{app:str}/spend", summary="Show an app's spend of today", errors=[NotFound])
@@ -467,11 +496,19 @@ async def show_spend(
     settings: Injected[Settings],
     store: Injected[Store],
 ) -> AppSpend:
-    day, fields = await store.today(), app_spend_fields(own_app.id)
+    return await read_spend(account, own_app, settings, store)
+
+
+async def read_spend(account: Account, app: App, settings: Settings, store: Store) -> AppSpend:
+    day, fields = await store.today(), app_spend_fields(app.id)
     settled, reserved = await store.client.hmget(spend_key(account.id, day), fields)
-    limits = limits_of(own_app, account.plan, settings, account.own_cap)
+    limits = limits_of(app, account.plan, settings, account.own_cap)
     cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
-    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(own_app, account, settings))
+    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _find_widest(app, account, settings))
+
+
+def view_limits(app: App) -> LimitsView:
+    return _view(app.limits or AppLimits())
 
 
 def _view(limits: AppLimits) -> LimitsView:

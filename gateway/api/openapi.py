@@ -168,7 +168,7 @@ async def answer_index(request: Request[Any, Any, State]) -> Response[bytes] | N
     return await documentation.send_page(request, "/docs", request.app.state.base_url)
 
 
-class Document(JsonRenderPlugin):
+class ApiDocument(JsonRenderPlugin):
     def __init__(self) -> None:
         super().__init__(media_type="application/json")  # type: ignore[arg-type]
         self._rendered = b""
@@ -178,7 +178,7 @@ class Document(JsonRenderPlugin):
         return self._rendered
 
 
-document = Document()
+document = ApiDocument()
 
 
 @get("/reference", include_in_schema=False)

@@ -22,13 +22,13 @@ BOUNDS = {
 }
 
 
-class Page(NamedTuple):
+class ReferencePage(NamedTuple):
     title: str
     content: str  # HTML
     sections: list[tuple[str, str]]  # anchors and titles
 
 
-def render(document: Schema) -> Page:
+def render(document: Schema) -> ReferencePage:
     groups: dict[str, list[str]] = {}
     components = document["components"]["schemas"]
     for path, item in document["paths"].items():
@@ -48,7 +48,7 @@ def render(document: Schema) -> Page:
     )
     for anchor, tag in sections:
         content += f'<h2 id="{anchor}">{tag}</h2>{"".join(groups[tag])}'
-    return Page("API operations", content, sections)
+    return ReferencePage("API operations", content, sections)
 
 
 def _render_operation(call: str, operation: Schema, components: Schema, example: str = "") -> str:

@@ -100,7 +100,7 @@ def seal_manifest(text: bytes, vault: Vault, *, allow_private: bool) -> Manifest
     return Manifest(manifest.name, manifest.build, auth, manifest.dev)
 
 
-def _parse(text: bytes) -> tuple[_Text, Mapping[KeyPath, Position]]:
+def _parse(text: bytes) -> tuple[_Text, Mapping[KeyPath, TomlPosition]]:
     if len(text) > MAX_BYTES:
         raise ManifestError(f"the file has more than {MAX_BYTES // 1024} KiB; make it smaller")
     try:
@@ -130,7 +130,7 @@ def _parse(text: bytes) -> tuple[_Text, Mapping[KeyPath, Position]]:
 # -- faults --------------------------------------------------------------------------------------------------
 
 
-class Position(NamedTuple):
+class TomlPosition(NamedTuple):
     line: int
     column: int
 
@@ -144,11 +144,11 @@ def _syntax_fault(fault: str, source: str) -> ManifestError:
     lines = source.rstrip("\n").split("\n")
     found = _SYNTAX_POSITION.fullmatch(fault)
     message, line, column = found.groups() if found else (fault, None, None)
-    position = Position(int(line), int(column)) if line and column else Position(len(lines), len(lines[-1]) + 1)
+    position = TomlPosition(int(line), int(column)) if line and column else TomlPosition(len(lines), len(lines[-1]) + 1)
     return ManifestError(message[:1].lower() + message[1:], *position)
 
 
-def _structure_fault(fault: str, keys: Mapping[KeyPath, Position]) -> ManifestError:
+def _structure_fault(fault: str, keys: Mapping[KeyPath, TomlPosition]) -> ManifestError:
     """Translates a message of msgspec into the words of TOML, which has no null."""
     found = _STRUCTURE_POSITION.fullmatch(fault)
     reason, field = found.groups() if found else (fault, "")
@@ -161,7 +161,7 @@ def _structure_fault(fault: str, keys: Mapping[KeyPath, Position]) -> ManifestEr
     return ManifestError(f"{field}: {message}" if field else message, *_find_position(keys, _split(field)))
 
 
-def _locate_fault(message: str, keys: Mapping[KeyPath, Position]) -> ManifestError:
+def _locate_fault(message: str, keys: Mapping[KeyPath, TomlPosition]) -> ManifestError:
     """Adds the position of the key that the message names first."""
     return ManifestError(message.removesuffix("."), *_find_position(keys, _split(message.partition(":")[0])))
 
@@ -170,7 +170,7 @@ def _split(field: str) -> KeyPath:
     return tuple(field.split(".")) if field else ()
 
 
-def _find_position(keys: Mapping[KeyPath, Position], path: KeyPath) -> Position:
+def _find_position(keys: Mapping[KeyPath, TomlPosition], path: KeyPath) -> TomlPosition:
     """Returns where the key is, or else the first key of its table."""
     while path:
         if path in keys:
@@ -178,7 +178,7 @@ def _find_position(keys: Mapping[KeyPath, Position], path: KeyPath) -> Position:
         if inside := [position for key, position in keys.items() if key[: len(path)] == path]:
             return min(inside)
         path = path[:-1]
-    return Position(1, 1)
+    return TomlPosition(1, 1)
 
 
 # -- where the keys are --------------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ _TOKEN = re.compile(
 )
 
 
-def _find_keys(source: str) -> Iterator[tuple[KeyPath, Position]]:
+def _find_keys(source: str) -> Iterator[tuple[KeyPath, TomlPosition]]:
     """Yields the path and the position of each key and table of a valid TOML document, because `tomllib` gives none."""
     table: KeyPath = ()  # of the last header
     brackets: list[KeyPath | None] = []  # that are open in a value: the path of an inline table, None for a list
     key: KeyPath = ()
-    position: Position | None = None  # of the key that is being read
+    position: TomlPosition | None = None  # of the key that is being read
     reads_key, line, line_start = True, 1, 0
     for token in _TOKEN.finditer(source):
         kind, text = token.lastgroup, token[0]
@@ -206,7 +206,7 @@ def _find_keys(source: str) -> Iterator[tuple[KeyPath, Position]]:
             continue
         if reads_key and kind in ("word", "string"):
             key += (_unquote(text),)
-            position = position or Position(line, token.start() - line_start + 1)
+            position = position or TomlPosition(line, token.start() - line_start + 1)
         elif reads_key and text == "=" and position is not None:
             key = ((brackets[-1] or ()) if brackets else table) + key
             yield key, position

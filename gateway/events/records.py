@@ -33,7 +33,7 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     entries: int  # of the log
 
 
-class Ownership(msgspec.Struct, frozen=True):
+class EntryOwnership(msgspec.Struct, frozen=True):
     owned: bool  # this worker may send the event
     receiver: str  # the account's receiver, JSON; '' if none is set
     data: str  # the event's, JSON; '' if it is no longer stored

@@ -6,8 +6,8 @@ import msgspec
 
 from gateway.events.records import (
     DeliveryResult,
+    EntryOwnership,
     LoggedEvent,
-    Ownership,
     QueuedEvent,
     RequestReply,
     flatten_event,
@@ -68,12 +68,12 @@ async def redeliver_events(store: Store, account: str, events: Sequence[LoggedEv
 
 async def claim_delivery(
     store: Store, tag: str, account: str, event: str, *, group: str, consumer: str, entry: str
-) -> Ownership:
+) -> EntryOwnership:
     """Confirms that an entry of the partition's events belongs to this consumer, and restarts its idle time."""
     script_keys = [stream_key(tag, "events"), webhook_key(account), bodies_key(account)]
     script_keys.append(previous_secret_key(account))
     owned, *found = await store.run_script(_CLAIM_DELIVERY, script_keys, group, consumer, entry, event)
-    return Ownership(bool(owned), *found)
+    return EntryOwnership(bool(owned), *found)
 
 
 async def record_delivery(

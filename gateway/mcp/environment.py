@@ -1,77 +1,48 @@
-"""The agent tool `service_env`: an app's environment variables. No answer has a value."""
-
-from __future__ import annotations
+"""The agent tool `service_env`. No answer has a value."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
 
-from gateway.accounts.records import Account
 from gateway.api.bodies import decode_map
-from gateway.api.subjects import require_own_app
-from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, parse_arguments, text, value
-from gateway.services import Services
+from gateway.mcp.tools import AgentTool, AppName, Arg
 
-# The arguments of each action, with their meaning.
-ACTIONS: dict[str, dict[str, str]] = {
-    "list": {"app": "the app's name"},
-    "set": {"app": "the app's name", "variables": "the new values"},
-    "unset": {"app": "the app's name", "variables": "the names"},
-}
-CHOICES = "action must be 'list' (with app), 'set' or 'unset' (with app and variables)."
 NOTE = "Applies from the next deploy on."
-
-Action = Annotated[
-    str,
-    ANYTHING,
-    text(
-        "list: list the names of the variables of `app`. set: set `variables`. unset: remove `variables`. A change "
-        "applies from the next deploy on.",
-        enum=list(ACTIONS),
-    ),
-]
-AppName = Annotated[str, ANYTHING, text("The app's name.")]
 Variables = Annotated[
     Any,
-    ANYTHING,
-    value(
+    Arg(
+        "names with values to set",
         ["object", "array"],
-        'For set: names with values, such as {"DATABASE_URL": "postgres://…"}. For unset: a list of names.',
+        hint=', such as {"DATABASE_URL": "postgres://…"}, or a list of names to unset',
     ),
 ]
 
 
-def read_changes(action: str, variables: Any) -> Mapping[str, str | None]:
-    """Returns the changes by name. Raises ToolError and RequestMalformed."""
-    if action == "unset" and isinstance(variables, str) and variables:
-        variables = [variables]
-    if action == "unset" and isinstance(variables, list | dict) and variables:
-        return dict.fromkeys(map(str, variables))
-    if action == "set" and isinstance(variables, dict) and variables:
-        return decode_map(msgspec.json.encode(variables), str)
-    needed = '{"NAME": "value"}' if action == "set" else '["NAME"]'
-    raise ToolError(f"action '{action}' needs variables, such as {needed}.")
+class EnvironmentTool(AgentTool):
+    """List, set or remove an app's environment variables. Values are never shown."""
 
+    name, title = "service_env", "Environment variables"
 
-async def perform(services: Services, account: Account, action: str, arguments: list[Any]) -> dict[str, Any]:
-    app = await require_own_app(arguments[0], account, services.registry)
-    if action == "list":
-        return {"variables": await services.environments.list_variables(app)}
-    await services.environments.change_variables(app, read_changes(action, arguments[1]))
-    return {"variables": await services.environments.list_variables(app), "note": NOTE}
+    async def list(self, app: AppName) -> dict[str, Any]:
+        """List the names of the variables of `app`."""
+        return {"variables": await self.services.environments.list_variables(await self.app(app))}
 
+    async def set(self, app: AppName, variables: Variables) -> dict[str, Any]:
+        """Set `variables`, from the next deploy on."""
+        if isinstance(variables, dict) and variables:
+            return await self._change(app, decode_map(msgspec.json.encode(variables), str))
+        raise ToolError('action \'set\' needs variables, such as {"NAME": "value"}.')
 
-def environment_tool(services: Services) -> Tool:
-    async def service_env(
-        context: Context[Any], action: Action = "", app: AppName = "", variables: Variables = ""
-    ) -> dict[str, Any]:
-        """List, set or remove an app's environment variables. Values are never shown."""
-        given = {"app": app, "variables": variables}
-        arguments = parse_arguments(action, given, ACTIONS, CHOICES, values=["variables"])
-        return await answer(perform(services, account_of(context), action, arguments))
+    async def unset(self, app: AppName, variables: Variables) -> dict[str, Any]:
+        """Remove `variables`, from the next deploy on."""
+        names = [variables] if isinstance(variables, str) else variables
+        if isinstance(names, list | dict) and names:
+            return await self._change(app, dict.fromkeys(map(str, names)))
+        raise ToolError("action 'unset' needs variables, such as [\"NAME\"].")
 
-    return make_tool(service_env, "Environment variables")
+    async def _change(self, name: str, changes: Mapping[str, str | None]) -> dict[str, Any]:
+        app = await self.app(name)
+        await self.services.environments.change_variables(app, changes)
+        return {"variables": await self.services.environments.list_variables(app), "note": NOTE}

@@ -1,6 +1,4 @@
-"""The agent tool `service_publish`: publishes the files of an app, and waits for the deploy."""
-
-from __future__ import annotations
+"""The agent tool `service_publish`."""
 
 import asyncio
 import base64
@@ -11,18 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
-from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
 
 from gateway.accounts.pacing import leave_lane
-from gateway.accounts.records import Account
 from gateway.api.deploys import DeployView, view_with_log
-from gateway.api.subjects import require_deploy, require_own_app
 from gateway.deploys.states import FINAL
 from gateway.mcp.deploys import LOG_CHARACTERS
-from gateway.mcp.tools import ANYTHING, account_of, answer, make_tool, require_text, text, value
-from gateway.services import Services
+from gateway.mcp.tools import AgentTool, Arg
 
 WAIT_SECONDS = 50.0  # clients give up on a call after a minute
 POLL_SECONDS = 0.5
@@ -30,14 +23,13 @@ MAX_FILES = 2_000
 PATH_CHARACTERS = 500
 HOW = 'each file is {"path": "index.html", "text": "…"}, or has "base64" in place of "text"'
 
-AppName = Annotated[str, ANYTHING, text("The app's name. It must exist: create it with service_app.")]
+AppName = Annotated[str, Arg("the app's name", hint=". It must exist: create it with service_app")]
 Files = Annotated[
     Any,
-    ANYTHING,
-    value(
+    Arg(
+        "all files of the app's source",
         "array",
-        "All files of the app's source: a page (index.html), or a folder with capsule.toml. They replace the source "
-        "that was published before.",
+        hint=": a page (index.html), or a folder with capsule.toml. They replace the source that was published before",
         items={
             "type": "object",
             "properties": {
@@ -50,9 +42,7 @@ Files = Annotated[
     ),
 ]
 Wait = Annotated[
-    Any,
-    ANYTHING,
-    value("boolean", "true: wait for the end of the deploy, up to 50 seconds, and show the end of its log."),
+    Any, Arg("whether to wait for the end of the deploy, up to 50 seconds, and show the end of its log", "boolean")
 ]
 
 
@@ -101,46 +91,36 @@ def pack(contents: dict[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-async def publish(services: Services, account: Account, name: str, files: Any, wait: bool) -> dict[str, Any]:
-    app = await require_own_app(name, account, services.registry)
-    packed = await asyncio.to_thread(lambda: pack(read_files(files)))
-    deploy_id = await services.deploys.publish(app, _in_one_part(packed), "upload", size=len(packed), declared="tar")
-    if wait:
-        await _wait_for_end(services, account, deploy_id)
-    deploy = await require_deploy(deploy_id, account, services.deploys)
-    shown: dict[str, Any] = {"deployId": deploy_id, "deploy": DeployView.of(deploy)}
-    if deploy.state in FINAL:
-        shown["log"] = (await view_with_log(deploy, services.deploys)).log[-LOG_CHARACTERS:]
-    else:
-        shown["note"] = (
-            "The deploy has not ended; call service_deploy with 'show' until its state is 'live' or 'failed'."
-        )
-    return shown
-
-
 async def _in_one_part(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-async def _wait_for_end(services: Services, account: Account, deploy_id: str) -> None:
-    ends = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < ends and not services.process.draining:
-        deploy = await services.deploys.get(deploy_id, account.id)
-        if deploy is None or deploy.state in FINAL:
-            return
-        await asyncio.sleep(POLL_SECONDS)
+class PublishTool(AgentTool):
+    """Publish an app: its files are built as capsule.toml says, or served as they are, at the app's address."""
 
+    name, title = "service_publish", "Publish"
 
-def publish_tool(services: Services) -> Tool:
-    async def service_publish(
-        context: Context[Any], app: AppName = "", files: Files = "", wait: Wait = False
-    ) -> dict[str, Any]:
-        """Publish an app: its files are built as capsule.toml says, or served as they are, at the app's address."""
-        name = require_text("app", app, "the app's name")
-        request = context.request_context.request
-        assert request is not None
-        leave_lane(request.scope["state"])  # it takes long, and uploads have a limit of their own
-        waits = wait in (True, "true")
-        return await answer(publish(services, account_of(context), name, files, waits))
+    async def run(self, app: AppName, files: Files, wait: Wait = False) -> dict[str, Any]:
+        leave_lane(self.scope["state"])  # it takes long, and uploads have a limit of their own
+        found, deploys = await self.app(app), self.services.deploys
+        packed = await asyncio.to_thread(lambda: pack(read_files(files)))
+        deploy_id = await deploys.publish(found, _in_one_part(packed), "upload", size=len(packed), declared="tar")
+        if wait in (True, "true"):
+            await self._wait_for_end(deploy_id)
+        deploy = await self.deploy(deploy_id)
+        shown: dict[str, Any] = {"deployId": deploy_id, "deploy": DeployView.of(deploy)}
+        if deploy.state in FINAL:
+            shown["log"] = (await view_with_log(deploy, deploys)).log[-LOG_CHARACTERS:]
+        else:
+            shown["note"] = (
+                "The deploy has not ended; call service_deploy with 'show' until its state is 'live' or 'failed'."
+            )
+        return shown
 
-    return make_tool(service_publish, "Publish", required=["app", "files"])
+    async def _wait_for_end(self, deploy_id: str) -> None:
+        ends = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < ends and not self.services.process.draining:
+            deploy = await self.services.deploys.get(deploy_id, self.account.id)
+            if deploy is None or deploy.state in FINAL:
+                return
+            await asyncio.sleep(POLL_SECONDS)

@@ -3,8 +3,6 @@
 Each tool calls the gateway for the account whose API key the request carries.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Any
@@ -14,29 +12,29 @@ from mcp.server import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 
 from gateway.accounts.records import Account
-from gateway.mcp.apps import app_tool
-from gateway.mcp.deliveries import delivery_tool
-from gateway.mcp.deploys import deploy_tool
-from gateway.mcp.environment import environment_tool
-from gateway.mcp.hooks import hook_tool
-from gateway.mcp.limits import limits_tool
-from gateway.mcp.logs import logs_tool
-from gateway.mcp.publishing import publish_tool
-from gateway.mcp.tools import ACCOUNT
-from gateway.mcp.usage import usage_tool
+from gateway.mcp.apps import AppTool
+from gateway.mcp.deliveries import DeliveryTool
+from gateway.mcp.deploys import DeployTool
+from gateway.mcp.environment import EnvironmentTool
+from gateway.mcp.hooks import HookTool
+from gateway.mcp.limits import LimitsTool
+from gateway.mcp.logs import LogsTool
+from gateway.mcp.publishing import PublishTool
+from gateway.mcp.tools import ACCOUNT, AgentTool
+from gateway.mcp.usage import UsageTool
 from gateway.services import Services
 
 MESSAGE_BYTES = 4_194_304  # of a call; `service_publish` has the files of an app
-TOOLS = (
-    hook_tool,
-    deploy_tool,
-    app_tool,
-    delivery_tool,
-    publish_tool,
-    logs_tool,
-    environment_tool,
-    limits_tool,
-    usage_tool,
+TOOLS: tuple[type[AgentTool], ...] = (
+    HookTool,
+    DeployTool,
+    AppTool,
+    DeliveryTool,
+    PublishTool,
+    LogsTool,
+    EnvironmentTool,
+    LimitsTool,
+    UsageTool,
 )
 INSTRUCTIONS = (
     "Deploy hooks are secret URLs: a POST to one rebuilds its app. Anyone who has the URL can deploy the app. It is "
@@ -57,7 +55,7 @@ class AgentSessions:
             title="Capsule",
             instructions=INSTRUCTIONS,
             version=version("capsule-gateway"),
-            tools=[make(services) for make in TOOLS],
+            tools=[tool.make(services) for tool in TOOLS],
             log_level="ERROR",
             subscriptions=False,
         )

@@ -1,9 +1,13 @@
-"""The common parts of the agent tools: each tool has several actions, chosen by its argument `action`."""
+"""What all agent tools have in common: a class is a tool, and each of its methods is an action.
 
-from __future__ import annotations
+The signature of a method is the only place that names its arguments. The tool's schema, the description of its actions
+and the messages about wrong calls are made from the methods' signatures and docstrings. A tool with the single method
+`run` has no argument `action`.
+"""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import msgspec
 from mcp.server.mcpserver import Context
@@ -12,64 +16,161 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
-from gateway.accounts.records import Account
+from gateway.accounts.records import Account, App
 from gateway.api.bodies import decode_body
+from gateway.api.subjects import require_deploy, require_own_app
+from gateway.deploys.states import Deploy
 from gateway.errors import ServiceError
+from gateway.services import Services
 
 T = TypeVar("T")
 
 ACCOUNT = "capsule.account"  # in the request's scope
 
-# Accepts any value: `parse_arguments` refuses wrong ones with messages that agents can act on.
+# Accepts any value: `AgentTool` refuses wrong ones with messages that agents can act on.
 ANYTHING = PlainValidator(lambda value: value)
 
 
-def account_of(context: Context[Any]) -> Account:
-    """Returns the account whose API key the HTTP request carried."""
-    request = context.request_context.request
-    assert request is not None
-    account: Account = request.scope[ACCOUNT]
-    return account
+class Arg:
+    """An argument of an action: its meaning, for agents, and its JSON type.
 
-
-def text(description: str, **schema: Any) -> WithJsonSchema:
-    """Describes an argument to agents."""
-    return WithJsonSchema({"type": "string", "description": description, **schema})
-
-
-def value(kind: str | list[str], description: str, **schema: Any) -> WithJsonSchema:
-    """Describes an argument that is not a text."""
-    return WithJsonSchema({"type": kind, "description": description, **schema})
-
-
-def parse_arguments(
-    action: Any,
-    given: Mapping[str, Any],
-    actions: Mapping[str, Mapping[str, str]],
-    choices: str,
-    optional: Collection[tuple[str, str]] = (),
-    values: Collection[str] = (),
-) -> list[Any]:
-    """Returns the action's arguments, in order. Raises ToolError, whose message says how to correct the call.
-
-    `actions` holds the arguments of each action with their meaning, `choices` describes the actions, and `optional`
-    holds the pairs of an action and an argument that it does not need. The arguments are texts, except for `values`,
-    which the action checks itself: "" stands for one that was not given.
+    A text that is not blank is stripped. Values of other types reach the action as they are. "" stands for an argument
+    that was not given, because agents fill in arguments that they do not need.
     """
-    if not isinstance(action, str) or action not in actions:
-        raise ToolError(choices)
-    takes = actions[action]
-    for name, meaning in takes.items():
-        if name in values:
-            continue
-        may_miss = (action, name) in optional and given[name] in ("", None)
-        if not may_miss and (not isinstance(given[name], str) or not given[name].strip()):
-            raise ToolError(f"action '{action}' needs {name}: {meaning}.")
-    # Agents fill in arguments that they do not need with empty values.
-    surplus = [name for name, value in given.items() if name not in takes and value not in ("", None)]
-    if surplus:
-        raise ToolError(f"action '{action}' does not take {' or '.join(surplus)}; leave it out.")
-    return [given[name] if name in values else (given[name] or "").strip() for name in takes]
+
+    def __init__(self, meaning: str, kind: str | list[str] = "string", *, hint: str = "", **schema: Any) -> None:
+        """`hint` is added to the meaning in the schema, but not in messages."""
+        self.meaning, self.is_text = meaning, kind == "string"
+        self.schema = {"type": kind, "description": f"{meaning}{hint}.", **schema}
+
+
+AppName = Annotated[str, Arg("the app's name")]
+Action = Callable[..., Any]
+
+
+class AgentTool:
+    """One tool, called for one account."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    read_only: ClassVar[bool] = False
+
+    def __init__(self, services: Services, context: Context[Any]) -> None:
+        request = context.request_context.request
+        assert request is not None
+        self.services, self.scope = services, request.scope
+        self.account: Account = request.scope[ACCOUNT]
+
+    async def app(self, name: str) -> App:
+        """Returns the account's app. Raises NotFound."""
+        return await require_own_app(name, self.account, self.services.registry)
+
+    async def deploy(self, deploy_id: str) -> Deploy:
+        """Returns the account's deploy. Raises NotFound."""
+        return await require_deploy(deploy_id, self.account, self.services.deploys)
+
+    @classmethod
+    def make(cls, services: Services) -> Tool:
+        """Returns the tool for the MCP server."""
+
+        async def call(context: Context[Any], **given: Any) -> dict[str, Any]:
+            return await cls(services, context)._call(given)
+
+        actions = cls._actions()
+        takes: dict[str, dict[str, Arg]] = {}  # name of the argument → the actions that take it
+        for action, method in actions.items():
+            for name, (arg, _) in _arguments_of(method).items():
+                takes.setdefault(name, {})[action] = arg
+        described: dict[str, Any] = {}
+        required = ["action"]
+        if "run" in actions:
+            required = [name for name, (_, needed) in _arguments_of(actions["run"]).items() if needed]
+        else:
+            meaning = " ".join(f"{action}: {_describe(method)}" for action, method in actions.items())
+            described["action"] = {"type": "string", "description": meaning, "enum": [*actions]}
+        for name, by_action in takes.items():
+            schema = [*by_action.values()][-1].schema
+            *others, last = by_action
+            used_by = f"{', '.join(others)} and {last}" if others else last
+            text = f"For {used_by}: {schema['description']}" if len(by_action) < len(actions) else schema["description"]
+            described[name] = {**schema, "description": text[:1].upper() + text[1:]}
+        parameter = inspect.Parameter
+        parameters = [
+            parameter(
+                name, parameter.KEYWORD_ONLY, default="", annotation=Annotated[Any, ANYTHING, WithJsonSchema(schema)]
+            )
+            for name, schema in described.items()
+        ]
+        call.__name__ = cls.name
+        context = parameter("context", parameter.KEYWORD_ONLY, annotation=Context[Any])
+        signature = inspect.Signature([context, *parameters], return_annotation=dict[str, Any])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        tool = Tool.from_function(
+            call,
+            name=cls.name,
+            title=cls.title,
+            description=inspect.getdoc(cls),
+            annotations=ToolAnnotations(
+                read_only_hint=cls.read_only, destructive_hint=not cls.read_only, open_world_hint=False
+            ),
+            structured_output=True,
+        )
+        tool.parameters["required"] = required
+        return tool
+
+    @classmethod
+    def _actions(cls) -> dict[str, Action]:
+        methods = {name: each for name, each in vars(cls).items() if inspect.iscoroutinefunction(each)}
+        return {name.rstrip("_"): each for name, each in methods.items() if not name.startswith("_")}
+
+    @classmethod
+    def _choices(cls) -> str:
+        shown = []
+        for action, method in cls._actions().items():
+            needs = [name for name, (_, needed) in _arguments_of(method).items() if needed]
+            shown.append(f"'{action}'" + (f" (with {' and '.join(needs)})" if needs else ""))
+        return (", ".join(shown[:-1]) + ("," if len(shown) > 2 else "")) + f" or {shown[-1]}"
+
+    async def _call(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the result as JSON's types. Raises ToolError for wrong calls and the service's errors."""
+        actions = self._actions()
+        action = "run" if "run" in actions else given.pop("action", "")
+        if not isinstance(action, str) or action not in actions:
+            raise ToolError(f"action must be {self._choices()}.")
+        arguments = self._parse(action, actions[action], given)
+        try:
+            result: dict[str, Any] = msgspec.to_builtins(await actions[action](self, **arguments))
+        except ServiceError as error:
+            raise ToolError(f"{error.message} ({error.code})") from None
+        return result
+
+    @staticmethod
+    def _parse(action: str, method: Action, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments that were given. Raises ToolError, whose message says how to correct the call."""
+        takes, parsed = _arguments_of(method), {}
+        subject = "" if action == "run" else f"action '{action}' needs "
+        for name, (arg, needed) in takes.items():
+            value = given.get(name, "")
+            if arg.is_text and (needed or value not in ("", None)):
+                if not isinstance(value, str) or not value.strip():
+                    raise ToolError(f"{subject}{name}{'' if subject else ' is needed'}: {arg.meaning}.")
+                value = value.strip()
+            if needed or (value != "" and not (arg.is_text and value is None)):
+                parsed[name] = value
+        if surplus := [name for name, value in given.items() if name not in takes and value not in ("", None)]:
+            raise ToolError(f"action '{action}' does not take {' or '.join(surplus)}; leave it out.")
+        return parsed
+
+
+def _arguments_of(method: Action) -> dict[str, tuple[Arg, bool]]:
+    """Returns the arguments of an action, and whether each is needed."""
+    parameters = [each for each in inspect.signature(method).parameters.values() if each.name != "self"]
+    return {each.name: (get_args(each.annotation)[1], each.default is each.empty) for each in parameters}
+
+
+def _describe(method: Action) -> str:
+    text = " ".join((inspect.getdoc(method) or "").split())
+    return text[:1].lower() + text[1:]
 
 
 def read_fields(given: Mapping[str, Any], kind: type[T]) -> T:
@@ -88,32 +189,3 @@ def read_number(name: str, value: Any, default: int, most: int) -> int:
     if not (text_of.isascii() and text_of.isdigit() and 1 <= int(text_of[:9]) <= most):
         raise ToolError(f"{name} must be a number from 1 to {most}.")
     return int(text_of)
-
-
-def require_text(name: str, value: Any, meaning: str) -> str:
-    """Returns an argument that a tool without actions needs. Raises ToolError."""
-    if not isinstance(value, str) or not value.strip():
-        raise ToolError(f"{name} is needed: {meaning}.")
-    return value.strip()
-
-
-async def answer(performed: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the result of the action, as JSON's types. Raises ToolError for the service's errors."""
-    try:
-        result: dict[str, Any] = msgspec.to_builtins(await performed)
-    except ServiceError as error:
-        raise ToolError(f"{error.message} ({error.code})") from None
-    return result
-
-
-def make_tool(
-    function: Callable[..., Any], title: str, *, read_only: bool = False, required: Sequence[str] = ("action",)
-) -> Tool:
-    tool = Tool.from_function(
-        function,
-        title=title,
-        annotations=ToolAnnotations(read_only_hint=read_only, destructive_hint=not read_only, open_world_hint=False),
-        structured_output=True,
-    )
-    tool.parameters["required"] = [*required]
-    return tool

@@ -125,7 +125,7 @@ class Worker(msgspec.Struct):
     pending: int
 
 
-class Backlog(msgspec.Struct):
+class QueueBacklog(msgspec.Struct):
     webhooks: Queue
     deploys: Queue
     workers: list[Worker]  # those alive, and dead ones with pending entries
@@ -136,7 +136,7 @@ class Backlog(msgspec.Struct):
         return {group: groups.count(group) for group in GROUPS}
 
 
-async def read_backlog(store: Store, now: int) -> Backlog:
+async def read_backlog(store: Store, now: int) -> QueueBacklog:
     """Reads all queues and workers. `now` is Redis's clock in ms. Raises BackboneUnavailable."""
     tags = PARTITION_TAGS
     async with store.client.pipeline(transaction=False) as pipe:
@@ -165,7 +165,7 @@ async def read_backlog(store: Store, now: int) -> Backlog:
     workers = await _read_workers(store, pending)
     if dead := listed - {f"{worker.group}:{worker.name}" for worker in workers}:
         await store.client.srem(WORKERS_KEY, *dead)
-    return Backlog(queues[webhooks.GROUP], queues[states.GROUP], workers, outcomes)
+    return QueueBacklog(queues[webhooks.GROUP], queues[states.GROUP], workers, outcomes)
 
 
 def _value(answer: Any) -> Any:

@@ -23,7 +23,7 @@ from gateway.inference.concurrency.lease import read_share
 from gateway.inference.concurrency.permits import Permits
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spend_key, spenders_key
-from gateway.operations.backlog import Backlog, count_dead_letters, read_backlog, read_dead_letters, read_storage
+from gateway.operations.backlog import QueueBacklog, count_dead_letters, read_backlog, read_dead_letters, read_storage
 from gateway.operations.needs_attention import (
     count_ended_deploys,
     count_expiring_certificates,
@@ -38,7 +38,7 @@ from gateway.operations.snapshot import (
     Process,
     ProviderShare,
     RedisFigures,
-    Snapshot,
+    ServiceSnapshot,
     WaitingAccount,
     first_token,
     model_figures,
@@ -118,7 +118,7 @@ class Overview:
         await self._write_clock(now)
         await self._check_caps(now)
 
-    def _count_workers_alive(self, backlog: Backlog) -> dict[str, int]:
+    def _count_workers_alive(self, backlog: QueueBacklog) -> dict[str, int]:
         """Returns the number of workers by group, without groups that are not needed."""
         return {
             name: workers
@@ -167,11 +167,11 @@ class Overview:
 
     # -- the page's snapshot ---------------------------------------------------------------------------------
 
-    async def take_snapshot(self) -> Snapshot:
+    async def take_snapshot(self) -> ServiceSnapshot:
         """Raises BackboneUnavailable."""
         now = await self._read_clock()
         backlog, minutes = await read_backlog(self._store, now), await self._read_minutes(now)
-        return Snapshot(
+        return ServiceSnapshot(
             at=now_iso(),
             inference=self._availability.describe(self._availability.status()),
             gateways=await self._read_processes(),

@@ -102,7 +102,7 @@ class NeedsAttention(msgspec.Struct):
     missingWorkers: list[str]  # groups without a live worker; with an outside engine, two groups need none
 
 
-class Snapshot(msgspec.Struct):
+class ServiceSnapshot(msgspec.Struct):
     at: Time
     inference: InferenceState
     gateways: list[Process]

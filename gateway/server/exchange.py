@@ -12,7 +12,7 @@ INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 DISCONNECT = {"type": "http.disconnect"}
 
 
-class Exchange:
+class HttpExchange:
     """One request and its response. Its methods `receive` and `send` are those of ASGI."""
 
     __slots__ = (

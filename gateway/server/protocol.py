@@ -33,7 +33,7 @@ from uvicorn.server import ServerState
 from gateway.errors import BackboneUnavailable, Headers
 from gateway.ids import request_id
 from gateway.server.connections import CONNECTION_LIMIT, CONNECTIONS, ENDED
-from gateway.server.exchange import STATUS_LINES, Exchange
+from gateway.server.exchange import STATUS_LINES, HttpExchange
 
 logger = structlog.get_logger()
 
@@ -61,7 +61,7 @@ def render_refusal(status: int) -> bytes:
 BAD_REQUEST, HEAD_TOO_LARGE, CRASHED = render_refusal(400), render_refusal(431), render_refusal(500)
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "answering",
         "app",
@@ -118,10 +118,10 @@ class Connection(asyncio.Protocol):
         self.head_begun = False  # the head of a request is incomplete
         self.uploading = False  # a body is incomplete; otherwise the connection waits for a head
         self.since = 0.0  # when the connection began to wait for that head or body, on the loop's clock
-        self.newest: Exchange | None = None  # of the last request
+        self.newest: HttpExchange | None = None  # of the last request
         # -- answering
-        self.answering: Exchange | None = None  # the current exchange, or the last one
-        self.queue: list[Exchange] = []
+        self.answering: HttpExchange | None = None  # the current exchange, or the last one
+        self.queue: list[HttpExchange] = []
         self.stalled = False  # the client does not read fast enough
         self.stalled_since = 0.0
         self.drained: asyncio.Future[None] | None = None
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
             exchange.finish()
         return True
 
-    def _start_stream(self, exchange: Exchange, headers: Headers) -> bytes:
+    def _start_stream(self, exchange: HttpExchange, headers: Headers) -> bytes:
         exchange.started, exchange.expects_continue = True, False
         lines = b"\r\n".join(map(b": ".join, self.server_state.default_headers + headers))
         closing = b"" if exchange.keep_alive else b"connection: close\r\n"
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
         self.over = True
         exchange = self.newest
         if not self.uploading or exchange is None:  # the fault is in a head
-            exchange = Exchange(self, {}, keep_alive=False, expects_continue=False)
+            exchange = HttpExchange(self, {}, keep_alive=False, expects_continue=False)
             if self.is_answering():
                 self.queue.append(exchange)
             else:
@@ -352,7 +352,7 @@ class Connection(asyncio.Protocol):
             "raw_path": path,
             "query_string": query,
         }
-        exchange = Exchange(self, scope, version != "1.0" and parser.should_keep_alive(), self.expects_continue)
+        exchange = HttpExchange(self, scope, version != "1.0" and parser.should_keep_alive(), self.expects_continue)
         self.newest = exchange
         self.headers = []  # for trailers, which must not become headers of the request
         self.head_begun = False
@@ -391,7 +391,7 @@ class Connection(asyncio.Protocol):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def _start(self, exchange: Exchange) -> None:
+    def _start(self, exchange: HttpExchange) -> None:
         self.answering = exchange
         if exchange.fault:
             exchange.abandon()
@@ -400,7 +400,7 @@ class Connection(asyncio.Protocol):
         self.server_state.tasks.add(task)
         task.add_done_callback(self.server_state.tasks.discard)
 
-    async def _run(self, exchange: Exchange) -> None:
+    async def _run(self, exchange: HttpExchange) -> None:
         fault = "the application sent no complete response"
         try:
             await self.app(exchange.scope, exchange.receive, exchange.send)
@@ -415,7 +415,7 @@ class Connection(asyncio.Protocol):
             exchange.abandon()
             self._answer_and_close(CRASHED)
 
-    def on_response_complete(self, exchange: Exchange) -> None:
+    def on_response_complete(self, exchange: HttpExchange) -> None:
         self.server_state.total_requests += 1
         if not exchange.keep_alive:
             self.transport.close()

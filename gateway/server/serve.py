@@ -65,7 +65,7 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
         port=port,
         workers=workers,
         loop="uvloop",
-        http=protocol.Connection,
+        http=protocol.HttpConnection,
         ws="none",
         lifespan="on",
         log_config=None,

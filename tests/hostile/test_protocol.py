@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.server.protocol import Connection
+from gateway.server.protocol import HttpConnection
 
 REQUESTS = 100_000
 SEED = 20_261_123
@@ -24,7 +24,7 @@ TARGETS = b"/|/x|/a/b?c=d|/%41|/%zz|//x/y|http://x/y?z|/\xc3\xa4|/a\tb|*|/a\x00b
 VERSIONS = [b"HTTP/1.1"] * 12 + [b"HTTP/1.0"] * 3
 VERSIONS += [b"HTTP/1.2", b"HTTP/2.0", b"HTTP/0.9", b"http/1.1", b"HTTP/1.1 ", b""]
 HOSTS = [[b"Host: x"]] * 20 + [[], [b"Host: x", b"Host: y"], [b"host:x"], [b"Host : x"], [b"Host: "]]
-EXTRA = b"""Connection: close|Connection: keep-alive|Connection: Upgrade|connection: upgrade, x|Upgrade: h2c
+EXTRA = b"""Connection: close|HttpConnection: keep-alive|HttpConnection: Upgrade|connection: upgrade, x|Upgrade: h2c
 |Upgrade: websocket|Expect: 100-continue|X: y|X:|X:  y  |x\t: y|: y|X|X y: z|X: \x00|X: a\rb|X: \xff|HTTP2-Settings: AA
 | folded|Sec-WebSocket-Key: x|Upgrade: h2c, foo/2""".replace(b"\n", b"").split(b"|")
 LENGTHS = b"+%d|-%d|0x%d|%d | %d|0%d|%d, %d|%d a|%d.0|\t%d|%d;".split(b"|")
@@ -171,7 +171,7 @@ class Site:
         """Sends the parts over one connection, and returns the requests and the answers."""
         self.found = []
         state, transport = ServerState(), Transport()
-        connection = Connection(self._config, state, {})
+        connection = HttpConnection(self._config, state, {})
         connection.connection_made(transport)
         for part in parts:
             if not transport.closing:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.inference.concurrency.lease import BudgetCall, Lease
+from gateway.inference.concurrency.lease import BudgetCall, PermitLease
 from gateway.inference.concurrency.lease import LeaseAnswer as Answer
 from gateway.inference.concurrency.lease import LeaseCall as Call
 from gateway.inference.concurrency.lease import read_lease_answer as read_answer
@@ -82,7 +82,7 @@ class Process:
 
     def __init__(self, provider: Provider, name: str) -> None:
         self.provider, self.name = provider, name
-        self.lease = Lease(LEASE)
+        self.lease = PermitLease(LEASE)
         self.granted: list[str] = []
         self.answer: Answer | None = None
 

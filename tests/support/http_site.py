@@ -67,7 +67,7 @@ async def serving(site: Site) -> AsyncIterator[int]:
     # Connections inherit it, so that a client that does not read stalls soon.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     config = uvicorn.Config(
-        site, http=protocol.Connection, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1
+        site, http=protocol.HttpConnection, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1
     )
     running = uvicorn.Server(config)
     tasks = [

@@ -73,7 +73,8 @@ def check_git(path: str) -> None:
     output = ""
     if git is not None:
         with suppress(OSError, subprocess.TimeoutExpired):
-            output = subprocess.run([git, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603
+            command = [git, "--version"]
+            output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603
     found = re.match(r"git version (\d+)\.(\d+)", output)
     if found is None or tuple(map(int, found.groups())) < GIT_VERSION:
         raise DeployError(

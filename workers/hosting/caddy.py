@@ -91,7 +91,7 @@ TYPES = {
 TEXT_TYPES = {kind for kind in TYPES.values() if kind.startswith("text/")} | {"application/json", "image/svg+xml"}
 
 
-class Process(msgspec.Struct, frozen=True):
+class CaddyProcess(msgspec.Struct, frozen=True):
     """A Caddy that a worker has started."""
 
     pid: int
@@ -114,10 +114,10 @@ def find_binary() -> str:
     raise NoCaddy(f"Caddy is not installed; {REMEDY}")
 
 
-def read_process(folder: Path) -> Process | None:
+def read_process(folder: Path) -> CaddyProcess | None:
     """Returns the Caddy that serves the data folder. None if none runs."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        process = msgspec.json.decode((folder / "web" / "caddy.json").read_bytes(), type=Process)
+        process = msgspec.json.decode((folder / "web" / "caddy.json").read_bytes(), type=CaddyProcess)
         return process if is_running(process.pid, process.began) else None
     return None
 
@@ -208,7 +208,7 @@ class Caddy:
             host, port = listener.getsockname()[:2]
             began = start_time(self._child.pid) or 0
             asked = (ask.fileno(), ask.getsockname()[1]) if ask is not None else None
-            process = Process(self._child.pid, began, self._settings.apps_listen, version, asked)
+            process = CaddyProcess(self._child.pid, began, self._settings.apps_listen, version, asked)
         (self._folder / "web" / "caddy.json").write_bytes(msgspec.json.encode(process))
         try:
             await self._wait_until_running()
@@ -289,7 +289,7 @@ class Caddy:
             raise NoCaddy(f"{self._binary} is Caddy {version or 'of an unknown version'}; {REMEDY}")
         return version
 
-    async def _load_configuration(self, process: Process) -> bool:
+    async def _load_configuration(self, process: CaddyProcess) -> bool:
         """Returns False if Caddy does not answer. Raises NoCaddy if it refuses the configuration."""
         configuration = render_configuration(self._settings, process.ask)
         stored = self._folder / "web" / "Caddyfile"

@@ -26,7 +26,7 @@ from gateway.keys import PARTITION_TAGS, certificate_ends_key, certificate_key, 
 from gateway.outbound.addresses import CallFailed, resolve
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
+from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
 
 logger = structlog.get_logger()
 
@@ -92,7 +92,7 @@ class Certificates:
     def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomain is not None and app.customDomainVerified
 
-    async def inspect(self, claim: Claim) -> Observation:
+    async def inspect(self, claim: DueApp) -> Observation:
         settings, domain = self._settings, claim.app.customDomain or ""
         try:
             certificate = await self._read_certificate(claim.app.account, domain)

@@ -19,7 +19,7 @@ from gateway.keys import domain_check_key, domain_checks_key
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.dns import LOOKUP_SECONDS, Resolver
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
+from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
 
 logger = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class Domains:
     def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomainVerified and app.customDomainProven
 
-    async def inspect(self, claim: Claim) -> Observation:
+    async def inspect(self, claim: DueApp) -> Observation:
         app, domain = claim.app, claim.app.customDomain or ""
         try:
             problem = await self._domains.find_problem(app)

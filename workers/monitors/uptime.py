@@ -25,7 +25,7 @@ from gateway.monitors import health, history
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
+from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
 from workers.sandbox.relay import MONITOR
 
 logger = structlog.get_logger()
@@ -72,7 +72,7 @@ class Uptime:
     def _applies(app: App, account: Account, live: bool) -> bool:
         return health.is_probed(account.plan, live) and find_suspension(app, account) is None
 
-    async def inspect(self, claim: Claim) -> Observation:
+    async def inspect(self, claim: DueApp) -> Observation:
         settings, app = self._settings, claim.app
         url = health.public_address(app.name, settings)
         again = settings.probe_interval
@@ -104,7 +104,7 @@ class Uptime:
         then = partial(history.add_counts, self._store, claim.tag, app.id, counts, now) if counts else None
         return Observation(changed, events, again, then)
 
-    def _mark_of_today(self, claim: Claim, now: int) -> dict[str, int]:
+    def _mark_of_today(self, claim: DueApp, now: int) -> dict[str, int]:
         """Returns a mark that the app was probed today, once per app and day."""
         today = day_of(now)
         if today != self._today:
@@ -114,7 +114,7 @@ class Uptime:
         self._seen.add(claim.app.id)
         return {f"{today}:down": 0}
 
-    async def _list_unhealthy(self, claim: Claim, before: health.AppHealth, after: health.AppHealth) -> None:
+    async def _list_unhealthy(self, claim: DueApp, before: health.AppHealth, after: health.AppHealth) -> None:
         """Updates the operators' list of unhealthy apps. Its readers also check the app's record."""
         unhealthy = unhealthy_key(claim.tag)
         if after.status == "unhealthy":

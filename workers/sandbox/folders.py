@@ -13,14 +13,14 @@ from typing import NamedTuple
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     path: str
     folder: int  # the descriptor of the folder that contains it, until the next entry is taken
     name: str  # in that folder
     status: os.stat_result
 
 
-def walk(top: str | os.PathLike[str], errors: Collection[int] = ()) -> Iterator[Entry]:
+def walk(top: str | os.PathLike[str], errors: Collection[int] = ()) -> Iterator[FolderEntry]:
     """Yields everything in the folder, at any depth that a path can have. Follows no link.
 
     Leaves out what cannot be read. Raises OSError if it has one of the `errors` (numbers).
@@ -36,7 +36,9 @@ def walk(top: str | os.PathLike[str], errors: Collection[int] = ()) -> Iterator[
                 with os.scandir(folder) as entries:
                     for each in entries:
                         with contextlib.suppress(FileNotFoundError):
-                            entry = Entry(f"{path}/{each.name}", folder, each.name, each.stat(follow_symlinks=False))
+                            entry = FolderEntry(
+                                f"{path}/{each.name}", folder, each.name, each.stat(follow_symlinks=False)
+                            )
                             if stat.S_ISDIR(entry.status.st_mode):
                                 pending.append((entry.path, entry.status))
                             yield entry

@@ -163,7 +163,9 @@ class Egress:
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         for listener in listeners:
             if listener.type == socket.SOCK_DGRAM:
-                await asyncio.get_running_loop().create_datagram_endpoint(lambda: Resolver(self.look_up), sock=listener)
+                await asyncio.get_running_loop().create_datagram_endpoint(
+                    lambda: SandboxResolver(self.look_up), sock=listener
+                )
             else:
                 await asyncio.start_server(self._accept, sock=listener)
 
@@ -353,7 +355,7 @@ def abort(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-class Resolver(asyncio.DatagramProtocol):
+class SandboxResolver(asyncio.DatagramProtocol):
     """A DNS server that returns IPv4 addresses, and no records of other types."""
 
     def __init__(self, look_up: Callable[[str], Awaitable[tuple[int, list[str]]]]) -> None:

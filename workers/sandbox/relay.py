@@ -15,7 +15,7 @@ import re
 import socket
 
 from workers.sandbox.network import CHUNK_BYTES, Connection, Tasks, abort, splice
-from workers.sandbox.trailers import Response
+from workers.sandbox.trailers import ResponseReader
 
 BACKLOG = 4_096  # connections that wait to be accepted
 REQUESTS, WAITING = 384, 128  # of an app's visitors: in progress, and waiting to begin
@@ -99,7 +99,7 @@ class Relay:
                 self._requests.discard(asyncio.current_task())
             app = await self._reach_app()
             app[1].write(first)
-            await splice(visitor, app, IDLE_SECONDS, end_seconds=GONE_SECONDS, filter_answer=Response().pass_on)
+            await splice(visitor, app, IDLE_SECONDS, end_seconds=GONE_SECONDS, filter_answer=ResponseReader().pass_on)
         except OSError:
             abort(writer)
         finally:

@@ -15,7 +15,7 @@ CHUNKED = re.compile(rb"^transfer-encoding:", re.IGNORECASE | re.MULTILINE)
 SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 
 
-class Part(enum.Enum):
+class ResponsePart(enum.Enum):
     HEAD = enum.auto()
     SIZE = enum.auto()
     CHUNK = enum.auto()
@@ -23,35 +23,35 @@ class Part(enum.Enum):
     END = enum.auto()
 
 
-class Response:
+class ResponseReader:
     """The responses to one request: interim ones, and the final one."""
 
     def __init__(self) -> None:
-        self._part, self._held, self._left = Part.HEAD, b"", 0
+        self._part, self._held, self._left = ResponsePart.HEAD, b"", 0
 
     def pass_on(self, data: bytes) -> bytes:
         """Returns what of the app's bytes goes to the visitor now. Raises OSError if they are no response."""
-        if self._part is Part.UNCHUNKED:
+        if self._part is ResponsePart.UNCHUNKED:
             return data
         held, at = self._held + data, 0
         while at < len(held):
             match self._part:
-                case Part.HEAD:
+                case ResponsePart.HEAD:
                     end = self._read_head(held, at)
-                case Part.SIZE:
+                case ResponsePart.SIZE:
                     end = self._read_size(held, at)
-                case Part.CHUNK:
+                case ResponsePart.CHUNK:
                     end = min(at + self._left, len(held))
                     self._left -= end - at
-                    self._part = Part.CHUNK if self._left else Part.SIZE
-                case Part.UNCHUNKED:
+                    self._part = ResponsePart.CHUNK if self._left else ResponsePart.SIZE
+                case ResponsePart.UNCHUNKED:
                     end = len(held)
-                case Part.END:
+                case ResponsePart.END:
                     return b""
             if end == at:
                 break
             at = end
-            if self._part is Part.END:
+            if self._part is ResponsePart.END:
                 self._held = b""
                 return held[:at] + b"\r\n"
         self._held = held[at:]
@@ -66,9 +66,9 @@ class Response:
         if head is None:
             raise OSError("the app's response has an invalid head")
         if head[1] == b"101" or not (head[1].startswith(b"1") or CHUNKED.search(head[2])):
-            self._part = Part.UNCHUNKED
+            self._part = ResponsePart.UNCHUNKED
         elif not head[1].startswith(b"1"):
-            self._part = Part.SIZE
+            self._part = ResponsePart.SIZE
         return end.end()
 
     def _read_size(self, held: bytes, at: int) -> int:
@@ -79,7 +79,7 @@ class Response:
         if size is None:
             raise OSError("the app's response has an invalid chunk")
         self._left = int(size[1], 16) + 2  # the line break after it
-        self._part = Part.CHUNK if self._left > 2 else Part.END
+        self._part = ResponsePart.CHUNK if self._left > 2 else ResponsePart.END
         return end
 
 

@@ -25,7 +25,7 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
-from gateway.events.records import DeliveryResult, Ownership, QueuedEvent
+from gateway.events.records import DeliveryResult, EntryOwnership, QueuedEvent
 from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
 from gateway.loops import raise_descriptor_limit
 from gateway.outbound.addresses import CallFailed
@@ -195,7 +195,7 @@ class Sender:
         trace.enter("record")
         await self._record_delivery(entry, result, began)
 
-    async def _confirm_ownership(self, entry: Entry) -> Ownership:
+    async def _confirm_ownership(self, entry: Entry) -> EntryOwnership:
         """Claims the delivery. Repeats this if it took so long that another worker may have claimed the entry since."""
         while True:
             began = time.monotonic()
@@ -203,7 +203,7 @@ class Sender:
             if not ownership.owned or time.monotonic() - began <= self._ownership_lasts:
                 return ownership
 
-    async def _claim_delivery(self, entry: Entry) -> Ownership:
+    async def _claim_delivery(self, entry: Entry) -> EntryOwnership:
         await self._consumer.confirm_name()
         account, event, consumer = entry.fields["account"], entry.fields["id"], self._consumer.name
         return await scripts.claim_delivery(

@@ -33,7 +33,7 @@ MAX_BUDGETS = 20_000
 LOG_SECONDS = 10.0  # between two log lines about one app
 
 
-class Budget:
+class TenantBudget:
     """The remaining seconds of work; negative if the last work took longer than the remaining time."""
 
     __slots__ = ("_at", "_left", "_rate", "logged_at")
@@ -62,7 +62,7 @@ class VerificationLimits:
         """`requests_per_minute`: of an app. `clock` and `thread_clock` return seconds; the latter counts only work."""
         self._requests_per_minute = requests_per_minute
         self.clock, self.thread_clock = clock, thread_clock
-        self._budgets: OrderedDict[tuple[str, str], Budget] = OrderedDict()
+        self._budgets: OrderedDict[tuple[str, str], TenantBudget] = OrderedDict()
         # By account. An account with an entry has used its slot in this round of the event loop.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
@@ -72,16 +72,16 @@ class VerificationLimits:
         await verification.acquire()
         return verification
 
-    def budgets_of(self, app: App) -> tuple[Budget, Budget]:
+    def budgets_of(self, app: App) -> tuple[TenantBudget, TenantBudget]:
         """Returns the app's budget and its account's."""
         return self._budget((app.account, app.id), APP_RATE), self._budget((app.account, ""), ACCOUNT_RATE)
 
-    def _budget(self, key: tuple[str, str], rate: float) -> Budget:
+    def _budget(self, key: tuple[str, str], rate: float) -> TenantBudget:
         budget = self._budgets.get(key)
         if budget is None:
             while len(self._budgets) >= MAX_BUDGETS:
                 self._budgets.popitem(last=False)
-            budget = self._budgets[key] = Budget(rate, self.clock())
+            budget = self._budgets[key] = TenantBudget(rate, self.clock())
         else:
             self._budgets.move_to_end(key)
         return budget

@@ -132,7 +132,7 @@ async def read_share(store: Store) -> Share:
 SPARE = "-"  # the label of a grant that is for no account
 
 
-class Lease:
+class PermitLease:
     __slots__ = ("ends", "epoch", "granted", "is_new", "length", "number", "returned", "spare", "used")
 
     def __init__(self, length: float) -> None:

@@ -33,7 +33,7 @@ from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, Provider
 from gateway.ids import request_id
 from gateway.inference.concurrency import scripts
 from gateway.inference.concurrency.fair_queue import ACCOUNT_LIMIT, QUEUE_LIMIT, FairQueue, QueueFull
-from gateway.inference.concurrency.lease import SPARE, BudgetAnswer, BudgetCall, Lease, LeaseAnswer, LeaseCall
+from gateway.inference.concurrency.lease import SPARE, BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall, PermitLease
 from gateway.inference.concurrency.quota import WINDOW_SECONDS, Budget
 from gateway.keys import PERMITS_CHANNEL, permits_channel
 from gateway.redis.client import Store
@@ -152,7 +152,7 @@ class Permits:
         self._max_wait, self._renewal = max_wait or MIN_WAIT_SECONDS, renewal
         self.name = request_id()  # of this process, for as long as it lives
         self.in_force = limit
-        self._lease = Lease(lease)
+        self._lease = PermitLease(lease)
         self._queue: FairQueue[Waiter] = FairQueue()
         self._used: dict[str, int] = {}  # account -> its permits in use here
         self._changed: set[str] = set()  # accounts whose waiting requests or permits in use Redis does not know yet

@@ -67,8 +67,8 @@ class Stream:
         "unsent",
     )
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection: Connection | None = connection
+    def __init__(self, connection: ProviderConnection) -> None:
+        self._connection: ProviderConnection | None = connection
         self._loop = connection.loop
         self._waiter: asyncio.Future[None] | None = None
         self.answer = AnswerReader(connection.received)
@@ -234,14 +234,14 @@ IDLE, ACTIVE, DRAINING, CLOSED = ConnectionState
 class Pool(Protocol):
     """The owner of connections."""
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: ProviderConnection) -> None:
         """Keeps a connection that is idle again."""
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ProviderConnection) -> None:
         """Forgets a connection that has closed."""
 
 
-class Connection(asyncio.Protocol):
+class ProviderConnection(asyncio.Protocol):
     __slots__ = (
         "_ended",
         "_framed",

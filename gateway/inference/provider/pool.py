@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from gateway.errors import ProviderUnreachable
-from gateway.inference.provider.connection import Connection, Interrupted, Stream
+from gateway.inference.provider.connection import Interrupted, ProviderConnection, Stream
 from gateway.inference.provider.connector import Connector, causes, is_local_shortage
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.settings import Settings
@@ -30,15 +30,15 @@ class Provider:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.streams: set[Stream] = set()  # running exchanges
-        self._connections: set[Connection] = set()
-        self._idle: list[Connection] = []  # the most recently used last; the last one is used first
+        self._connections: set[ProviderConnection] = set()
+        self._idle: list[ProviderConnection] = []  # the most recently used last; the last one is used first
         self._tls = httpx.create_ssl_context(trust_env=False)
         if settings.ca_file:
             self._tls.load_verify_locations(settings.ca_file)
         parts = urlsplit(settings.provider_url)
         tls = self._tls if parts.scheme == "https" else None
         host, port = parts.hostname or "", parts.port or (443 if tls else 80)
-        self._connector = Connector(host, port, tls, lambda: Connection(self))
+        self._connector = Connector(host, port, tls, lambda: ProviderConnection(self))
         # OpenAI's format does not identify a provider, so its host is its name.
         self.span_attributes: dict[str, Value] = {
             "gen_ai.provider.name": host,
@@ -77,7 +77,7 @@ class Provider:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> ProviderConnection:
         """Returns an idle connection, reused or new. Raises ProviderUnreachable or ConnectionsExhausted."""
         while self._idle:
             connection = self._idle.pop()
@@ -93,7 +93,7 @@ class Provider:
         self._connections.add(connection)
         return connection
 
-    def post(self, connection: Connection, payload: bytes) -> Stream:
+    def post(self, connection: ProviderConnection, payload: bytes) -> Stream:
         """Sends a completion request on a connection that `connect` returned. Close the stream with `close_stream`.
 
         Raises Interrupted, and sends nothing, if this process is about to stop.
@@ -111,14 +111,14 @@ class Provider:
 
     # -- the pool --------------------------------------------------------------------------------------------
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: ProviderConnection) -> None:
         """Keeps an idle connection for the next request."""
         if len(self._idle) < MAX_IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:
             connection.abort()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ProviderConnection) -> None:
         self._connections.discard(connection)
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)

@@ -7,7 +7,7 @@ from pathlib import Path
 from litestar import Litestar, get, put
 from litestar.params import FromPath
 
-from capsule_gateway.dev.account import AppView
+from capsule_gateway.dev.account import DemoApp
 from capsule_gateway.dev.demo import Kind, open_demo
 from capsule_gateway.dev.key_file import Keys
 from capsule_gateway.dev.layout import Layout
@@ -57,7 +57,7 @@ async def test_one_of_the_two_uploads_at_once_is_left_to_the_user(tmp_path: Path
     """An account can upload two sources at once, and the user may publish as soon as the screen appears."""
     service, listener = Service(), socket.create_server(("127.0.0.1", 0))
     layout = Layout(listener.getsockname()[1], tmp_path)
-    record = AppView("app_1", "acc_1", {"kind": "jwks"})
+    record = DemoApp("app_1", "acc_1", {"kind": "jwks"})
     async with (
         serve_app(service.app, listener),
         open_demo(layout, Keys(api_key="key"), record) as demo,

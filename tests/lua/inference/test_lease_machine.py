@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from gateway.inference.concurrency.lease import Lease
 from gateway.inference.concurrency.lease import LeaseCall as Call
+from gateway.inference.concurrency.lease import PermitLease
 from tests.lua.leases import CHANNEL, LEASE, Demand, Provider
 from tests.lua.scripts import ON_VALKEY
 
@@ -29,7 +29,7 @@ class Sim:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.lease = Lease(LEASE)
+        self.lease = PermitLease(LEASE)
         self.waiting: Counter[str] = Counter()
         self.scarce = False
         self.pending: tuple[Call, Demand, int, bool] | None = None  # the call that waits for its answer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.inference.concurrency.lease import BudgetAnswer, BudgetCall, Lease, LeaseAnswer, LeaseCall
+from gateway.inference.concurrency.lease import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall, PermitLease
 from gateway.inference.concurrency.quota import Budget
 from gateway.keys import QUOTA_NAMES
 from gateway.settings import ProviderRate
@@ -24,7 +24,7 @@ class Rated:
 
     def __init__(self, provider: Provider, name: str, rate: ProviderRate, started: list["Request"]) -> None:
         self.provider, self.name = provider, name
-        self.lease, self.budget = Lease(LEASE), Budget(rate, WINDOW)
+        self.lease, self.budget = PermitLease(LEASE), Budget(rate, WINDOW)
         self.waiting: dict[str, deque[int]] = {}  # account -> tokens of its requests
         self.running: list[Request] = []
         self.started = started

@@ -344,7 +344,7 @@ async def test_only_public_addresses_of_names_are_returned(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         own.bind(("127.0.0.1", 0))
         transport, _ = await loop.create_datagram_endpoint(
-            lambda: network.Resolver(network.Egress([]).look_up), sock=own.dup()
+            lambda: network.SandboxResolver(network.Egress([]).look_up), sock=own.dup()
         )
         client, _ = await loop.create_datagram_endpoint(
             lambda: Receiver(answers), remote_addr=("127.0.0.1", own.getsockname()[1])

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from workers.sandbox.trailers import HEAD_BYTES, LINE_BYTES, Response
+from workers.sandbox.trailers import HEAD_BYTES, LINE_BYTES, ResponseReader
 
 COOKIE = b"Set-Cookie: a=1; Domain=apps.test\r\n"
 CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-Encoding: chunked\r\n\r\n"
@@ -39,7 +39,7 @@ def test_everything_else_passes_unchanged(response: bytes, step: int) -> None:
 
 
 def test_each_byte_passes_as_soon_as_its_part_is_known() -> None:
-    response = Response()
+    response = ResponseReader()
     assert response.pass_on(CHUNKS[:-1]) == b""
     assert response.pass_on(CHUNKS[-1:] + b"1") == CHUNKS
     assert response.pass_on(b"2\r\nab") == b"12\r\nab"
@@ -81,5 +81,5 @@ def test_many_chunks_and_many_interim_responses_take_little_time() -> None:
 
 
 def passed_on(response: bytes, step: int) -> bytes:
-    reading = Response()
+    reading = ResponseReader()
     return b"".join(reading.pass_on(response[at : at + step]) for at in range(0, len(response), step))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.inference.concurrency.lease import BudgetAnswer, Lease
+from gateway.inference.concurrency.lease import BudgetAnswer, PermitLease
 from gateway.inference.concurrency.lease import LeaseAnswer as Answer
 from gateway.inference.concurrency.lease import read_lease_answer as read_answer
 
@@ -10,28 +10,28 @@ LENGTH = 28.0
 
 
 @pytest.fixture
-def lease() -> Lease:
+def lease() -> PermitLease:
     """Returns a lease with four permits, renewed at 100."""
-    lease = Lease(LENGTH)
+    lease = PermitLease(LENGTH)
     assert lease.renew(lease.call(100.0), 100.1)
     assert lease.accept(1, 0, ["-"] * 4, 100.1) == ["-"] * 4
     return lease
 
 
-def test_a_lease_is_counted_from_the_moment_before_the_call(lease: Lease) -> None:
+def test_a_lease_is_counted_from_the_moment_before_the_call(lease: PermitLease) -> None:
     call = lease.call(110.0)
     assert lease.renew(call, 120.0)
     assert lease.take(137.9)
     assert not lease.take(138.0)
 
 
-def test_an_answer_after_the_end_renews_nothing(lease: Lease) -> None:
+def test_an_answer_after_the_end_renews_nothing(lease: PermitLease) -> None:
     call = lease.call(110.0)
     assert not lease.renew(call, 138.0)
     assert lease.ends <= 138.0
 
 
-def test_permits_that_a_call_gives_back_cannot_be_taken(lease: Lease) -> None:
+def test_permits_that_a_call_gives_back_cannot_be_taken(lease: PermitLease) -> None:
     call = lease.call(101.0, give_back=3)
     assert (call.granted, call.returned, call.used) == (4, 3, 0)
     assert lease.take(101.0)
@@ -39,7 +39,7 @@ def test_permits_that_a_call_gives_back_cannot_be_taken(lease: Lease) -> None:
     assert lease.call(102.0, give_back=9).returned == 3
 
 
-def test_a_new_epoch_holds_the_permits_in_use(lease: Lease) -> None:
+def test_a_new_epoch_holds_the_permits_in_use(lease: PermitLease) -> None:
     assert lease.take(101.0)
     assert lease.take(101.0)
     late = lease.call(120.0)
@@ -54,12 +54,12 @@ def test_a_new_epoch_holds_the_permits_in_use(lease: Lease) -> None:
     assert lease.accept(1, 4, ["acc"], 128.3) == []
 
 
-def test_without_a_lease_grants_are_ignored(lease: Lease) -> None:
+def test_without_a_lease_grants_are_ignored(lease: PermitLease) -> None:
     assert lease.accept(1, 4, ["acc"], 128.0) == []
     assert lease.granted == 4
 
 
-def test_each_grant_is_accepted_once_and_in_order(lease: Lease) -> None:
+def test_each_grant_is_accepted_once_and_in_order(lease: PermitLease) -> None:
     assert lease.accept(1, 5, ["b"], 101.0) is None
     assert lease.accept(1, 4, ["a"], 101.0) == ["a"]
     assert lease.accept(1, 4, ["a"], 101.0) == []

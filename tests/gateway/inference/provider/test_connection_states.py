@@ -19,7 +19,7 @@ from gateway.inference.provider.connection import (
     IDLE,
     IDLE_SECONDS,
     ClientGone,
-    Connection,
+    ProviderConnection,
     Stream,
 )
 from gateway.inference.provider.errors import ProviderSignal
@@ -58,19 +58,19 @@ class Transport:
 
 class Pool:
     def __init__(self) -> None:
-        self.kept: list[Connection] = []
-        self.forgotten: list[Connection] = []
+        self.kept: list[ProviderConnection] = []
+        self.forgotten: list[ProviderConnection] = []
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: ProviderConnection) -> None:
         self.kept.append(connection)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ProviderConnection) -> None:
         self.forgotten.append(connection)
 
 
-def connected() -> tuple[Connection, Transport, Pool]:
+def connected() -> tuple[ProviderConnection, Transport, Pool]:
     transport, pool = Transport(), Pool()
-    connection = Connection(pool)
+    connection = ProviderConnection(pool)
     connection.connection_made(transport)  # type: ignore[arg-type]
     return connection, transport, pool
 
@@ -362,7 +362,7 @@ async def test_forward_sends_data_that_arrives_while_the_relay_waits() -> None:
     assert await waiting is None
 
 
-async def whole(connection: Connection, answer: bytes) -> str:
+async def whole(connection: ProviderConnection, answer: bytes) -> str:
     """Receives an answer after which the connection is kept, and returns its text."""
     stream = connection.post(b"", b"{}")
     connection.data_received(answer)
