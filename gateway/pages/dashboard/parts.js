@@ -90,7 +90,7 @@ export function explain({ status, message, retryAfter }) {
     case 429:
       return ["Limit reached", retryAfter ? `${message} Try again ${later}.` : message];
     case 503:
-      return ["The service is unavailable", `The service cannot reach its database. Try again ${later}.`];
+      return ["The service is unavailable", message || `The service does not answer. Try again ${later}.`];
     default:
       return ["The request failed", message || `The service answered with status ${status}.`];
   }
