@@ -1,7 +1,7 @@
 """Generates parts of the documentation from the code: `python -m docs.generate`.
 
-Writes the tables of keyspace.md from the module that builds the keys, modules.md from the first line of each module,
-and the JSON schema of capsule.toml.
+Writes the table of 429s in architecture.md from the errors and allowances, the tables of keyspace.md from the module
+that builds the keys, modules.md from the first line of each module, and the JSON schema of capsule.toml.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.deploys.manifest import manifest_schema
+from gateway.errors import ServiceError
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 TABLES = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
+LIMITS = re.compile(r"(<!-- limits -->\n).*(<!-- end of limits -->\n)", re.DOTALL)
 MODULES = """# Modules
 
 This page lists every module of the service with the first line of its docstring. `python -m docs.generate` writes it,
@@ -32,6 +34,44 @@ def keyspace() -> str:
     tables = describe(ROOT / "gateway/keys.py")
     page = (DOCS / "keyspace.md").read_text()
     return TABLES.sub(lambda match: match[1] + "\n" + tables[tables.index("## ") :] + "\n\n" + match[2], page)
+
+
+def architecture() -> str:
+    page = (DOCS / "architecture.md").read_text()
+    table = "\n".join(["| code | what is counted | file |", "| --- | --- | --- |", *sorted(set(limits()))])
+    return LIMITS.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
+
+
+def limits() -> Iterator[str]:
+    """Yield a row for each allowance, and for each other module that answers 429."""
+    kinds = {kind.__name__: kind for kind in subclasses(ServiceError) if kind.status == 429}
+    for path in sorted((ROOT / "gateway").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="Allowance"), args=[_, *values]):
+                    limit, seconds, *text = map(ast.literal_eval, values)
+                    named = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "error"]
+                    kind = kinds[named[0] if named else "RateLimited"]
+                    counted = (
+                        f"{text[0].format(limit=limit)}."
+                        if text
+                        else f"{describe_kind(kind)[:-1]}: {limit} in {seconds} s."
+                    )
+                case ast.Call(func=ast.Name(id=name)) | ast.Raise(exc=ast.Name(id=name)) if name in kinds:
+                    kind, counted = kinds[name], describe_kind(kinds[name])
+                case _:
+                    continue
+            yield f"| `{kind.code}` | {counted} | `{path.relative_to(ROOT)}` |"
+
+
+def subclasses(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from subclasses(sub)
+
+
+def describe_kind(kind: type[ServiceError]) -> str:
+    return (kind.__doc__ or "").splitlines()[0]
 
 
 def modules() -> str:
@@ -59,4 +99,5 @@ def schema() -> str:
 if __name__ == "__main__":
     (DOCS / "capsule.schema.json").write_text(schema())
     (DOCS / "keyspace.md").write_text(keyspace())
+    (DOCS / "architecture.md").write_text(architecture())
     (DOCS / "modules.md").write_text(modules())

@@ -112,16 +112,22 @@ class AppBackendUnreachable(ServiceError):
 
 
 class TokensLimited(ServiceError):
+    """The time that an app's invalid tokens may take for their verification."""
+
     status, code = 429, "TOKENS_LIMITED"
     message = "Too many tokens of this app were invalid just now; try again after the time in Retry-After."
 
 
 class AppRateLimited(ServiceError):
+    """Requests of an app in any minute."""
+
     status, code = 429, "APP_RATE_LIMITED"
     message = "The app has reached its limit of requests per minute; try again after the time in Retry-After."
 
 
 class UserRateLimited(ServiceError):
+    """Requests of a user of an app in any minute."""
+
     status, code = 429, "USER_RATE_LIMITED"
     message = "You have reached your limit of requests per minute; try again after the time in Retry-After."
 
@@ -238,11 +244,15 @@ class CsrfRefused(ServiceError):
 
 
 class LoginsLimited(ServiceError):
+    """Failed log-ins from one address."""
+
     status, code = 429, "LOGINS_LIMITED"
     message = "Too many failed logins from your address; try again after the time in Retry-After."
 
 
 class ViewersLimited(ServiceError):
+    """Open pages that follow changes."""
+
     status, code = 429, "VIEWERS_LIMITED"
     message = "This page is open too many times; close it elsewhere, then try again."
 
@@ -261,6 +271,8 @@ class MethodNotAllowed(ServiceError):
 
 
 class RateLimited(ServiceError):
+    """Requests of an account that cost the service much, as the message says."""
+
     status, code = 429, "RATE_LIMITED"
     message = (
         "An account may request 30 test events and redeliveries per minute; try again after the time in Retry-After."
@@ -278,11 +290,15 @@ class NameTaken(ServiceError):
 
 
 class AppLimitReached(ServiceError):
+    """Apps of an account, by its plan."""
+
     status, code = 429, "APP_LIMIT_REACHED"
     message = "The account has as many apps as its plan allows; delete one, or choose a larger plan."
 
 
 class HookRateLimited(ServiceError):
+    """Requests to a deploy hook in any minute."""
+
     status, code = 429, "HOOK_RATE_LIMITED"
     message = "A hook accepts 6 requests per minute; try again after the time in Retry-After."
 
@@ -300,10 +316,14 @@ class TarballGone(ServiceError):
 
 
 class DeployQuotaReached(ServiceError):
+    """Deploys of an account on a UTC day, by its plan."""
+
     status, code = 429, "DEPLOY_QUOTA_REACHED"
     message = "The plan's deploys for today are used up; try again after 00:00 UTC, or choose a larger plan."
 
 
 class RegistrationsClosed(ServiceError):
+    """Registrations of a UTC day, of all and from one address."""
+
     status, code = 429, "REGISTRATIONS_CLOSED"
     message = "Today's registrations are used up; try again after 00:00 UTC."

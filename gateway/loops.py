@@ -1,12 +1,39 @@
-"""How a process runs: its file descriptors and its memory."""
+"""How often something may happen, and how a process runs: its file descriptors and its memory."""
 
 import gc
 import resource
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.errors import RateLimited, ServiceError
+from gateway.redis.client import Store
 
 DESCRIPTORS = 65_536  # at most, per process; more would not help on one core
 # New objects before a collection. Requests and deliveries leave hardly any cycles. With Python's default of 700,
 # the collector would visit the objects of running requests all the time.
 YOUNG_OBJECTS = 10_000
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """So many in so long, for each account, app or address. More are refused. docs/architecture.md lists all."""
+
+    key: Callable[..., str]  # of the counter, by what it counts for
+    limit: int
+    seconds: int  # from the first one on
+    message: str = ""  # the rule, with `{limit}`; "": the error's own message
+    error: type[ServiceError] = RateLimited
+
+    async def count(self, store: Store, *subject: str) -> None:
+        """Counts one more. Raises the error, and BackboneUnavailable."""
+        counted, wait = await store.increment(self.key(*subject), self.seconds)
+        if counted > self.limit:
+            rule = self.message.format(limit=self.limit)
+            raise self.error(rule and f"{rule}; try again after the time in Retry-After.", retry_after=wait)
+
+    async def take_back(self, store: Store, *subject: str) -> None:
+        """Takes back a `count`."""
+        await store.take_back(self.key(*subject), self.seconds)
 
 
 def raise_descriptor_limit() -> int:

@@ -25,7 +25,6 @@ from gateway.errors import (
     BackboneRefused,
     BackboneUnavailable,
     NameTaken,
-    RateLimited,
 )
 from gateway.ids import new_id
 from gateway.keys import (
@@ -38,10 +37,11 @@ from gateway.keys import (
     partition_tag,
     token_checks_key,
 )
+from gateway.loops import Allowance
 from gateway.redis.scripts import compare_and_set
 
-CHANGES_PER_MINUTE = 120  # creations, changes and deletions that an account may try
-TOKEN_CHECKS_PER_MINUTE = 10  # by an account
+CHANGES = Allowance(app_changes_key, 120, 60, "An account can create, change and delete {limit} apps per minute")
+TOKEN_CHECKS = Allowance(token_checks_key, 10, 60, "An account can check {limit} tokens per minute")
 FORMER_NAME_SECONDS = 30 * 86_400
 LOCK_SECONDS = 15
 CHANGE_SECONDS = 10.0  # for a creation or a deletion
@@ -78,17 +78,11 @@ class AppChanges:
 
     async def count_change(self, account_id: str) -> None:
         """Counts an attempt to create, change or delete an app. Raises RateLimited."""
-        tried, wait = await self._store.increment(app_changes_key(account_id), 60)
-        if tried > CHANGES_PER_MINUTE:
-            message = f"An account can create, change and delete {CHANGES_PER_MINUTE} apps per minute; "
-            raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
+        await CHANGES.count(self._store, account_id)
 
     async def count_token_check(self, account_id: str) -> None:
         """Counts a token that the account holder checks. Raises RateLimited."""
-        checked, wait = await self._store.increment(token_checks_key(account_id), 60)
-        if checked > TOKEN_CHECKS_PER_MINUTE:
-            message = f"An account can check {TOKEN_CHECKS_PER_MINUTE} tokens per minute; "
-            raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
+        await TOKEN_CHECKS.count(self._store, account_id)
 
     async def withhold_name(self, app: App) -> None:
         """Withholds the name of a live app from other accounts after its deletion."""

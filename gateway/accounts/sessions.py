@@ -20,6 +20,7 @@ from litestar.datastructures import Cookie, State
 from gateway.accounts.api_keys import digest
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
 from gateway.keys import REGISTERED_PREFIX, SESSIONS_PREFIX, logins_key, session_key
+from gateway.loops import Allowance
 from gateway.redis.client import Store
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
@@ -27,7 +28,7 @@ SESSION_SECONDS = 12 * 3600
 MAX_SESSIONS = 20  # of one API key or operator
 # One address can make a tenth of a day's registrations, at least three.
 REGISTRATIONS_DIVISOR, MIN_REGISTRATIONS = 10, 3
-FAILED_PER_MINUTE = 10  # log-ins per client address
+FAILED_LOGINS = Allowance(logins_key, 10, 60, error=LoginsLimited)  # per client address
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
@@ -107,12 +108,10 @@ class Sessions:
         """
         # Another site's page must not log a visitor in to an account of its choice.
         self.require_own_origin(request)
-        key = logins_key(digest(client_address(request))[:32])
-        failed, wait = await self._store.increment(key, 60)
-        if failed > FAILED_PER_MINUTE:
-            raise LoginsLimited(retry_after=wait)
+        address = digest(client_address(request))[:32]
+        await FAILED_LOGINS.count(self._store, address)
         yield
-        await self._store.take_back(key, 60)
+        await FAILED_LOGINS.take_back(self._store, address)
 
     async def count_registration(self, request: Request[Any, Any, State], per_day: int) -> None:
         """Counts a registration. Raises RegistrationsClosed if this public address has used up its share of the day."""

@@ -66,6 +66,7 @@ from gateway.keys import (
     partition_tag,
     spend_key,
 )
+from gateway.loops import Allowance
 from gateway.monitors import health, history
 from gateway.monitors.crashes import Crash, Crashes
 from gateway.monitors.findings import MAX_OPEN, Findings
@@ -544,7 +545,7 @@ def format_euro(nano: int) -> str:
     return f"{whole}.{f'{fraction:09d}'.rstrip('0').ljust(2, '0')}"
 
 
-LOOKUPS_PER_MINUTE = 10  # of an app
+LOOKUPS = Allowance(domain_lookups_key, 10, 60, "An app's domain can be verified {limit} times per minute")
 
 
 class NewDomain(msgspec.Struct, forbid_unknown_fields=True):
@@ -624,7 +625,7 @@ async def verify_domain(
     10 times per minute. If the TXT record is there, the domain is verified; otherwise `problem` says what is wrong.
     """
     found = await require_domain(app, account, registry)
-    await count_lookup(found, store)
+    await LOOKUPS.count(store, found.account, found.id)
     try:
         problem = await custom_domains.find_problem(found)
     except CallFailed as error:
@@ -654,14 +655,6 @@ async def require_domain(app: str, account: Caller, registry: Registry) -> App:
     if found.customDomain is None:
         raise NotFound("This app has no custom domain; set one first.")
     return found
-
-
-async def count_lookup(app: App, store: Store) -> None:
-    """Raises RateLimited."""
-    asked, wait = await store.increment(domain_lookups_key(app.account, app.id), 60)
-    if asked > LOOKUPS_PER_MINUTE:
-        message = f"An app's domain can be verified {LOOKUPS_PER_MINUTE} times per minute; "
-        raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
 
 
 async def view_domain(app: App, settings: Settings, store: Store, problem: str | None = None) -> DomainView:

@@ -29,14 +29,14 @@ from gateway.errors import (
     TarballGone,
 )
 from gateway.keys import data_snapshots_made_key
+from gateway.loops import Allowance
 from gateway.redis.client import Store
 from gateway.services import Injected
 from gateway.settings import Settings
 from gateway.storage import Object, Storage
 from gateway.validation import Id
 
-SNAPSHOTS_PER_HOUR = 6  # that an account holder asks for, of an app
-HOUR_SECONDS = 3_600
+SNAPSHOTS = Allowance(data_snapshots_made_key, 6, 3_600, "An app's data can be kept {limit} times per hour")
 ANSWER_SECONDS = 600.0  # for the host of the data
 FIRST_ANSWER_SECONDS = 10.0  # while no host has reported data
 NO_DATA_SECONDS = 2.0  # and the app seems to have no start command
@@ -90,17 +90,13 @@ async def make_snapshot(
 
     6 per hour. The response comes when the snapshot is stored, which can take minutes.
     """
-    counter = data_snapshots_made_key(account.id, own_app.id)
-    made, wait = await store.increment(counter, HOUR_SECONDS)
     try:
-        if made > SNAPSHOTS_PER_HOUR:
-            message = f"An app's data can be kept {SNAPSHOTS_PER_HOUR} times per hour; "
-            raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
+        await SNAPSHOTS.count(store, account.id, own_app.id)
         answer = await _command(own_app, "snapshot", "manual", data_records, data_commands)
         if answer.snapshot is None:
             raise NotFound("This app has no data yet; its start command writes them to DATA_DIR.")
     except ServiceError:  # only snapshots that were made count
-        await store.take_back(counter, HOUR_SECONDS)
+        await SNAPSHOTS.take_back(store, account.id, own_app.id)
         raise
     return answer.snapshot
 

@@ -60,8 +60,9 @@ def test_the_example_of_an_env_file_names_settings() -> None:
 def test_the_generated_pages_are_up_to_date() -> None:
     page = read_page("docs/keyspace.md")
     assert len(re.findall(r"^\| `", page, re.MULTILINE)) > 90
-    pages = (page, read_page("docs/modules.md"), read_page("docs/capsule.schema.json"))
-    assert pages == (generate.keyspace(), generate.modules(), generate.schema()), "run python -m docs.generate"
+    pages = (page, *map(read_page, ("docs/architecture.md", "docs/modules.md", "docs/capsule.schema.json")))
+    written = (generate.keyspace(), generate.architecture(), generate.modules(), generate.schema())
+    assert pages == written, "run python -m docs.generate"
 
 
 def test_every_route_is_listed() -> None:

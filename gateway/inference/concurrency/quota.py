@@ -22,7 +22,7 @@ MIN_SPARE_REQUESTS = 32  # for which a process keeps spare budget, if the quota 
 EWMA_WEIGHT = 1 / 32  # of the latest request
 
 
-class Allowance:
+class QuotaAllowance:
     """The process's part of one quota."""
 
     __slots__ = ("granted", "quota", "returned", "spare", "spent")
@@ -80,7 +80,7 @@ class Budget:
     def __init__(self, rate: ProviderRate, window: float = WINDOW_SECONDS) -> None:
         """`window`: seconds for which spent amounts count."""
         self.rate, self._window = rate, window
-        self.requests, self.tokens = Allowance(rate.requests), Allowance(rate.tokens)
+        self.requests, self.tokens = QuotaAllowance(rate.requests), QuotaAllowance(rate.tokens)
         self.epoch = 0  # of the lease
         self._large = self._mean = INITIAL_TOKENS  # tokens of a large recent request, and of an average one
         self._low = 0  # requests; if the spare budget is for fewer, more is wanted

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from gateway.accounts.app_changes import CHANGES
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.deployment import packed
@@ -20,7 +21,7 @@ from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-CHANGES, TRIED = "gateway.accounts.app_changes.CHANGES_PER_MINUTE", 8
+TRIED = CHANGES.limit
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -29,7 +30,7 @@ async def hosting(provider: FakeProvider, tmp_path_factory: pytest.TempPathFacto
     settings = {"GATEWAY_BASE_URL": "http://api.apps.localhost", "GATEWAY_API_URL": "http://hooks.apps.localhost"}
     settings["GATEWAY_DEPLOY_ENGINE"] = "external"
     folder = tmp_path_factory.mktemp("hosting")
-    async with gateway_with_redis(provider, folder, constants={CHANGES: TRIED}, **settings) as running:
+    async with gateway_with_redis(provider, folder, **settings) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx_sse
 import pytest
 
-from gateway.accounts.sessions import ACCOUNT, FAILED_PER_MINUTE, OPERATOR, SESSION_SECONDS
+from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, OPERATOR, SESSION_SECONDS
 from gateway.api.pages import MAX_VIEWERS
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, tokens
@@ -100,7 +100,7 @@ async def test_a_log_out_ends_the_session(visitor: Visitor) -> None:
 
 
 async def test_failed_log_ins_are_limited(visitor: Visitor) -> None:
-    for n in range(FAILED_PER_MINUTE):
+    for n in range(FAILED_LOGINS.limit):
         refused(await visitor.log_in_as_operator(f"wrong {n}"), 401, "UNAUTHORIZED")
     refused(await visitor.log_in_as_operator(), 429, "LOGINS_LIMITED")
 
