@@ -37,7 +37,7 @@ class EnvironmentTool(AgentTool):
 
     async def unset(self, app: AppName, variables: Variables) -> dict[str, Any]:
         """Remove `variables`, from the next deploy on."""
-        names = [variables] if isinstance(variables, str) else variables
+        names = [variables] if variables and isinstance(variables, str) else variables
         if isinstance(names, list | dict) and names:
             return await self._change(app, dict.fromkeys(map(str, names)))
         raise ToolError("action 'unset' needs variables, such as [\"NAME\"].")

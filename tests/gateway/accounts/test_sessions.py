@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
-from gateway.accounts.sessions import ACCOUNT, FAILED_PER_MINUTE, SESSION_SECONDS, Sessions, client_address
+from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, SESSION_SECONDS, Sessions, client_address
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account
@@ -110,9 +110,9 @@ async def test_inference_ignores_cookies(
 
 
 async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visitor, account: Account) -> None:
-    answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_PER_MINUTE)))
+    answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_LOGINS)))
     statuses = [answer.status_code for answer in answers]
-    assert (statuses.count(401), statuses.count(429)) == (FAILED_PER_MINUTE, 2 * FAILED_PER_MINUTE)
+    assert (statuses.count(401), statuses.count(429)) == (FAILED_LOGINS, 2 * FAILED_LOGINS)
     refused(await visitor.log_in(account.key), 429, "LOGINS_LIMITED")
     with gw.redis.client() as client:
         counters = list(client.scan_iter("logins:*", count=1000))
@@ -123,7 +123,7 @@ async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visit
 
 
 async def test_log_ins_that_succeed_are_not_counted(visitor: Visitor, account: Account) -> None:
-    for _ in range(FAILED_PER_MINUTE + 2):
+    for _ in range(FAILED_LOGINS.limit + 2):
         assert (await visitor.log_in(account.key)).status_code == 204
 
 
