@@ -110,9 +110,9 @@ async def test_inference_ignores_cookies(
 
 
 async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visitor, account: Account) -> None:
-    answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_LOGINS)))
+    answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_LOGINS.limit)))
     statuses = [answer.status_code for answer in answers]
-    assert (statuses.count(401), statuses.count(429)) == (FAILED_LOGINS, 2 * FAILED_LOGINS)
+    assert (statuses.count(401), statuses.count(429)) == (FAILED_LOGINS.limit, 2 * FAILED_LOGINS.limit)
     refused(await visitor.log_in(account.key), 429, "LOGINS_LIMITED")
     with gw.redis.client() as client:
         counters = list(client.scan_iter("logins:*", count=1000))
