@@ -22,6 +22,7 @@ PARTS: dict[str, list[tuple[str, str]]] = {
         ("template/full", "."),
         ("template/shared/markdown.js", "src"),
         ("template/shared/words.js", "src"),
+        ("template/shared/tokens.css", "src"),
         ("template/shared/capsule.svg", "public"),
         ("package.json", "vendor/capsule-ai"),
         ("README.md", "vendor/capsule-ai"),

@@ -9,7 +9,7 @@ interrupted change stays visible in the record, and can be repeated.
 import secrets
 import time
 
-from gateway.keys import PARTITION_TAGS, partition_tag, suspended_key
+from gateway.keys import partition_tag, suspended_key
 from gateway.redis.client import Store
 
 VERSION = "version"  # the field that changes with each change of a partition's list
@@ -58,10 +58,6 @@ class SuspendedList:
         """Reads the partitions whose version has changed, or all of them. Raises BackboneUnavailable."""
         if everything:
             self._versions.clear()
-        found = await self._store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hget(suspended_key(tag), VERSION))
-        for tag, version in zip(PARTITION_TAGS, found, strict=True):
-            if self._versions.get(tag) != (version or ""):
-                fields: dict[str, str] = await self._store.client.hgetall(suspended_key(tag))
-                self._versions[tag] = fields.pop(VERSION, "")
-                self.changes += self._known.get(tag, frozenset()) != fields.keys()
-                self._known[tag] = frozenset(fields)
+        async for tag, fields in self._store.read_changed(suspended_key, VERSION, self._versions):
+            self.changes += self._known.get(tag, frozenset()) != fields.keys()
+            self._known[tag] = frozenset(fields)

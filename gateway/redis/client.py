@@ -209,6 +209,21 @@ class Store:
             count, _, resets_in = await pipe.execute()
         return count, resets_in
 
+    async def read_changed(
+        self, key: Callable[[str], str], version: str, versions: dict[str, str]
+    ) -> AsyncIterator[tuple[str, dict[str, str]]]:
+        """Yields the tag and the fields of each partition's hash whose field `version` differs from `versions`.
+
+        Updates `versions` once the caller has used the fields. Raises BackboneUnavailable.
+        """
+        found = await self.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hget(key(tag), version))
+        for tag, present in zip(PARTITION_TAGS, found, strict=True):
+            if versions.get(tag) != (present or ""):
+                fields: dict[str, str] = await self.client.hgetall(key(tag))
+                read = fields.pop(version, "")
+                yield tag, fields
+                versions[tag] = read
+
     async def take_back(self, key: str, seconds: int) -> None:
         """Takes back an `increment`. Raises BackboneUnavailable."""
         async with self.client.pipeline(transaction=True) as pipe:

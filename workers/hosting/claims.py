@@ -15,7 +15,7 @@ import structlog
 from gateway.deploys import scripts
 from gateway.errors import BackboneUnavailable
 from gateway.ids import Time
-from gateway.keys import PARTITION_TAGS, claims_key, partition_tag
+from gateway.keys import claims_key, partition_tag
 from gateway.redis.client import Store
 
 logger = structlog.get_logger()
@@ -69,22 +69,13 @@ class Claims:
     async def read_changes(self) -> None:
         """Reads the claims of the partitions in which one has changed. Raises BackboneUnavailable."""
         async with self._lock:
-            found = await self._store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hget(claims_key(tag), VERSION))
-            for tag, version in zip(PARTITION_TAGS, found, strict=True):
-                if self._versions.get(tag) != (version or ""):
-                    await self._read_partition(tag)
-
-    async def _read_partition(self, tag: str) -> None:
-        found: dict[str, str] = await self._store.client.hgetall(claims_key(tag))
-        self._known = {key: stored for key, stored in self._known.items() if key[0] != tag}
-        for app, text in found.items():
-            if app == VERSION:
-                continue
-            try:
-                self._known[tag, app] = StoredClaim(text, msgspec.json.decode(text, type=Claim))
-            except msgspec.MsgspecError as error:  # it must not affect the others
-                logger.error("claims.unreadable", app=app, error=str(error))
-        self._versions[tag] = found.get(VERSION) or ""
+            async for tag, found in self._store.read_changed(claims_key, VERSION, self._versions):
+                self._known = {key: stored for key, stored in self._known.items() if key[0] != tag}
+                for app, text in found.items():
+                    try:
+                        self._known[tag, app] = StoredClaim(text, msgspec.json.decode(text, type=Claim))
+                    except msgspec.MsgspecError as error:  # it must not affect the others
+                        logger.error("claims.unreadable", app=app, error=str(error))
 
     async def replace(self, before: StoredClaim | None, after: Claim) -> bool:
         """Replaces the claim `before`. Returns False if it has changed. Raises BackboneUnavailable."""

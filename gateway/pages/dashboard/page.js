@@ -1,8 +1,8 @@
 // The dashboard: logs in and out, switches between views, and reports failures.
 
 import { keepCurrent } from "/pages/format.js";
-import { h, isPressed, pause, untilReleased, untilVisible } from "/pages/dom.js";
-import { Refused, call, get } from "./api.js";
+import { h, pause, untilVisible } from "/pages/dom.js";
+import { call, get } from "./api.js";
 import * as account from "./account.js";
 import * as app from "./app.js";
 import * as data from "./data.js";
@@ -15,17 +15,17 @@ import { showLogIn } from "./login.js";
 import * as newApp from "./new-app.js";
 import * as overview from "./overview.js";
 import { showNavigation, watchApps } from "./navigation.js";
-import { explain, failure, skeleton, mayLeave, warning } from "./parts.js";
+import { explain, failure, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
 import * as settings from "./settings.js";
 import * as tryIt from "./try.js";
 import * as usage from "./usage.js";
+import { views, watchSkipLink } from "./views.js";
 import * as webhooks from "./webhooks.js";
 
 const main = document.querySelector("main");
 const bar = document.querySelector(".top");
 
-// A view gets the named groups of its route, and the address's query.
 const ROUTES = [
   [/^\/?$/, overview],
   [/^\/webhooks$/, webhooks],
@@ -49,47 +49,18 @@ const ROUTES = [
 const OUTAGES = [0, 502, 503, 504]; // statuses that end by themselves
 const RETRY = 5_000; // ms
 
-const nothing = {
-  title: "Not found",
-  draw() {
-    throw new Refused(404);
-  },
-};
-
-let leaving = new AbortController();
 let inside = false;
 let session = new AbortController();
 
-function leave() {
-  leaving.abort();
-  leaving = new AbortController();
-  return leaving.signal;
-}
-
-// A view draws itself once its data has arrived. `signal` aborts when another view replaces it.
-async function show({ focus = true } = {}) {
-  const [path, query] = location.hash.slice(1).split("?");
-  const signal = leave();
-  const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
-  showNavigation(bar, path);
-  document.title = `${view.title} · Capsule`;
-  const slow = setTimeout(() => isPressed() || main.replaceChildren(skeleton(view.title)), 150);
-  main.setAttribute("aria-busy", "true");
-  try {
-    const groups = path.match(route)?.groups ?? {};
-    const drawn = await view.draw(signal, groups, new URLSearchParams(query));
-    await untilReleased();
-    if (signal.aborted) return;
-    main.replaceChildren(h("div", { class: "view" }, drawn));
-    if (!view.titled) document.title = `${main.querySelector("h1").textContent} · Capsule`;
-    if (focus) main.querySelector("h1").focus();
-  } catch (error) {
-    if (!signal.aborted) fail(error);
-  } finally {
-    clearTimeout(slow);
-    if (!signal.aborted) main.removeAttribute("aria-busy");
-  }
-}
+const { leave, show } = views({
+  routes: ROUTES,
+  place: main,
+  product: "Capsule",
+  put: (drawn) => main.replaceChildren(h("div", { class: "view" }, drawn)),
+  before: (path) => showNavigation(bar, path),
+  after: (view) => view.titled || (document.title = `${main.querySelector("h1").textContent} · Capsule`),
+  fail: (error) => fail(error),
+});
 
 let asking = false;
 
@@ -104,17 +75,15 @@ async function navigate({ oldURL }) {
 
 function fail(error, again = () => show()) {
   if (error.status === 401) return logIn("Your session has ended.");
-  leave(); // a part of the view may have begun to follow changes
-  main.removeAttribute("aria-busy");
+  const signal = leave(); // a part of the view may have begun to follow changes
   main.replaceChildren(h("div", { class: "view" }, failure(error, again)));
   main.querySelector("h1").focus();
   if (error.status === undefined) reportError(error); // a bug in this page
-  if (OUTAGES.includes(error.status)) recover(again);
+  if (OUTAGES.includes(error.status)) recover(again, signal);
 }
 
 // Draws the view as soon as the service answers again, unless the user has left it.
-async function recover(again) {
-  const { signal } = leaving;
+async function recover(again, signal) {
   const answers = () => get("/account", signal).then(() => true, ({ status }) => !OUTAGES.includes(status));
   try {
     do {
@@ -133,7 +102,6 @@ function logIn(why = "") {
   inside = false;
   bar.hidden = true;
   document.title = "Log in · Capsule";
-  main.removeAttribute("aria-busy");
   showLogIn(main, why, enter);
 }
 
@@ -172,11 +140,7 @@ addEventListener("keydown", (event) => {
   list.showPicker?.();
 });
 
-document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault();
-  main.focus();
-});
-
+watchSkipLink(main);
 addEventListener("session-ended", () => logIn("Your session has ended."));
 addEventListener("hashchange", navigate);
 setInterval(keepCurrent, 20_000);

@@ -29,7 +29,7 @@ export function skeleton(title) {
       { class: "card", "aria-hidden": "true" },
       [1, 2, 3].map(() => h("div", { class: "bone" })),
     );
-  return h("div", { class: "view" }, heading(title), h("p", { class: "unseen" }, "Loading"), bones(), bones());
+  return [heading(title), h("p", { class: "unseen" }, "Loading"), bones(), bones()];
 }
 
 // `columns` maps a heading to a function from a row to the cell's content. The column of buttons has an empty heading.

@@ -14,7 +14,7 @@ import { chosenPeriod, fetchUsage, showUsage } from "./usage.js";
 export const title = "Account";
 const PLANS = ["free", "starter", "maker", "max"];
 
-export async function draw(signal, id, query) {
+export async function draw(signal, { id }, query) {
   const at = `/platform/accounts/${encodeURIComponent(id)}`;
   const period = chosenPeriod(query);
   const [account, usage, deploys] = await Promise.all([

@@ -12,7 +12,7 @@ import { chosenPeriod, fetchUsage, showUsage } from "./usage.js";
 
 export const title = "App";
 
-export async function draw(signal, id, query) {
+export async function draw(signal, { id }, query) {
   const record = await get(addressOf({ id }), signal);
   const at = `/platform/accounts/${encodeURIComponent(record.account)}`;
   const period = chosenPeriod(query);

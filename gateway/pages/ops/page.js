@@ -1,9 +1,9 @@
 // The operators' page: logs in and out, and switches between views.
 
-import { isPressed, untilReleased } from "/pages/dom.js";
 import { keepCurrent } from "/pages/format.js";
-import { Refused, call, get } from "/dashboard/api.js";
-import { announce, failure, skeleton, markCurrent } from "/dashboard/parts.js";
+import { call, get } from "/dashboard/api.js";
+import { announce, failure, markCurrent } from "/dashboard/parts.js";
+import { views, watchSkipLink } from "/dashboard/views.js";
 import * as account from "./account.js";
 import * as accounts from "./accounts.js";
 import * as app from "./app.js";
@@ -22,56 +22,25 @@ const place = document.querySelector("#view");
 const ROUTES = [
   [/^\/?$/, overview],
   [/^\/accounts$/, accounts],
-  [/^\/accounts\/([\w-]+)$/, account],
+  [/^\/accounts\/(?<id>[\w-]+)$/, account],
   [/^\/apps$/, apps],
-  [/^\/apps\/([\w-]+)$/, app],
+  [/^\/apps\/(?<id>[\w-]+)$/, app],
   [/^\/deploys$/, deploys],
   [/^\/system$/, system],
   [/^\/audit$/, audit],
 ];
 
-const nothing = {
-  title: "Not found",
-  draw() {
-    throw new Refused(404);
-  },
-};
-
-let leaving = new AbortController();
 let inside = false;
 
-function leave() {
-  leaving.abort();
-  leaving = new AbortController();
-  place.removeAttribute("aria-busy");
-  return leaving.signal;
-}
-
-// -- views -------------------------------------------------------------------------------------------------------
-
-// A view draws itself once its data has arrived. `signal` aborts when another view replaces it.
-async function show({ focus = true } = {}) {
-  const [path, text] = location.hash.slice(1).split("?");
-  const signal = leave();
-  const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
-  markCurrent(bar, path);
-  document.title = `${view.title} · Capsule operations`;
-  const slow = setTimeout(() => isPressed() || put(skeleton(view.title)), 150);
-  place.setAttribute("aria-busy", "true");
-  try {
-    const drawn = await view.draw(signal, path.match(route)?.[1], new URLSearchParams(text));
-    await untilReleased();
-    if (signal.aborted) return;
-    put(drawn);
-    if (view.live) drawLast();
-    if (focus) place.querySelector("h1").focus();
-  } catch (error) {
-    if (!signal.aborted) fail(error);
-  } finally {
-    clearTimeout(slow);
-    if (!signal.aborted) place.removeAttribute("aria-busy");
-  }
-}
+const { leave, show } = views({
+  routes: ROUTES,
+  place,
+  put,
+  product: "Capsule operations",
+  before: (path) => markCurrent(bar, path),
+  after: (view) => view.live && drawLast(),
+  fail,
+});
 
 function put(drawn) {
   place.classList.remove("waiting");
@@ -138,11 +107,7 @@ document.querySelector("#log-out").addEventListener("click", async () => {
   logIn("You are logged out.");
 });
 
-document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault();
-  main.focus();
-});
-
+watchSkipLink(main);
 addEventListener("session-ended", () => logIn("Your session has ended."));
 // A view has changed what it shows.
 addEventListener("show-again", async ({ detail }) => {
