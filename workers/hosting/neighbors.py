@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gateway.settings import Settings
 from workers.hosting import caddy
-from workers.hosting.releases import Site, replace_link
+from workers.hosting.releases import Site
 
 NO_HOST = "none"
 HOST_ID = re.compile(r"[0-9a-f]+")
@@ -31,21 +31,12 @@ class Neighbors:
         self._written: dict[str, str] = {}  # the addresses in the folders, by host
 
     def pass_on(self, site: Site, host: str, address: str) -> None:
-        """Passes the app's requests on to a host. Without its address, Caddy answers 503.
-
-        A host calls this for each app several times per second, so it mostly just reads one link.
-        """
+        """Passes the app's requests on to a host. Without its address, Caddy answers 503."""
         if not (ADDRESS.fullmatch(address) and HOST_ID.fullmatch(host)):
             host, address = NO_HOST, ""
         if self._written.get(host) != address:
             self._write_address(host, address)
-        target = f"../../../{self._hosts.name}/{host}"
-        if site.read_link("owner") != target and site.folder.is_dir():
-            replace_link(site.folder / "owner", target)
-
-    @staticmethod
-    def serve_here(site: Site) -> None:
-        (site.folder / "owner").unlink(missing_ok=True)
+        site.pass_on(f"../../../{self._hosts.name}/{host}")
 
     def _write_address(self, host: str, address: str) -> None:
         folder = self._hosts / host

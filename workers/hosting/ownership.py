@@ -5,9 +5,6 @@ data to the storage when they change (`copies.py`). When a host stops, it stops 
 and gives up the claims; then the next host fetches the copies and starts the apps. When a host dies, the next one has
 what was copied last. Requests that arrive at another host are passed on (`neighbors.py`).
 
-    releases/<app id>/live/lease       link to this host's lease, while this host may run the app
-    releases/<app id>/live/starting    while the app is about to run here: Caddy lets requests wait
-
 Failure policy: closed. A host that cannot renew its lease stops its apps before another host can take them over.
 """
 
@@ -35,7 +32,7 @@ from workers.hosting.data import AppData, DataHeld
 from workers.hosting.leases import LeaseLost, Leases
 from workers.hosting.neighbors import Neighbors, find_own_address
 from workers.hosting.packing import DataError, DataPacker
-from workers.hosting.releases import Releases, Site, replace_link
+from workers.hosting.releases import Releases, Site
 from workers.hosting.serving import run_in_thread
 from workers.hosting.watchdog import AppState, is_running, read_state
 from workers.sandbox import lease
@@ -108,10 +105,10 @@ class Ownership:
         site = self._releases.live_site(app_id)
         if not needed:
             self._needed.pop(app_id, None)
-            self._neighbors.serve_here(site)
+            site.serve_here()
         elif self._needed.get(app_id) != account:
             self._needed[app_id] = account
-            if not self.runs(app_id) and not lease.is_held(site.folder / "lease"):
+            if not self.runs(app_id) and not lease.is_held(site.lease):
                 self._neighbors.pass_on(site, "", "")
 
     # -- the lease -------------------------------------------------------------------------------------------
@@ -310,14 +307,15 @@ class Ownership:
         claim, app_id = held.claim, held.claim.app
         site = self._releases.live_site(app_id)
         try:
-            self._expect(site)
+            site.expect_start()
+            site.serve_here()
             await self._fetch(held)
             held.ready = True
             self._repeat_step(app_id)  # starts the app
             if not await self._has_started(site):
                 logger.warning("sites.app_starts_slowly", app=app_id)
         finally:
-            (site.folder / "starting").unlink(missing_ok=True)
+            site.end_start()
         while self._needed.get(app_id) == claim.account:
             if not await until_redis_answers(lambda: self._exists(claim.account, app_id)):
                 self._needed.pop(app_id)
@@ -325,12 +323,6 @@ class Ownership:
             await asyncio.sleep(CHECK_SECONDS)
             await self._copy(held)
         await self._give_up(held)
-
-    def _expect(self, site: Site) -> None:
-        """Lets requests wait for the app. Without this, they are passed on, or answered with 503."""
-        if site.folder.is_dir():
-            (site.folder / "starting").touch()
-        self._neighbors.serve_here(site)
 
     async def _fetch(self, held: HeldClaim) -> None:
         """Makes the data of this host the newest ones. Records the time of a copy whose host has died."""
@@ -381,7 +373,7 @@ class Ownership:
         held.ready = False
         if app_id in self._needed:
             self._neighbors.pass_on(site, "", "")
-        self._forbid(site)
+        site.forbid()
         logger.error("sites.claim_lost", app=app_id, fence=held.claim.fence)
 
         async def end() -> None:
@@ -407,14 +399,8 @@ class Ownership:
     def allow(self, app_id: str) -> None:
         """Allows the watchdog to start the app's live releases, if this host runs the app (`watchdog.py`)."""
         site = self._releases.live_site(app_id)
-        target = os.path.relpath(self._leases.path, site.folder)
-        if self.runs(app_id) and site.read_link("lease") != target:
-            replace_link(site.folder / "lease", target)
-
-    @staticmethod
-    def _forbid(site: Site) -> None:
-        """Keepers kill the app at once, and the watchdog starts it no more."""
-        (site.folder / "lease").unlink(missing_ok=True)
+        if self.runs(app_id):
+            site.allow(self._leases.path)
 
     async def _has_started(self, site: Site) -> bool:
         """Waits until the app has started. Returns False if that takes long."""
@@ -440,7 +426,7 @@ class Ownership:
         for name in names:
             self._releases.stop_soon(name)
         ended = await _until_ended(states, STOP_SECONDS)
-        self._forbid(site)
+        site.forbid()
         while not ended:
             ended = await _until_ended(states, KILL_SECONDS)
             for state in states:
@@ -457,7 +443,7 @@ class Ownership:
         for site in running:
             self._neighbors.pass_on(site, "", "")
         for site in sites:
-            self._forbid(site)
+            site.forbid()
         for held in [*self._held.values()]:
             await self._drop(held)
         await asyncio.gather(*map(self._stop, running))

@@ -257,7 +257,7 @@ class Watchdog:
 
     def _find_lease(self, release: Path) -> Path | None:
         """Returns the lease that must be held while the app runs, if other hosts may run it."""
-        return release.parent / "lease" if self._shares_apps and not Site(release.parent).is_preview else None
+        return Site(release.parent).lease if self._shares_apps and not Site(release.parent).is_preview else None
 
     def _may_run(self, release: Path) -> bool:
         """Returns whether the release has its link, is not suspended, and no other host may run the app."""

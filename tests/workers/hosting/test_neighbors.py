@@ -105,7 +105,7 @@ async def test_without_a_key_a_request_is_passed_on_once_too() -> None:
         pass_on(first, second)
         pass_on(second, first)
         assert (await first.ask("/")).status == 503
-        Neighbors.serve_here(second.releases.live_site("shop"))
+        second.releases.live_site("shop").serve_here()
         async with running(second):
             assert (await first.ask("/")).status == 200
 
@@ -125,7 +125,7 @@ async def test_visitors_wait_or_try_again_while_no_host_runs_the_app(pair: tuple
     # The app is about to run on this host.
     site = second.releases.live_site("shop")
     (site.folder / "starting").touch()
-    Neighbors.serve_here(site)
+    site.serve_here()
     pass_on(first, second)
     asking = asyncio.create_task(first.ask("/"))
     await asyncio.sleep(0.5)
@@ -177,7 +177,7 @@ def test_an_address_that_changes_replaces_the_one_before(tmp_path: Path) -> None
     for host, address in (("ab12", ""), ("ab12", "../x:1"), ("../x", "10.0.0.1:80"), ("none", "10.0.0.1:80")):
         neighbors.pass_on(site, host, address)
         assert [*(site.folder / "owner").iterdir()] == []
-    neighbors.serve_here(site)
+    site.serve_here()
     assert not (site.folder / "owner").exists()
 
 
