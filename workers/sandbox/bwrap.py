@@ -8,7 +8,8 @@ command lines, so the environment does not appear in them.
 import os
 import platform
 from pathlib import Path
-from typing import Any
+
+from workers.sandbox.spec import Limits, Spec
 
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr on most machines
 # The rest of /etc may contain operators' secrets.
@@ -27,7 +28,7 @@ def read_filter() -> bytes:
     return (Path(__file__).parent / "filters" / f"{platform.machine()}.bpf").read_bytes()
 
 
-def build_arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
+def build_arguments(spec: Spec, info_fd: int) -> list[str]:
     """Builds bubblewrap's command line."""
     uid = os.getuid() if spec["uid"] is None else spec["uid"]
     size = str(spec["limits"]["memory"] // 2)
@@ -49,15 +50,15 @@ def build_arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
         words += ["--ro-bind-try", path, path]
     for path, text in FILES.items():
         words += ["--perms", "0444", "--ro-bind-data", str(_create_memory_file(text.encode())), path]
-    write = [*spec["write"], *([f"{spec['data']}/{DATA_FILES}"] if spec.get("data") else [])]
+    write = [*spec["write"], *([f"{spec['data']}/{DATA_FILES}"] if spec["data"] else [])]
     for option, paths in (("--ro-bind", spec["read"]), ("--bind", write)):
         for path in paths:
             words += [option, path, path]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec["folder"], "--"]
-    return [*words, *_build_limits(spec["limits"], files_bounded=not spec.get("data")), *spec["command"]]
+    return [*words, *_build_limits(spec["limits"], files_bounded=not spec["data"]), *spec["command"]]
 
 
-def _build_limits(limits: dict[str, Any], *, files_bounded: bool) -> list[str]:
+def _build_limits(limits: Limits, *, files_bounded: bool) -> list[str]:
     """Builds the command that sets limits inside the sandbox. The files of an app's data have a limit of their own.
 
     A process that reaches one of these limits fails without an explanation. The limits on processes and file sizes are

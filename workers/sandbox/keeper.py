@@ -31,6 +31,7 @@ from workers.sandbox import bwrap, lease, network, relay
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
 from workers.sandbox.folders import walk
 from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, make_concealer
+from workers.sandbox.spec import Spec
 
 CADDY_USER = 60_578  # the first of the free ids (`sandbox.py`), if the worker is root
 NOT_ENTERED = "the sandbox could not be entered: "
@@ -49,7 +50,7 @@ HIDDEN_CHECKS = 8  # consecutive checks that must find files in sockets: program
 
 
 def enter_sandbox(
-    spec: dict[str, Any], parent: int, keeper: socket.socket, sockets: list[socket.socket], info: int, output: int
+    spec: Spec, parent: int, keeper: socket.socket, sockets: list[socket.socket], info: int, output: int
 ) -> NoReturn:
     """Becomes bubblewrap, in a new network namespace. `parent` is the keeper's process id."""
     try:
@@ -91,7 +92,7 @@ def restore_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def enter_unconfined(spec: dict[str, Any], parent: int, output: int) -> NoReturn:
+def enter_unconfined(spec: Spec, parent: int, output: int) -> NoReturn:
     """Becomes the command itself, without a sandbox: for a developer's own code."""
     try:
         network.end_with_parent(parent)
@@ -108,7 +109,7 @@ def enter_unconfined(spec: dict[str, Any], parent: int, output: int) -> NoReturn
 
 
 class Keeper:
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: Spec) -> None:
         self.spec, self.limits = spec, spec["limits"]
         self.cgroup: Cgroup | None = None
         self.pid = 0  # until the command is started
@@ -116,7 +117,7 @@ class Keeper:
         self._lease_ended = False
         self._drain_ends = float("inf")
         self._disk_at = self._scanned_at = 0.0
-        self._data = DataFolder(spec["data"]) if spec.get("data") else None
+        self._data = DataFolder(spec["data"]) if spec["data"] else None
         self._used, self._hidden_checks = 0, 0  # bytes; checks in a row
         self._most_free = self._free_at_scan = 0  # free bytes on the disk: the maximum so far, and at the last scan
         self._first, self._pipe = 0, -1
@@ -124,8 +125,8 @@ class Keeper:
         self._splitter, self._output = LineSplitter(), self._open_output()
         if spec["cgroups"]:
             enter_keepers_group(spec["cgroups"])
-            bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
-            self.cgroup = Cgroup(spec["cgroups"], **bounds)
+            memory, processes, cpus = self.limits["memory"], self.limits["processes"], self.limits["cpus"]
+            self.cgroup = Cgroup(spec["cgroups"], memory=memory, processes=processes, cpus=cpus)
 
     def _open_output(self) -> Output | BuildOutput:
         conceal = make_concealer(self.spec["secrets"])
@@ -370,7 +371,7 @@ class Keeper:
                 if line.endswith(" (deleted)"):
                     found.setdefault(*_read_mapping(thread, line.split()))
         disks, in_memory = {os.stat(path).st_dev for path in self.spec["write"]}, 0
-        if self.spec.get("data"):
+        if self.spec["data"]:
             disks.add(os.stat(self.spec["data"]).st_dev)
         for folder in () if on_disk else bwrap.IN_MEMORY:  # in these folders, files with a name count too
             with contextlib.suppress(OSError):
@@ -532,9 +533,9 @@ def _is_connected(path: str) -> bool:
         return False
 
 
-def _open_sockets(spec: dict[str, Any]) -> list[socket.socket]:
+def _open_sockets(spec: Spec) -> list[socket.socket]:
     """Returns the sockets of the relay: where the visitors of the app wait, and where the worker asks."""
-    passed = spec.get("listener")
+    passed = spec["listener"]
     listener = listen_for_visitors(spec["socket"]) if passed is None else socket.socket(fileno=passed)
     return [listener, _listen(spec["control"])]
 
@@ -559,7 +560,7 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def run(spec: dict[str, Any]) -> dict[str, Any]:
+def run(spec: Spec) -> dict[str, Any]:
     keeper, why = Keeper(spec), ""
     try:
         why = asyncio.run(keeper.watch(keeper.start()))

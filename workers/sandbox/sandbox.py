@@ -23,7 +23,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import msgspec
 import structlog
@@ -38,6 +38,7 @@ from workers.sandbox.keeper import CADDY_USER, NOT_ENTERED
 from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
 from workers.sandbox.network import Endpoint
 from workers.sandbox.output import LineSplitter
+from workers.sandbox.spec import Spec
 
 logger = structlog.get_logger()
 
@@ -383,31 +384,41 @@ class Sandbox:
         if command.program:
             read += self._python[:1]
             arguments = [*self._python[1:], "-IS", "-c", command.program, *arguments]
-        spec: dict[str, Any] = {
+
+        def path_of(name: str) -> str:
+            return os.fspath(getattr(detached, name, None) or "")
+
+        spec: Spec = {
             "trusted": self._trusted,
             "bwrap": self._bwrap,
-            "command": arguments,
-            "environment": command.environment,
+            "command": [*arguments],
+            "environment": dict(command.environment),
             "folder": os.fspath(command.folder),
-            "limits": command.limits,
+            "limits": msgspec.to_builtins(command.limits),
             "read": read,
             "write": [os.fspath(path) for path in command.write],
             "tools": self._list_tool_folders(),
-            "connect": command.connect,
-            "hosts": command.hosts,
-            "endpoints": command.endpoints,
+            "connect": [*command.connect],
+            "hosts": [*command.hosts],
+            "endpoints": [*command.endpoints],
             "uid": uid,
             "parent": os.getpid(),
             "cgroups": self._cgroups,
             "filter": self._filter,
             "report": report,
-            "secrets": command.secrets,
+            "secrets": dict(command.secrets),
             "inherited": inherited,
+            "listener": detached.listener if detached else None,
+            "port": detached.port if detached else 0,
+            "link": path_of("link"),
+            "socket": path_of("socket"),
+            "control": path_of("control"),
+            "output": path_of("output"),
+            "lease": path_of("lease"),
+            "data": path_of("data"),
         }
-        names = ("link", "socket", "listener", "control", "port", "output", "lease", "data")
-        spec |= {name: detached and getattr(detached, name) for name in names}
         file = files.enter_context(_open_memory_file())
-        file.write(msgspec.json.encode(spec, enc_hook=os.fspath))
+        file.write(msgspec.json.encode(spec))
         file.seek(0)
         return [sys.executable, "-IS", "-c", _KEEPER, str(file.fileno())], [file.fileno(), *inherited]
 
