@@ -43,7 +43,7 @@ from gateway.api.authentication import operator_router
 from gateway.api.bodies import SOURCE, declared_size
 from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
 from gateway.api.events import EventId
-from gateway.api.subjects import AnyApp, require_account, require_app
+from gateway.api.subjects import AnyAccount, AnyApp, require_app
 from gateway.deploys.addresses import live_url
 from gateway.deploys.environment import Environments
 from gateway.deploys.sources import read_format
@@ -585,7 +585,7 @@ async def resume_app(
 
 @put("/accounts/{account_id:str}/suspension", errors=[RequestMalformed, NotFound])
 async def suspend_account(
-    account_id: FromPath[str],
+    any_account: AnyAccount,
     data: JSONBody[NewSuspension],
     request: Request[Any, Any, State],
     store: Injected[Store],
@@ -597,24 +597,24 @@ async def suspend_account(
     This suspends all its apps, including future ones. Its API keys can still read.
     """
     suspension = make_suspension(data)
-    _note_before(request, await require_account(account_id, registry))
-    await list_suspended(store, account_id)
-    await registry.change_account(account_id, lambda record: _replace(record, suspension))
-    await deploys.cancel_unfinished(account_id, None, CANCELED)
+    _note_before(request, any_account)
+    await list_suspended(store, any_account.id)
+    await registry.change_account(any_account.id, lambda record: _replace(record, suspension))
+    await deploys.cancel_unfinished(any_account.id, None, CANCELED)
     return suspension
 
 
 @delete("/accounts/{account_id:str}/suspension", errors=[NotFound])
 async def resume_account(
-    account_id: FromPath[str], request: Request[Any, Any, State], store: Injected[Store], registry: Injected[Registry]
+    any_account: AnyAccount, request: Request[Any, Any, State], store: Injected[Store], registry: Injected[Registry]
 ) -> None:
     """Lift the suspension of an account.
 
     Apps that are suspended themselves stay suspended.
     """
-    _note_before(request, await require_account(account_id, registry))
-    await registry.change_account(account_id, lambda record: _replace(record, None))
-    await unlist_suspended(store, account_id)
+    _note_before(request, any_account)
+    await registry.change_account(any_account.id, lambda record: _replace(record, None))
+    await unlist_suspended(store, any_account.id)
 
 
 def make_suspension(data: NewSuspension) -> Suspension:

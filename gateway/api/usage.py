@@ -14,10 +14,9 @@ from litestar.datastructures import State
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
-from gateway.accounts.registry import Registry
 from gateway.api.authentication import account_router, operator_router
 from gateway.api.deploys import DeployView, view_deploys
-from gateway.api.subjects import Caller, require_account
+from gateway.api.subjects import AnyAccount, Caller
 from gateway.deploys.states import Deploys
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
@@ -194,10 +193,9 @@ async def show_service_usage(
 
 @get("/accounts/{account_id:str}/usage", errors=[RequestMalformed, NotFound])
 async def show_account_usage(
-    account_id: FromPath[str],
+    any_account: AnyAccount,
     request: Request[Any, Any, State],
     store: Injected[Store],
-    registry: Injected[Registry],
     since: Annotated[str | None, QueryParameter(name="from")] = None,
     until: Annotated[str | None, QueryParameter(name="to")] = None,
     by: FromQuery[Period | None] = None,
@@ -208,15 +206,13 @@ async def show_account_usage(
 
     The parameters are those of `GET /account/usage`. `Accept: text/csv` returns CSV.
     """
-    await require_account(account_id, registry)
-    return await report_usage(account_id, request, store, since, until, by, group, app)
+    return await report_usage(any_account.id, request, store, since, until, by, group, app)
 
 
 @get("/accounts/{account_id:str}/requests", errors=[RequestMalformed, NotFound])
 async def list_account_requests(
-    account_id: FromPath[str],
+    any_account: AnyAccount,
     store: Injected[Store],
-    registry: Injected[Registry],
     limit: Annotated[int, QueryParameter(ge=1, le=LOGGED_REQUESTS)] = 50,
     app: FromQuery[str | None] = None,
     code: Annotated[str | None, QueryParameter(pattern=r"^[A-Z_]+$")] = None,
@@ -226,22 +222,19 @@ async def list_account_requests(
 
     `app` (its name) and `code` filter the rows, as in `GET /account/requests`.
     """
-    await require_account(account_id, registry)
-    return await read_requests(store, account_id, RequestFilter(app or None, code=code), limit, before)
+    return await read_requests(store, any_account.id, RequestFilter(app or None, code=code), limit, before)
 
 
 @get("/accounts/{account_id:str}/deploys", errors=[RequestMalformed, NotFound])
 async def list_account_deploys(
-    account_id: FromPath[str],
-    registry: Injected[Registry],
+    any_account: AnyAccount,
     deploys: Injected[Deploys],
     app: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
     before: FromQuery[str] = "",
 ) -> list[DeployView]:
     """List an account's deploys, newest first."""
-    await require_account(account_id, registry)
-    return await view_deploys(await deploys.list(account_id, app, limit, before), deploys)
+    return await view_deploys(await deploys.list(any_account.id, app, limit, before), deploys)
 
 
 ROUTES = [
