@@ -202,6 +202,9 @@ async def register(
     return NewKey(account.id, api_key)
 
 
+# -- API keys --------------------------------------------------------------------------------------------------
+
+
 class KeyName(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH)]
 

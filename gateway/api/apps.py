@@ -165,6 +165,9 @@ def check_repository(repository: Repository | None, settings: Settings, vault: V
     return msgspec.structs.replace(repository, url=url, credentials=sealed)
 
 
+# -- settings --------------------------------------------------------------------------------------------------
+
+
 class NewApp(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 
@@ -352,6 +355,9 @@ async def delete_own_app(app: App, app_changes: AppChanges, removal: Removal) ->
     await removal.remove(app)
 
 
+# -- details ---------------------------------------------------------------------------------------------------
+
+
 class CertificateView(msgspec.Struct):
     """The certificate of the custom domain at its last inspection."""
 
@@ -422,6 +428,9 @@ async def list_findings(
 async def list_crashes(account: Caller, own_app: OwnApp, crashes: Injected[Crashes]) -> list[Crash]:
     """List an app's last 20 crashes of 30 days, newest first."""
     return await crashes.list(own_app)
+
+
+# -- limits and spend ------------------------------------------------------------------------------------------
 
 
 EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
@@ -543,6 +552,9 @@ def check_euro(value: str, name: str, limit: str, whose: str) -> None:
 def format_euro(nano: int) -> str:
     whole, fraction = divmod(nano, NANO)
     return f"{whole}.{f'{fraction:09d}'.rstrip('0').ljust(2, '0')}"
+
+
+# -- the custom domain -----------------------------------------------------------------------------------------
 
 
 LOOKUPS = Allowance(domain_lookups_key, 10, 60, "An app's domain can be verified {limit} times per minute")
@@ -679,6 +691,9 @@ def list_records(app: App, domain: str, settings: Settings) -> list[DnsRecord]:
         DnsRecord("TXT", record_name(domain), verification_token(app, domain)),
         DnsRecord("CNAME", domain, host(app.name, "live", None, apps_host(settings))),
     ]
+
+
+# -- test tokens -----------------------------------------------------------------------------------------------
 
 
 class IssuedToken(msgspec.Struct):

@@ -131,6 +131,9 @@ async def _read_more(listed: Sequence[Deploy], deploys: Deploys) -> list[dict[st
     return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in listed]
 
 
+# -- hooks and deploys -----------------------------------------------------------------------------------------
+
+
 @post("/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
 async def create_hook(
     account: Caller, app: FromPath[str], data: JSONBody[NewHook], hooks: Injected[Hooks]
@@ -221,6 +224,9 @@ async def trigger_hook(
     return TriggeredDeploy(await deploys.queue(app, "hook", hook=hook), app.name)
 
 
+# -- deploys of a release or a source that was deployed before -------------------------------------------------
+
+
 REUSE_ERRORS = [RequestMalformed, NotFound, AppSuspended, NoDeployYet, TarballGone, DeployQuotaReached]
 
 
@@ -289,6 +295,9 @@ async def cancel(account: Caller, own_deploy: OwnDeploy, deploy_actions: Injecte
     It ends as `canceled`, and no event is sent.
     """
     return DeployView.of(await deploy_actions.cancel(own_deploy))
+
+
+# -- variables and output --------------------------------------------------------------------------------------
 
 
 BODY_BYTES = 524_288  # JSON may encode a byte as six

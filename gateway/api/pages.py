@@ -147,6 +147,9 @@ async def log_out(request: Request[Any, Any, State], sessions: Injected[Sessions
     return await close_session(sessions, ACCOUNT, request)
 
 
+# -- the operators' page ---------------------------------------------------------------------------------------
+
+
 MAX_VIEWERS = 50  # of one process
 STREAM_SECONDS = 600.0  # after which the browser reconnects, and the credential is checked again
 
@@ -212,9 +215,6 @@ async def operator_log_in(
 async def operator_log_out(request: Request[Any, Any, State], sessions: Injected[Sessions]) -> Response[None]:
     """Log out."""
     return await close_session(sessions, OPERATOR, request)
-
-
-ROUTES = [ops_page, ops_events, operator_log_in, operator_log_out]
 
 
 ROUTES = [index, bundled_file, dashboard, log_in, log_out, ops_page, ops_events, operator_log_in, operator_log_out]

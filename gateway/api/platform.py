@@ -251,6 +251,9 @@ Limit = Annotated[int, QueryParameter(ge=1, le=100)]
 Cursor = Annotated[str | None, QueryParameter(min_length=1, max_length=100)]
 
 
+# -- the directory ---------------------------------------------------------------------------------------------
+
+
 class ListedAccount(msgspec.Struct, kw_only=True):
     id: str
     name: str
@@ -417,6 +420,9 @@ async def _list_apps(apps: Sequence[OwnedApp], settings: Settings, store: Store)
     ]
 
 
+# -- apps ------------------------------------------------------------------------------------------------------
+
+
 class AppFields(msgspec.Struct, forbid_unknown_fields=True):
     """A complete record: fields that are left out are reset."""
 
@@ -539,6 +545,9 @@ async def delete_app(any_app: AnyApp, removal: Injected[Removal]) -> None:
     await removal.remove(any_app)
 
 
+# -- suspensions -----------------------------------------------------------------------------------------------
+
+
 REASON_LENGTH = 500  # characters
 CANCELED = "the app was suspended"
 
@@ -635,9 +644,6 @@ def _replace(account: Account, suspension: Suspension | None) -> Account:
 def _note_before(request: Request[Any, Any, State], record: App | Account) -> None:
     if record.suspension is not None:
         note_before(request, reason=record.suspension.reason)
-
-
-ROUTES = [operator_router(suspend_app, resume_app, suspend_account, resume_account)]
 
 
 ROUTES = [
