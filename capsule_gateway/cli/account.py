@@ -9,29 +9,31 @@ from typing import Any, NoReturn
 
 import click
 
-from capsule_gateway.cli.completion import app_argument, hook_argument
-from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from capsule_gateway.cli.show import (
+from capsule_gateway.cli.arguments import app_argument, hook_argument
+from capsule_gateway.cli.cells import (
     Cell,
     Columns,
     Row,
     age_of,
-    as_json,
-    as_list,
     color_state,
     duration_of,
     format_euro,
     format_size,
     nested_row,
+    strip_controls,
+    text_of,
+)
+from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
+from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.show import (
+    as_json,
+    as_list,
     print_note,
     show_fields,
     show_json,
     show_line,
     show_secret,
     show_table,
-    strip_controls,
-    text_of,
     wants_json,
     wants_table,
 )

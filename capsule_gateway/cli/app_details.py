@@ -6,21 +6,18 @@ from typing import Any
 
 import click
 
-from capsule_gateway.cli.service import Service, path
-from capsule_gateway.cli.show import (
+from capsule_gateway.cli.cells import (
     Cell,
     Row,
     age_of,
     color_state,
     format_duration,
     nested_row,
-    show_fields,
-    show_json,
-    show_table,
     strip_controls,
     text_of,
-    wants_json,
 )
+from capsule_gateway.cli.service import Service, path
+from capsule_gateway.cli.show import show_fields, show_json, show_table, wants_json
 
 SHOWN_FINDINGS = 20
 

@@ -1,28 +1,25 @@
-"""`capsule apps create`, `set` and `delete`: an account's own apps. `operators.py` has the group's other commands."""
-
-from __future__ import annotations
+"""`capsule apps`: creates, changes, lists and deletes an account's apps; operators put, show and suspend any app."""
 
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
-from capsule_gateway.cli.completion import app_argument
-from capsule_gateway.cli.operators import apps as apps
-from capsule_gateway.cli.operators import reason
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from capsule_gateway.cli.show import (
-    Row,
-    as_json,
-    nested_row,
-    print_note,
-    show_fields,
-    show_line,
-    strip_controls,
-    text_of,
-    wants_json,
+from capsule_gateway.cli.app_details import format_domain, format_health, show_own_app
+from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.cells import Cell, Row, age_of, nested_row, state_of, strip_controls, text_of, texts
+from capsule_gateway.cli.commands import Group, done, line
+from capsule_gateway.cli.operators import (
+    fetch_all_pages,
+    format_fields,
+    format_suspension,
+    reason,
+    search,
+    seen_reason,
 )
+from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.show import as_json, as_list, print_note, show_fields, show_line, show_table, wants_json
 
 CLEAR = "none"
 KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
@@ -30,6 +27,98 @@ KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
 CLAIMS = {"issuer": "issuer", "audience": "audience", "user_claim": "userClaim"}  # of the token
 BACKEND = {"auth_method": "method", "user_field": "userField"}  # of calls to the app's backend
 AUTH_OPTIONS = KINDS | CLAIMS.keys() | BACKEND.keys()
+
+
+apps = Group("apps", help="Create, change, list and delete your apps. Operators put, show and delete any app.")
+
+
+@apps.command("list")
+@click.option("--all", "everybody", is_flag=True, help="Operators: list the apps of all accounts.")
+@search
+@as_list
+def apps_list(everybody: bool, search: str | None) -> None:
+    """List the account's apps."""
+    health = {"status": state_of("status"), "health": format_health, "findings": _format_findings}
+    if everybody or search is not None:
+        return show_table(
+            fetch_all_pages("/platform/apps", "apps", "after", search),
+            texts(app="name", account="account", account_name="accountName") | health | texts(address="url"),
+            cut=["app", "account name"],
+            less=["findings", "account name", "health", "account"],
+            empty="No apps." if not search else f"No app or its account has {search!r} in a name, id or domain.",
+        )
+    show_table(
+        open_service().list_rows("/account/apps"),
+        texts(app="name") | health | texts(address="url") | {"custom domain": format_domain},
+        cut=["app"],
+        less=["custom domain", "findings", "health"],
+        empty="No apps yet. Create one with: capsule apps create NAME",
+    )
+
+
+def _format_findings(row: Row) -> Cell:
+    return ", ".join(f"{count} {tier}" for tier, count in nested_row(row, "openFindings").items() if count)
+
+
+@apps.command("put")
+@click.argument("app")
+@click.argument("record", metavar="FILE", type=click.File("r"))
+@reason
+@as_json
+def apps_put(app: str, record: TextIO, reason: str | None) -> None:
+    """Operators: create or replace APP from a JSON file.
+
+    FILE may be - for standard input. Fields that FILE omits are unset.
+    """
+    try:
+        body = json.load(record)
+    except ValueError as error:
+        raise WrongUsage(f"{record.name} is not JSON: {error}") from None
+    _show_app(open_service(reason).request_object("PUT", path("platform", "apps", app), body))
+
+
+@apps.command("show")
+@app_argument
+@as_json
+def apps_show(app: str) -> None:
+    """Show APP: health, certificate, findings and crashes. Operators see its record, without the secret."""
+    service = open_service()
+    if service.is_account:
+        return show_own_app(service, app)
+    _show_app(service.request_object("GET", path("platform", "apps", app)))
+
+
+def _show_app(app: Row) -> None:
+    show_fields(
+        app,
+        {
+            **texts(app="name", id="id", account="account", address="url"),
+            "custom domain": format_domain,
+            "user tokens": format_fields(app, "auth"),
+            **{name: format_fields(app, name) for name in ("repository", "build", "limits")},
+            "suspended": format_suspension,
+            "created": age_of("createdAt"),
+        },
+    )
+
+
+any_app_argument = click.argument("app", metavar="APP")
+apps.sends(
+    "suspend",
+    "PUT /platform/apps/{app}/suspension reason=seen_reason",
+    "Operators: suspend APP. It answers no requests, and its deploys and start commands end.",
+    line("{app} is suspended. Its account sees the reason.", "reason"),
+    any_app_argument,
+    seen_reason,
+)
+apps.sends(
+    "resume",
+    "DELETE /platform/apps/{app}/suspension",
+    "Operators: lift the suspension of APP.",
+    done("The suspension of {app} is lifted.", "resumed", "app"),
+    any_app_argument,
+    reason,
+)
 
 
 @apps.command("create")

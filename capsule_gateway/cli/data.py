@@ -10,23 +10,11 @@ from pathlib import Path
 
 import click
 
-from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.cells import Row, age_of, format_size, strip_controls, text_of
 from capsule_gateway.cli.deploys import follow_option, show_queued, timeout_option
 from capsule_gateway.cli.service import Refused, WrongUsage, open_service, path
-from capsule_gateway.cli.show import (
-    Row,
-    age_of,
-    as_json,
-    as_list,
-    format_size,
-    show_fields,
-    show_json,
-    show_line,
-    show_table,
-    strip_controls,
-    text_of,
-    wants_json,
-)
+from capsule_gateway.cli.show import as_json, as_list, show_fields, show_json, show_line, show_table, wants_json
 
 ANSWER_SECONDS = 660.0  # for the host that has the data
 SNAPSHOT_COLUMNS = {

@@ -12,24 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from capsule_gateway.cli.account import limit
-from capsule_gateway.cli.completion import app_argument, deploy_argument
+from capsule_gateway.cli.arguments import app_argument, deploy_argument
+from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of
 from capsule_gateway.cli.service import Refused, Service, open_service, path
 from capsule_gateway.cli.show import (
-    Row,
-    age_of,
     as_json,
     as_list,
     console,
-    duration_of,
-    format_size,
     print_note,
     show_fields,
     show_json,
     show_line,
     show_table,
-    state_of,
-    strip_controls,
-    text_of,
     wants_json,
     wants_table,
 )

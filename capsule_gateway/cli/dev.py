@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from capsule_gateway.cli.app_argument import MANIFEST
+from capsule_gateway.cli.arguments import MANIFEST
 from capsule_gateway.cli.folders import read_manifest
 from capsule_gateway.cli.service import WrongUsage
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import click
 
-from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from capsule_gateway.cli.show import age_of, as_list, show_table, strip_controls, text_of
+from capsule_gateway.cli.show import as_list, show_table
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row

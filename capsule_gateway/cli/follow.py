@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import click
 
+from capsule_gateway.cli.cells import Columns, Row, text_of
 from capsule_gateway.cli.service import Refused
-from capsule_gateway.cli.show import Columns, Row, Table, show_csv, text_of, wants_json, wants_table
+from capsule_gateway.cli.show import Table, show_csv, wants_json, wants_table
 
 POLL_SECONDS = 1.0
 MAX_FAILURES = 15  # in a row

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.cells import Row, format_euro, text_of
 from capsule_gateway.cli.service import WrongUsage, open_service, path
-from capsule_gateway.cli.show import Row, as_json, format_euro, show_fields, show_json, text_of, wants_json
+from capsule_gateway.cli.show import as_json, show_fields, show_json, wants_json
 
 LIMITS = {
     "per day": ("dailyEuro", "EUR"),

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.service import (
     LOCAL_URL,
     Refused,
@@ -27,7 +28,7 @@ from capsule_gateway.cli.service import (
     parse_url,
     save_credentials,
 )
-from capsule_gateway.cli.show import as_json, show_line, strip_controls, text_of
+from capsule_gateway.cli.show import as_json, show_line
 
 INTERRUPTED = 130
 
@@ -35,7 +36,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "account": ("account", "deliveries", "hook", "webhook"),
     "apps": ("apps",),
-    "completion": ("completion",),
+    "arguments": ("completion",),
     "data": ("data",),
     "deploys": ("deploys",),
     "dev": ("dev",),

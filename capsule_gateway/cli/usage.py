@@ -9,22 +9,10 @@ from typing import Any
 import click
 
 from capsule_gateway.cli.account import limit
+from capsule_gateway.cli.cells import Cell, Columns, Row, age_of, duration_of, format_euro, text_of
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import open_service, path
-from capsule_gateway.cli.show import (
-    Cell,
-    Columns,
-    Row,
-    age_of,
-    as_list,
-    duration_of,
-    format_euro,
-    show_fields,
-    show_json,
-    show_table,
-    text_of,
-    wants_json,
-)
+from capsule_gateway.cli.show import as_list, show_fields, show_json, show_table, wants_json
 
 UNKNOWN = "(unknown)"  # the request was refused before its app or model was known
 
