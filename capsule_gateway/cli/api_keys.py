@@ -1,17 +1,19 @@
 """`capsule keys`: the API keys of one account."""
 
-from capsule_gateway.cli.cells import age_of, texts
-from capsule_gateway.cli.commands import Group, done, secret, table
+from typing import Any
 
-KEYS = table(
-    texts("name", "id") | {"created": age_of("createdAt"), "last used": age_of("lastUsedAt", "never")},
-    prose="name",
-    less=["created", "last used"],
-    empty="No keys. Operators create one with: capsule accounts key ID NAME",
-)
+from capsule_gateway.cli.cells import age_of, texts
+from capsule_gateway.cli.commands import Group, done, secret
+
+KEYS: dict[str, Any] = {
+    "columns": texts("name", "id") | {"created": age_of("createdAt"), "last used": age_of("lastUsedAt", "never")},
+    "prose": "name",
+    "less": ["created", "last used"],
+    "empty": "No keys. Operators create one with: capsule accounts key ID NAME",
+}
 
 keys = Group("keys", help="Manage the account's API keys.")
-keys.lists("list", "/account/keys", "List the keys, newest first. The keys themselves are not shown.", KEYS)
+keys.lists("list", "/account/keys", "List the keys, newest first. The keys themselves are not shown.", **KEYS)
 keys.sends(
     "create NAME",
     "POST /account/keys name",

@@ -1,7 +1,5 @@
 """`capsule apps show APP` for account holders: shows the same facts as the app's page in the dashboard."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click
@@ -13,8 +11,10 @@ from capsule_gateway.cli.cells import (
     color_state,
     format_duration,
     nested_row,
+    state_of,
     strip_controls,
     text_of,
+    texts,
 )
 from capsule_gateway.cli.service import Service, path
 from capsule_gateway.cli.show import show_fields, show_json, show_table, wants_json
@@ -28,31 +28,29 @@ def show_own_app(service: Service, name: str) -> None:
     findings, crashes = service.list_rows(f"{at}/findings", limit=SHOWN_FINDINGS), service.list_rows(f"{at}/crashes")
     if wants_json():
         return show_json({**app, "findings": findings, "crashes": crashes})
-    show_fields(app, _describe(app))
+    repository = nested_row(app, "repository")
+    show_fields(
+        app,
+        {
+            "app": text_of("name"),
+            "suspended": text_of("reason")(nested_row(app, "suspension")),
+            "address": text_of("url"),
+            "custom domain": format_domain,
+            "status": state_of("status"),
+            "live deploy": text_of("liveDeploy"),
+            "health": format_health,
+            "since": age_of("healthSince"),
+            "90 days": _format_uptime(app.get("healthDays")),
+            "certificate": format_certificate(nested_row(app, "certificate")),
+            "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else "",
+            "created": age_of("createdAt"),
+        },
+    )
     if findings:
         _show_findings(findings, app)
     if crashes:
         _show_crashes(crashes)
     click.echo(f"\nTo list its deploys: capsule deploys list --app {strip_controls(name)}")
-
-
-def _describe(app: Row) -> dict[str, Cell | None]:
-    repository = nested_row(app, "repository")
-    suspension = nested_row(app, "suspension")
-    return {
-        "app": text_of("name")(app),
-        "suspended": text_of("reason")(suspension) if suspension else None,
-        "address": text_of("url")(app),
-        "custom domain": format_domain(app),
-        "status": color_state(app.get("status")),
-        "live deploy": text_of("liveDeploy")(app),
-        "health": format_health(app),
-        "since": age_of("healthSince")(app),
-        "90 days": _format_uptime(app.get("healthDays")),
-        "certificate": format_certificate(nested_row(app, "certificate")),
-        "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else None,
-        "created": age_of("createdAt")(app),
-    }
 
 
 def format_health(row: Row) -> Cell:
@@ -65,10 +63,8 @@ def format_domain(row: Row) -> Cell:
 
 
 def format_certificate(certificate: Row) -> str:
-    issuer = text_of("issuer")(certificate)
-    return (
-        f"until {text_of('expiresAt')(certificate)}{f', issued by {issuer}' if issuer else ''}" if certificate else ""
-    )
+    issuer = f", issued by {certificate['issuer']}" if certificate.get("issuer") else ""
+    return f"until {text_of('expiresAt')(certificate)}{issuer}" if certificate else ""
 
 
 def _format_uptime(days: Any) -> str:
@@ -88,13 +84,8 @@ def _show_findings(findings: list[dict[str, Any]], app: Row) -> None:
     total = sum(count for count in nested_row(app, "openFindings").values() if isinstance(count, int))
     more = f" (the {len(findings)} most urgent)" if total > len(findings) else ""
     click.echo(f"\n{total} open security finding{'s' if total > 1 else ''}{more}:")
-    columns = {
-        "tier": text_of("tier"),
-        "cve": text_of("cve"),
-        "package": text_of("component"),
-        "severity": text_of("severity"),
-        "fixed in": text_of("fixedIn"),
-        "deadline": lambda row: text_of("deadlineAt")(row)[:10],
+    columns = texts(tier="tier", cve="cve", package="component", severity="severity", fixed_in="fixedIn") | {
+        "deadline": lambda row: text_of("deadlineAt")(row)[:10]
     }
     show_table(findings, columns, empty="")
 

@@ -7,14 +7,13 @@ from typing import Any, TextIO
 import click
 
 from capsule_gateway.cli.app_details import format_domain, format_health, show_own_app
-from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.arguments import app_argument, reason
 from capsule_gateway.cli.cells import Cell, Row, age_of, nested_row, state_of, strip_controls, text_of, texts
-from capsule_gateway.cli.commands import Group, done, line
+from capsule_gateway.cli.commands import Group, done, sentence
 from capsule_gateway.cli.operators import (
     fetch_all_pages,
     format_fields,
     format_suspension,
-    reason,
     search,
     seen_reason,
 )
@@ -107,7 +106,7 @@ apps.sends(
     "suspend",
     "PUT /platform/apps/{app}/suspension reason=seen_reason",
     "Operators: suspend APP. It answers no requests, and its deploys and start commands end.",
-    line("{app} is suspended. Its account sees the reason.", "reason"),
+    sentence("{app} is suspended. Its account sees the reason.", "reason"),
     any_app_argument,
     seen_reason,
 )

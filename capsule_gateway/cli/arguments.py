@@ -1,4 +1,4 @@
-"""Arguments that several commands have, their completion, and `capsule completion`, which prints the shell's script.
+"""Arguments and options that several commands have, their completion, and `capsule completion`.
 
 If APP is missing, `capsule.toml` in the working folder or above names the app. An app's name has only lower-case
 letters, digits and hyphens. An argument with other characters, such as an id, a path or a domain, is therefore one of
@@ -22,6 +22,7 @@ MANIFEST = "capsule.toml"
 NAME = re.compile(r"[a-z0-9-]+", re.ASCII)
 STEP_SECONDS = 2.0  # timeout of completion
 LISTED_DEPLOYS = 50
+FOLLOW_SECONDS = 1800
 SHELLS = ("bash", "zsh", "fish")
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -127,6 +128,31 @@ deploy_argument = click.argument(
     "deploy_id", metavar="ID", shell_complete=_completer("/account/deploys", "id", limit=LISTED_DEPLOYS)
 )
 hook_argument = click.argument("hook_id", metavar="ID", shell_complete=_completer("/account/hooks", "id"))
+
+
+follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
+timeout_option = click.option(
+    "--timeout",
+    default=FOLLOW_SECONDS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Maximum time to follow, in seconds.",
+)
+limit = click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
+)
+reason = click.option("--reason", metavar="TEXT", help="Operators: why, for the audit trail; up to 500 characters.")
+
+# What a word in the usage of a declared command means. Every other word, such as NAME, is a plain argument.
+WORDS = {
+    "APP": app_argument,
+    "ACCOUNT": click.argument("account", metavar="ID"),
+    "DEPLOY": deploy_argument,
+    "HOOK": hook_argument,
+    "--follow": follow_option,
+    "--reason": reason,
+    "--timeout": timeout_option,
+}
 
 
 @click.command()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from capsule_gateway.cli.account import limit
-from capsule_gateway.cli.arguments import app_argument, deploy_argument
-from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of
+from capsule_gateway.cli.arguments import app_argument, deploy_argument, follow_option, limit, timeout_option
+from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of, texts
+from capsule_gateway.cli.commands import Answer, Group, sentence
 from capsule_gateway.cli.service import Refused, Service, open_service, path
 from capsule_gateway.cli.show import (
     as_json,
@@ -22,7 +22,6 @@ from capsule_gateway.cli.show import (
     print_note,
     show_fields,
     show_json,
-    show_line,
     show_table,
     wants_json,
     wants_table,
@@ -33,23 +32,11 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0  # between two requests while following
 RETRIES = 15  # requests in a row that may fail
-FOLLOW_SECONDS = 1800
 FINAL_STATES = ("live", "failed", "canceled")
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
-follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
-timeout_option = click.option(
-    "--timeout",
-    default=FOLLOW_SECONDS,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Maximum time to follow, in seconds.",
-)
 
-
-@click.group()
-def deploys() -> None:
-    """Publish, list, follow, cancel and roll back deploys."""
+deploys = Group("deploys", help="Publish, list, follow, cancel and roll back deploys.")
 
 
 @deploys.command("list")
@@ -66,12 +53,10 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
     show_table(
         rows,
         {
-            "id": text_of("id"),
-            "app": text_of("app"),
+            **texts("id", "app"),
             "state": state_of("state"),
             "now": lambda row: "current" if row.get("current") else "",
-            "kind": text_of("kind"),
-            "by": text_of("trigger"),
+            **texts(kind="kind", by="trigger"),
             "commit": lambda row: text_of("commit")(row)[:7],
             "queued": age_of("createdAt"),
             "took": duration_of("durationMs"),
@@ -118,21 +103,15 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int) -> None:
     show_fields(
         deploy,
         {
-            "deploy": text_of("id"),
-            "app": text_of("app"),
+            **texts(deploy="id", app="app"),
             "state": state_of("state"),
             "current": "yes, the app serves it" if deploy.get("current") else "",
-            "kind": text_of("kind"),
-            "by": text_of("trigger"),
-            "commit": text_of("commit"),
-            "release": text_of("release"),
+            **texts(kind="kind", by="trigger", commit="commit", release="release"),
             "queued": age_of("createdAt"),
-            "position": text_of("position"),
-            "waits for": text_of("waitsFor"),
+            **texts(position="position", waits_for="waitsFor"),
             "took": duration_of("durationMs"),
             "phases": _format_phases,
-            "address": text_of("url"),
-            "error": text_of("error"),
+            **texts(address="url", error="error"),
         },
     )
     lines = _log_lines(deploy)
@@ -180,46 +159,6 @@ def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iter
         screen.set_status(f"uploading, {format_size(sent)} of {format_size(size)}")
 
 
-@deploys.command("rollback")
-@app_argument
-@click.argument("deploy_id", metavar="[ID]", default="")
-@follow_option
-@timeout_option
-@as_json
-def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int) -> None:
-    """Serve an earlier release of APP again, without a new build.
-
-    The release is that of deploy ID or, by default, the one before the live release.
-    """
-    service, body = open_service(), {"deployId": deploy_id} if deploy_id else {}
-    queued = service.request_object("POST", path("account", "apps", app, "rollback"), body, having="deployId")
-    show_queued(service, queued, "Queued", follow, timeout)
-
-
-@deploys.command("promote")
-@deploy_argument
-@follow_option
-@timeout_option
-@as_json
-def deploys_promote(deploy_id: str, follow: bool, timeout: int) -> None:
-    """Make the release of preview ID live, without a new build."""
-    service = open_service()
-    queued = service.request_object("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
-    show_queued(service, queued, "Queued", follow, timeout)
-
-
-@deploys.command("redeploy")
-@deploy_argument
-@follow_option
-@timeout_option
-@as_json
-def deploys_redeploy(deploy_id: str, follow: bool, timeout: int) -> None:
-    """Build the source of deploy ID again; of a repository, the latest commit of the branch."""
-    service = open_service()
-    queued = service.request_object("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
-    show_queued(service, queued, "Queued", follow, timeout)
-
-
 def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int) -> None:
     """Prints `done` with the deploy's id, and follows the deploy or prints how to follow it."""
     if wants_json() and not follow:
@@ -232,13 +171,36 @@ def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout:
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
-@deploys.command("cancel")
-@deploy_argument
-@as_json
-def deploys_cancel(deploy_id: str) -> None:
-    """Cancel deploy ID, if it is queued or building."""
-    deploy = open_service().request_object("POST", path("account", "deploys", deploy_id, "cancel"), having="state")
-    show_line(deploy, f"{text_of('id')(deploy)} is {text_of('state')(deploy)}.")
+QUEUED = Answer(
+    "deployId",
+    lambda answer, follow, timeout, **_: show_queued(open_service(), answer, "Queued", follow, timeout),
+)
+
+deploys.sends(
+    "rollback APP [ID] --follow --timeout",
+    "POST /account/apps/{app}/rollback deployId=id",
+    "Serve an earlier release of APP again, without a new build.\n\n"
+    "The release is that of deploy ID or, by default, the one before the live release.",
+    QUEUED,
+)
+deploys.sends(
+    "promote DEPLOY --follow --timeout",
+    "POST /account/deploys/{deploy_id}/promote",
+    "Make the release of preview ID live, without a new build.",
+    QUEUED,
+)
+deploys.sends(
+    "redeploy DEPLOY --follow --timeout",
+    "POST /account/deploys/{deploy_id}/redeploy",
+    "Build the source of deploy ID again; of a repository, the latest commit of the branch.",
+    QUEUED,
+)
+deploys.sends(
+    "cancel DEPLOY",
+    "POST /account/deploys/{deploy_id}/cancel",
+    "Cancel deploy ID, if it is queued or building.",
+    sentence("{id} is {state}.", "state"),
+)
 
 
 # -- following a deploy --------------------------------------------------------------------------------------

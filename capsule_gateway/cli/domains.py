@@ -4,16 +4,16 @@ import click
 
 from capsule_gateway.cli.app_details import format_certificate
 from capsule_gateway.cli.cells import Row, nested_row, text_of, texts
-from capsule_gateway.cli.commands import Answer, Group, Values, done
+from capsule_gateway.cli.commands import Answer, Group, done
 from capsule_gateway.cli.service import Refused
 from capsule_gateway.cli.show import show_fields, show_json, show_table, wants_json
 
 
-def _show(values: Values, answer: Row) -> None:
+def _show(answer: Row, app: str, **_: str) -> None:
     show_fields(
         answer,
         {
-            "app": values["app"],
+            "app": app,
             "domain": text_of("domain"),
             "verified": "yes" if answer.get("verified") else "no",
             "certificate": format_certificate(nested_row(answer, "certificate")),
@@ -26,15 +26,15 @@ def _show(values: Values, answer: Row) -> None:
     records = answer.get("records")
     show_table(records if isinstance(records, list) else [], texts("type", "name", "value"), empty="none")
     if not answer.get("verified"):
-        click.echo(f"\nCreate these records, then run: capsule domain verify {values['app']}")
+        click.echo(f"\nCreate these records, then run: capsule domain verify {app}")
 
 
-def _show_verification(values: Values, answer: Row) -> None:
+def _show_verification(answer: Row, app: str) -> None:
     if wants_json():
         show_json(answer)
     name, problem = text_of("domain")(answer), text_of("problem")(answer)
     if not answer.get("verified"):
-        hint = f"To see the records that it needs, run: capsule domain show {values['app']}"
+        hint = f"To see the records that it needs, run: capsule domain show {app}"
         raise Refused(f"{name} is not verified. {problem} {hint}")
     if not wants_json():
         click.echo(f"{name} is verified." + (f" {problem}" if problem else ""))

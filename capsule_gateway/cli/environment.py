@@ -4,8 +4,6 @@ The commands read values from a prompt, standard input or a file, never from the
 the machine can see and which shells keep in their history.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time
@@ -15,30 +13,25 @@ import click
 
 from capsule_gateway.cli.arguments import app_argument
 from capsule_gateway.cli.cells import age_of, strip_controls, text_of
+from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
-from capsule_gateway.cli.show import as_list, show_table
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
 PAUSE_SECONDS = 1.0
 
 
-@click.group()
-def env() -> None:
-    """Set the environment variables of an app's builds and start command.
-
-    Changes apply from the next deploy.
-    """
-
-
-@env.command("list")
-@app_argument
-@as_list
-def env_list(app: str) -> None:
-    """List the names of APP's variables. Values are never shown."""
-    rows = open_service().list_rows(path("account", "apps", app, "env"))
-    columns = {"name": text_of("name"), "set": age_of("updatedAt")}
-    show_table(rows, columns, empty=f"No variables yet. Set one with: capsule env set {app} NAME")
+env = Group(
+    "env",
+    help="Set the environment variables of an app's builds and start command.\n\nChanges apply from the next deploy.",
+)
+env.lists(
+    "list APP",
+    "/account/apps/{app}/env",
+    "List the names of APP's variables. Values are never shown.",
+    {"name": text_of("name"), "set": age_of("updatedAt")},
+    empty="No variables yet. Set one with: capsule env set {app} NAME",
+)
 
 
 @env.command("set")

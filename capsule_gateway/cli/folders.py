@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name
+from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name, timeout_option
 from capsule_gateway.cli.cells import strip_controls, text_of
-from capsule_gateway.cli.deploys import publish_source, timeout_option
+from capsule_gateway.cli.deploys import publish_source
 from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from capsule_gateway.cli.show import as_json, print_note, show_line, wants_json
 

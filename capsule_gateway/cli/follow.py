@@ -4,8 +4,6 @@ It asks once per second, and recognizes the rows that it has printed by their id
 tries again, a limited number of times in a row.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 refused by the service, 2 wrong usage, 130 interrupted. Every error is one line on stderr.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

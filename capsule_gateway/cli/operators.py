@@ -3,6 +3,7 @@
 import click
 
 from capsule_gateway.cli.api_keys import KEYS
+from capsule_gateway.cli.arguments import reason
 from capsule_gateway.cli.cells import (
     Cell,
     Row,
@@ -14,7 +15,7 @@ from capsule_gateway.cli.cells import (
     text_of,
     texts,
 )
-from capsule_gateway.cli.commands import Answer, Group, Values, done, line, secret
+from capsule_gateway.cli.commands import Group, done, secret, sentence
 from capsule_gateway.cli.service import open_service, path
 from capsule_gateway.cli.show import as_json, as_list, print_note, show_fields, show_line, show_table
 from capsule_gateway.cli.usage import show_usage, usage_options
@@ -26,7 +27,6 @@ plans = click.Choice(PLANS)
 seen_reason = click.option(
     "--reason", "seen_reason", required=True, help="Why: 1 to 500 characters, which the account sees."
 )
-reason = click.option("--reason", metavar="TEXT", help="Operators: why, for the audit trail; up to 500 characters.")
 search = click.option("--search", help="Operators: list only entries with this text in a name, id or domain.")
 
 
@@ -80,7 +80,9 @@ def accounts_list(search: str | None) -> None:
     )
 
 
-def _show_account(_: Values, record: Row) -> None:
+@accounts.shows("show ACCOUNT", f"GET {ACCOUNT}")
+def accounts_show(record: Row, account: str) -> None:
+    """Show an account: its plan, spend, apps and API keys."""
     show_fields(
         record,
         {
@@ -96,12 +98,6 @@ def _show_account(_: Values, record: Row) -> None:
 
 
 accounts.sends(
-    "show ACCOUNT",
-    f"GET {ACCOUNT}",
-    "Show an account: its plan, spend, apps and API keys.",
-    Answer("id", _show_account),
-)
-accounts.sends(
     "create NAME",
     "POST /platform/accounts name plan",
     "Create an account. Its API key is shown only once.",
@@ -110,17 +106,16 @@ accounts.sends(
     reason,
 )
 accounts.sends(
-    "key ACCOUNT NAME",
+    "key ACCOUNT NAME --reason",
     f"POST {ACCOUNT}/keys name",
     "Create a key called NAME for an account holder who lost their key. It is shown only once.",
     secret("key", "Created API key {id} for {account}. Keep it secret. It is shown only once:"),
-    reason,
 )
 accounts.sends(
     "plan ACCOUNT",
     f"PATCH {ACCOUNT} plan",
     "Change the plan of an account.",
-    line("{account} is now on the {plan} plan."),
+    sentence("{account} is now on the {plan} plan."),
     click.argument("plan", metavar="PLAN", type=plans),
     reason,
 )
@@ -143,23 +138,21 @@ accounts.sends(
     "suspend ACCOUNT",
     f"PUT {ACCOUNT}/suspension reason=seen_reason",
     "Suspend an account with all its apps. Its API keys can still read.",
-    line("{account} is suspended. It sees the reason.", "reason"),
+    sentence("{account} is suspended. It sees the reason.", "reason"),
     seen_reason,
 )
 accounts.sends(
-    "resume ACCOUNT",
+    "resume ACCOUNT --reason",
     f"DELETE {ACCOUNT}/suspension",
     "Lift the suspension of an account. Apps that are suspended themselves stay suspended.",
     done("The suspension of {account} is lifted.", "resumed", "account"),
-    reason,
 )
-accounts.lists("keys ACCOUNT", f"{ACCOUNT}/keys", "List the API keys of an account.", KEYS)
+accounts.lists("keys ACCOUNT", f"{ACCOUNT}/keys", "List the API keys of an account.", **KEYS)
 accounts.sends(
-    "revoke-key ACCOUNT KEY",
+    "revoke-key ACCOUNT KEY --reason",
     f"DELETE {ACCOUNT}/keys/{{key}}",
     "Revoke an API key of an account, even its only one.",
     done("Revoked {key}. Requests with it now get 401, and its sessions have ended.", "revoked", "key"),
-    reason,
 )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+SERVICE = "service"  # in the context's meta
 LOCAL_URL = "http://localhost:8000"
 ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
 STEP_SECONDS = 15.0  # timeout of each step of a call
@@ -285,5 +286,9 @@ def _timeouts(seconds: float) -> httpx.Timeout:
 
 
 def open_service(reason: str | None = None) -> Service:
-    """Opens the service for the running command, and closes it when the command ends."""
-    return click.get_current_context().with_resource(Service(*find_credentials(), reason=reason))
+    """Returns the service of the running command. It is opened by the first call, and closed when the command ends."""
+    context = click.get_current_context()
+    if SERVICE not in context.meta:
+        context.meta[SERVICE] = context.with_resource(Service(*find_credentials(), reason=reason))
+    service: Service = context.meta[SERVICE]
+    return service

@@ -4,8 +4,6 @@
 module in `capsule/lib`, which the templates do not contain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
