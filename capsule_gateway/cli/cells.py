@@ -112,6 +112,11 @@ def format_size(count: Any) -> str:
     return f"{amount:.1f}".removesuffix(".0") + f" {unit}"
 
 
+def format_certificate(certificate: Row) -> str:
+    issuer = f", issued by {certificate['issuer']}" if certificate.get("issuer") else ""
+    return f"until {text_of('expiresAt')(certificate)}{issuer}" if certificate else ""
+
+
 def format_spending(row: Row) -> str:
     return f"{format_euro(row.get('settled'))} of {format_euro(row.get('cap'))} EUR"
 

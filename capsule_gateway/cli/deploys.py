@@ -14,7 +14,7 @@ import click
 from capsule_gateway.cli.arguments import app_argument, deploy_argument, follow_option, limit, timeout_option
 from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group, sentence
-from capsule_gateway.cli.service import Refused, Service, open_service, path
+from capsule_gateway.cli.service import Refused, Service, open_service, path, retry
 from capsule_gateway.cli.show import (
     as_json,
     as_list,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 POLL_SECONDS = 1.0  # between two requests while following
-RETRIES = 15  # requests in a row that may fail
 FINAL_STATES = ("live", "failed", "canceled")
+NO_DEPLOYS = "No deploys yet. Publish a folder with: capsule deploys publish APP DIR"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -65,9 +65,7 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
         prose="result",
         cut=["app"],
         less=["commit", "by", "kind", "took", "result"],
-        empty="No older deploys."
-        if before
-        else "No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
+        empty="No older deploys." if before else NO_DEPLOYS,
     )
     if len(rows) == limit and wants_table():
         only = f" --app {app}" if app else ""
@@ -172,8 +170,7 @@ def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout:
 
 
 QUEUED = Answer(
-    "deployId",
-    lambda answer, follow, timeout, **_: show_queued(open_service(), answer, "Queued", follow, timeout),
+    "deployId", lambda answer, follow, timeout, **_: show_queued(open_service(), answer, "Queued", follow, timeout)
 )
 
 deploys.sends(
@@ -253,9 +250,10 @@ def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
 
 
 def _wait_for_end(service: Service, deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:
+    address = path("account", "deploys", deploy_id)
     previous_state, printed, started = "", 0, time.monotonic()
     while True:
-        deploy = _fetch_deploy(service, deploy_id)
+        deploy = retry(lambda: service.request_object("GET", address, having="state"), POLL_SECONDS)
         state, waited = strip_controls(str(deploy["state"])), time.monotonic() - started
         if screen is not None:
             screen.set_status(f"{state}, {waited:.0f} s")
@@ -283,18 +281,6 @@ def _print_progress(screen: Screen, deploy: Row, new_state: str | None, printed:
     for line in new:
         screen.print_line(line)
     return max(printed, complete)
-
-
-def _fetch_deploy(service: Service, deploy_id: str) -> dict[str, Any]:
-    """Fetches the deploy, with retries: a restart of the service or a network failure does not end the command."""
-    for _ in range(RETRIES):
-        try:
-            return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
-        except Refused as refused:
-            if not refused.temporary:
-                raise
-            time.sleep(POLL_SECONDS)
-    return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
 
 
 def _log_lines(deploy: Row) -> list[str]:

@@ -2,8 +2,7 @@
 
 import click
 
-from capsule_gateway.cli.app_details import format_certificate
-from capsule_gateway.cli.cells import Row, nested_row, text_of, texts
+from capsule_gateway.cli.cells import Row, format_certificate, nested_row, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group, done
 from capsule_gateway.cli.service import Refused
 from capsule_gateway.cli.show import show_fields, show_json, show_table, wants_json

@@ -56,7 +56,7 @@ def env_set(app: str, name: str, source: Path | None) -> None:
             f"keep the value off the command line: run 'capsule env set {app} {known}', and type it at the prompt"
         )
     values: dict[str, str | None] = {name: _read_value(name)} if source is None else _read_file(source)
-    _put_variables(app, values)
+    open_service().send("PUT", path("account", "apps", app, "env"), values)
     click.echo(f"Set {', '.join(values)} for {app}, effective from the next deploy.")
 
 
@@ -65,12 +65,8 @@ def env_set(app: str, name: str, source: Path | None) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def env_unset(app: str, names: tuple[str, ...]) -> None:
     """Remove variables from APP."""
-    _put_variables(app, dict.fromkeys(names))
+    open_service().send("PUT", path("account", "apps", app, "env"), dict.fromkeys(names))
     click.echo(f"Removed {', '.join(names)} from {app}, effective from the next deploy.")
-
-
-def _put_variables(app: str, values: dict[str, str | None]) -> None:
-    open_service().send("PUT", path("account", "apps", app, "env"), values)
 
 
 def _read_value(name: str) -> str:

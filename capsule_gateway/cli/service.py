@@ -12,9 +12,10 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import click
@@ -30,6 +31,9 @@ ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
 STEP_SECONDS = 15.0  # timeout of each step of a call
 SILENCE_SECONDS = 60.0  # timeout without a byte of a stream; the service sends one every 15 seconds
 UPLOAD_SECONDS = 120.0  # timeout from the last byte of an upload to the answer
+RETRIES = 15  # of `retry`
+
+Result = TypeVar("Result")
 
 
 class Refused(click.ClickException):
@@ -114,6 +118,18 @@ def find_credentials() -> tuple[str, str]:
     if not key:
         raise WrongUsage("no API key: run 'capsule login', or set CAPSULE_API_KEY")
     return parse_url(url or LOCAL_URL), parse_key(key)
+
+
+def retry(call: Callable[[], Result], pause: float) -> Result:
+    """Repeats the call, with pauses of so many seconds, while it fails for a moment, such as at a restart."""
+    for _ in range(RETRIES):
+        try:
+            return call()
+        except Refused as refused:
+            if not refused.temporary:
+                raise
+            time.sleep(pause)
+    return call()
 
 
 def path(*parts: str) -> str:

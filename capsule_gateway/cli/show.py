@@ -32,17 +32,17 @@ GAP_CELLS = 2  # between columns
 FORMAT = "format"  # in the context's meta
 
 
-def _note_json(context: click.Context, _: click.Parameter, given: bool) -> None:
-    _note_format(context, _, "json" if given else None)
-
-
 def _note_format(context: click.Context, _: click.Parameter, name: str | None) -> None:
     if name and context.meta.setdefault(FORMAT, name) != name:
         raise click.UsageError("give either --json or --output", context)
 
 
 as_json = click.option(
-    "--json", is_flag=True, expose_value=False, callback=_note_json, help="Print the service's answer as JSON."
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, option, given: _note_format(context, option, "json" if given else None),
+    help="Print the service's answer as JSON.",
 )
 _output_option = click.option(
     "--output",
