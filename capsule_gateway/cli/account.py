@@ -22,7 +22,7 @@ from capsule_gateway.cli.cells import (
     text_of,
     texts,
 )
-from capsule_gateway.cli.commands import Answer, Group, done, secret, sentence
+from capsule_gateway.cli.commands import Answer, Group, done, sentence, value
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from capsule_gateway.cli.show import (
@@ -31,8 +31,8 @@ from capsule_gateway.cli.show import (
     print_note,
     show_fields,
     show_line,
-    show_secret,
     show_table,
+    show_value,
     wants_table,
 )
 from gateway.events import catalog
@@ -75,7 +75,7 @@ hook.sends(
     "create APP",
     "POST /account/apps/{app}/hooks name",
     "Create a hook for APP. Its URL is shown only once.",
-    secret("url", "Created hook {id} for {app}. Keep this URL secret: it deploys the app. It is shown only once:"),
+    value("url", "Created hook {id} for {app}. Keep this URL secret: it deploys the app. It is shown only once:"),
     click.option("--name", required=True, help="Label that says what the hook is for."),
 )
 hook.lists(
@@ -127,7 +127,7 @@ def _show_change(record: Row, **_: str) -> None:
     if "secret" not in record:
         return show_line(record, "Events already go to this URL. The signing secret is unchanged.")
     note = f"Events go to {record.get('url')}. They are signed with this secret, which is shown only once:"
-    show_secret(record, "secret", note)
+    show_value(record, "secret", note)
 
 
 webhook.sends(
@@ -140,7 +140,7 @@ webhook.sends(
     "rotate",
     "POST /account/webhook/rotate",
     "Create a new signing secret, which is shown only once. For 24 hours, the old secret signs too.",
-    secret(
+    value(
         "secret",
         "For 24 hours, events are signed with both this new secret and the old one. Configure your receiver before you "
         "rotate again. The new secret is shown only once:",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from capsule_gateway.cli.cells import age_of, texts
-from capsule_gateway.cli.commands import Group, done, secret
+from capsule_gateway.cli.commands import Group, done, value
 
 KEYS: dict[str, Any] = {
     "columns": texts("name", "id") | {"created": age_of("createdAt"), "last used": age_of("lastUsedAt", "never")},
@@ -18,7 +18,7 @@ keys.sends(
     "create NAME",
     "POST /account/keys name",
     "Create a key called NAME. It is shown only once.",
-    secret("key", "Created API key {id}. Keep it secret. It is shown only once:"),
+    value("key", "Created API key {id}. Keep it secret. It is shown only once:"),
 )
 keys.sends(
     "revoke ID",

@@ -11,7 +11,6 @@ from capsule_gateway.cli.cells import (
     Cell,
     Row,
     age_of,
-    color_state,
     format_certificate,
     format_duration,
     nested_row,
@@ -20,7 +19,7 @@ from capsule_gateway.cli.cells import (
     text_of,
     texts,
 )
-from capsule_gateway.cli.commands import Group, done, sentence
+from capsule_gateway.cli.commands import Group, done, sentence, value
 from capsule_gateway.cli.operators import fetch_all_pages, format_fields, format_suspension, search, seen_reason
 from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from capsule_gateway.cli.show import (
@@ -152,7 +151,7 @@ def _show_own_app(service: Service, name: str) -> None:
 
 
 def _format_health(row: Row) -> Cell:
-    return "" if row.get("health") == "unknown" else color_state(row.get("health"))
+    return "" if row.get("health") == "unknown" else state_of("health")(row)
 
 
 def _format_domain(row: Row) -> Cell:
@@ -216,20 +215,12 @@ apps.sends(
     any_app_argument,
     reason,
 )
-
-
-@apps.command("create")
-@click.argument("name")
-@as_json
-def apps_create(name: str) -> None:
-    """Create an app called NAME, and print its address.
-
-    The account's plan limits the number of apps.
-    """
-    app = open_service().request_object("POST", "/account/apps", {"name": name}, having="url")
-    if not wants_json():
-        print_note(f"Created {name}. Publish a folder with: capsule deploys publish {name} DIR")
-    show_line(app, strip_controls(str(app["url"])))
+apps.sends(
+    "create NAME",
+    "POST /account/apps name",
+    "Create an app called NAME, and print its address.\n\nThe account's plan limits the number of apps.",
+    value("url", "Created {name}. Publish a folder with: capsule deploys publish {name} DIR"),
+)
 
 
 @apps.command("set")

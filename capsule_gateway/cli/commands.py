@@ -12,7 +12,7 @@ import click
 from capsule_gateway.cli.arguments import WORDS
 from capsule_gateway.cli.cells import Columns, Row, strip_controls
 from capsule_gateway.cli.service import STEP_SECONDS, Service, open_service
-from capsule_gateway.cli.show import as_json, as_list, show_json, show_line, show_secret, show_table, wants_json
+from capsule_gateway.cli.show import as_json, as_list, show_json, show_line, show_table, show_value, wants_json
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Show = Callable[..., None]  # takes the answer, and the command's arguments and options by name
@@ -120,10 +120,10 @@ def done(text: str, field: str, argument: str = "") -> Answer:
     return Answer(None, lambda _, **values: sentence(text).show({field: values.get(argument, True)}, **values))
 
 
-def secret(field: str, note: str) -> Answer:
-    """Prints only this field of the answer to stdout."""
+def value(field: str, note: str) -> Answer:
+    """Prints only this field of the answer to stdout, and the note to stderr."""
 
     def show(answer: Row, **values: Any) -> None:
-        show_secret(answer, field, note.format_map(_Known({**answer, **values})))
+        show_value(answer, field, note.format_map(_Known({**answer, **values})))
 
     return Answer(field, show)

@@ -1,9 +1,6 @@
 """`capsule data`: the data of an app's start command, and their snapshots."""
 
-import contextlib
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -12,7 +9,7 @@ from capsule_gateway.cli.arguments import app_argument
 from capsule_gateway.cli.cells import Row, age_of, format_size, strip_controls, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group
 from capsule_gateway.cli.deploys import QUEUED
-from capsule_gateway.cli.service import Refused, WrongUsage, open_service, path
+from capsule_gateway.cli.service import Refused, WrongUsage, open_service, path, replace_file
 from capsule_gateway.cli.show import as_json, as_list, show_fields, show_json, show_line, show_table, wants_json
 
 ANSWER_SECONDS = 660.0  # for the host that has the data
@@ -74,16 +71,9 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
     target = output or Path(f"{app}-{snapshot}.tar.gz")
     if not target.absolute().parent.is_dir():
         raise WrongUsage(f"there is no folder {target.parent} to write {target.name} to")
-    descriptor, partial = tempfile.mkstemp(dir=target.absolute().parent, prefix=".capsule-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            for chunk in service.download(address):
-                file.write(chunk)
-        os.replace(partial, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    with replace_file(target) as file:
+        for chunk in service.download(address):
+            file.write(chunk)
     click.echo(f"Wrote {target} ({format_size(target.stat().st_size)}).")
 
 

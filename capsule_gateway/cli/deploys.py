@@ -94,7 +94,7 @@ def _describe_wait(row: Row) -> str:
 def deploys_show(deploy_id: str, follow: bool, timeout: int) -> None:
     """Show a deploy and its log. With --follow, exit with 1 if it fails."""
     if follow:
-        return _follow_deploy(open_service(), deploy_id, timeout)
+        return _follow_deploy(deploy_id, timeout)
     deploy = open_service().request_object("GET", path("account", "deploys", deploy_id), having="state")
     if wants_json():
         return show_json(deploy)
@@ -135,18 +135,19 @@ def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
     omits .git, node_modules, and files of secrets such as .env.
     """
-    publish_source(open_service(), app, source, follow, timeout)
+    publish_source(app, source, follow, timeout)
 
 
-def publish_source(service: Service, app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
+def publish_source(app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
     """Packs, uploads and, with `follow`, follows the deploy of a source. Raises Refused if that fails."""
     from capsule_gateway.cli.source import open_source
 
     with _open_screen("packing") as screen, open_source(folder_or_file) as source:
         chunks = _report_progress(source.read_chunks(), source.size, screen)
-        queued = service.upload_source(path("account", "apps", app, "source"), chunks, source.size, source.media_type)
+        address = path("account", "apps", app, "source")
+        queued = open_service().upload_source(address, chunks, source.size, source.media_type)
     count = f"{source.files} file{'s' if source.files > 1 else ''}"
-    show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
+    _show_queued(queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
 
 
 def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iterator[bytes]:
@@ -157,7 +158,7 @@ def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iter
         screen.set_status(f"uploading, {format_size(sent)} of {format_size(size)}")
 
 
-def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int) -> None:
+def _show_queued(queued: Row, done: str, follow: bool, timeout: int) -> None:
     """Prints `done` with the deploy's id, and follows the deploy or prints how to follow it."""
     if wants_json() and not follow:
         return show_json(queued)
@@ -165,13 +166,11 @@ def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout:
     if not wants_json():
         click.echo(f"{done} as {deploy_id}.")
     if follow:
-        return _follow_deploy(service, deploy_id, timeout)
+        return _follow_deploy(deploy_id, timeout)
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
-QUEUED = Answer(
-    "deployId", lambda answer, follow, timeout, **_: show_queued(open_service(), answer, "Queued", follow, timeout)
-)
+QUEUED = Answer("deployId", lambda answer, follow, timeout, **_: _show_queued(answer, "Queued", follow, timeout))
 
 deploys.sends(
     "rollback APP [ID] --follow --timeout",
@@ -232,11 +231,11 @@ def _open_screen(status: str) -> Iterator[Screen]:
         yield Screen(spinner)
 
 
-def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
+def _follow_deploy(deploy_id: str, timeout: int) -> None:
     """Raises Refused if the deploy fails or has not ended after `timeout` seconds."""
     try:
         with _open_screen("queued") as screen:
-            deploy = _wait_for_end(service, deploy_id, timeout, None if wants_json() else screen)
+            deploy = _wait_for_end(deploy_id, timeout, None if wants_json() else screen)
     except KeyboardInterrupt:
         print_note(f"The deploy continues. Follow it again with: capsule deploys show {deploy_id} --follow")
         raise
@@ -249,8 +248,8 @@ def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
         click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 
 
-def _wait_for_end(service: Service, deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:
-    address = path("account", "deploys", deploy_id)
+def _wait_for_end(deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:
+    service, address = open_service(), path("account", "deploys", deploy_id)
     previous_state, printed, started = "", 0, time.monotonic()
     while True:
         deploy = retry(lambda: service.request_object("GET", address, having="state"), POLL_SECONDS)

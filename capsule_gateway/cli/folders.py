@@ -121,7 +121,7 @@ def deploy(folder: Path, timeout: int) -> None:
     _create_missing_app(service, name)
     if _uses_better_auth(folder):
         _set_missing_secret(service, name)
-    publish_source(service, name, folder, True, timeout)
+    publish_source(name, folder, True, timeout)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -15,7 +15,7 @@ from capsule_gateway.cli.cells import (
     text_of,
     texts,
 )
-from capsule_gateway.cli.commands import Group, done, secret, sentence
+from capsule_gateway.cli.commands import Group, done, sentence, value
 from capsule_gateway.cli.service import open_service, path
 from capsule_gateway.cli.show import as_json, as_list, print_note, show_fields, show_line, show_table
 from capsule_gateway.cli.usage import show_usage, usage_options
@@ -101,7 +101,7 @@ accounts.sends(
     "create NAME",
     "POST /platform/accounts name plan",
     "Create an account. Its API key is shown only once.",
-    secret("apiKey", "Created account {id} on the {plan} plan. This is its API key, which is shown only once:"),
+    value("apiKey", "Created account {id} on the {plan} plan. This is its API key, which is shown only once:"),
     click.option("--plan", default="free", show_default=True, type=plans, help="Plan of the account."),
     reason,
 )
@@ -109,7 +109,7 @@ accounts.sends(
     "key ACCOUNT NAME --reason",
     f"POST {ACCOUNT}/keys name",
     "Create a key called NAME for an account holder who lost their key. It is shown only once.",
-    secret("key", "Created API key {id} for {account}. Keep it secret. It is shown only once:"),
+    value("key", "Created API key {id} for {account}. Keep it secret. It is shown only once:"),
 )
 accounts.sends(
     "plan ACCOUNT",

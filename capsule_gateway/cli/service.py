@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import click
@@ -71,18 +71,25 @@ def load_saved_credentials() -> tuple[str, str]:
 
 
 def save_credentials(url: str, key: str) -> Path:
-    """Replaces the file in one step. No other user can ever read it."""
     path = credentials_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".credentials-")  # 0600
+    with replace_file(path) as file:
+        file.write(json.dumps({"url": url, "apiKey": key}).encode())
+    return path
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file that replaces the one at the path in one step, once it is complete. No other user can read it."""
+    descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=".capsule-")  # 0600
     try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"url": url, "apiKey": key}, file)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
         raise
-    return path
 
 
 def parse_url(url: str) -> str:
@@ -175,15 +182,12 @@ class Service:
 
         `seconds` is the timeout for the answer.
         """
-        query = {name: value for name, value in (query or {}).items() if value is not None}
-        timeout = _timeouts(seconds)
-        answer = self._call(method, path, json=body, params=query, headers=headers, timeout=timeout)
+        answer = self._call(method, path, query, json=body, headers=headers, timeout=_timeouts(seconds))
         return self._read_object(answer, having)
 
     def list_rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
         """Returns the answer, a list of objects. Raises Refused."""
-        query = {name: value for name, value in query.items() if value is not None}
-        answer = self._decode(self._call("GET", path, params=query))
+        answer = self._decode(self._call("GET", path, query))
         if not isinstance(answer, list) or not all(isinstance(row, dict) for row in answer):
             raise self._unexpected_answer()
         return answer
@@ -203,7 +207,7 @@ class Service:
 
     def read_text(self, path: str, **query: Any) -> str:
         """Raises Refused."""
-        return self._call("GET", path, params=query).text
+        return self._call("GET", path, query).text
 
     def stream_events(self, path: str, **query: Any) -> Iterator[str]:
         """Yields the data of each event until the service ends the stream. Raises Refused."""
@@ -222,9 +226,10 @@ class Service:
         timeout = _timeouts(UPLOAD_SECONDS)
         return self._read_object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
 
-    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _call(self, method: str, path: str, query: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
+        given = {name: value for name, value in (query or {}).items() if value is not None}
         with self._map_failures():
-            answer = self._http.request(method, self.url + path, **options)
+            answer = self._http.request(method, self.url + path, params=given, **options)
         if answer.is_success:
             return answer
         raise self._make_refusal(answer)

@@ -151,11 +151,11 @@ def show_line(answer: Any, line: str) -> None:
     click.echo(line)
 
 
-def show_secret(answer: Row, name: str, note: str) -> None:
+def show_value(answer: Row, name: str, note: str) -> None:
     """Prints the note, and only this field of the answer to stdout, or with --json the answer."""
     if wants_table():
         print_note(note)
-    show_line(answer, answer[name])
+    show_line(answer, strip_controls(str(answer[name])))
 
 
 class Table:
