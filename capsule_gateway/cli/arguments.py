@@ -70,18 +70,14 @@ class AppArgument(click.Argument):
         """Sets APP from the manifest if it is missing. Raises UsageError if there is none."""
         given = raw.get("app")
         following = [param for param in ctx.command.params if isinstance(param, click.Argument) and param is not self]
-        if isinstance(given, str):
-            incomplete = any(param.required and not _is_given(raw, param) for param in following)
-            is_name = NAME.fullmatch(given) is not None
-            if is_name and not incomplete:
-                return
-            name = find_app_name()
-            if name is None and is_name:
-                return  # click names the argument that is missing
-            if name is None or not _move_right(raw, given, following):
-                raise click.BadParameter(f"{given!r} is not the name of an app.", ctx, self)
-        else:
-            name = find_app_name()
+        is_name = isinstance(given, str) and NAME.fullmatch(given) is not None
+        if is_name and all(_is_given(raw, param) for param in following if param.required):
+            return
+        name = find_app_name()
+        if name is None and is_name:
+            return  # click names the argument that is missing
+        if isinstance(given, str) and (name is None or not _move_right(raw, given, following)):
+            raise click.BadParameter(f"{given!r} is not the name of an app.", ctx, self)
         if name is None:
             raise click.UsageError(
                 f"Missing argument 'APP': give it, or use a folder whose {MANIFEST} names the app.", ctx

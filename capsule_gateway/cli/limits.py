@@ -47,7 +47,9 @@ def limits_set(app: str, **options: str | None) -> None:
     if not changes:
         raise WrongUsage("name at least one limit: --daily-euro, --user-daily-euro, --rpm or --user-rpm")
     record = open_service().request_object("PUT", path("account", "apps", app, "limits"), changes, having="")
-    show_json(record) if wants_json() else limits_show(record, app)
+    if wants_json():
+        return show_json(record)
+    limits_show(record, app)
 
 
 def _read_limit(name: str, value: str) -> str | int | None:
