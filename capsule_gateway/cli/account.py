@@ -24,7 +24,7 @@ from capsule_gateway.cli.cells import (
 )
 from capsule_gateway.cli.commands import Answer, Group, done, sentence, value
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.service import ServiceRefusal, Service, WrongUsage, open_service, path
 from capsule_gateway.cli.show import (
     as_json,
     as_list,
@@ -117,9 +117,9 @@ def webhook_show() -> None:
 def _require_webhook(service: Service) -> Row:
     try:
         return service.request_object("GET", "/account/webhook", having="url")
-    except Refused as refused:
+    except ServiceRefusal as refused:
         if refused.status == 404:
-            raise Refused("no webhook is set; set one with: capsule webhook set URL") from None
+            raise ServiceRefusal("no webhook is set; set one with: capsule webhook set URL") from None
         raise
 
 

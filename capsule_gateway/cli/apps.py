@@ -21,7 +21,7 @@ from capsule_gateway.cli.cells import (
 )
 from capsule_gateway.cli.commands import Group, done, sentence, value
 from capsule_gateway.cli.operators import fetch_all_pages, format_fields, format_suspension, search, seen_reason
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.service import ServiceRefusal, Service, WrongUsage, open_service, path
 from capsule_gateway.cli.show import (
     as_json,
     as_list,
@@ -293,7 +293,7 @@ def apps_check_token(app: str) -> None:
     claims = {f"claim {name}": _format_claim(value) for name, value in nested_row(answer, "claims").items()}
     show_fields(answer, {"user": text_of("user"), **claims})
     if not answer.get("valid"):
-        raise Refused(f"the token is not valid: {text_of('reason')(answer)}")
+        raise ServiceRefusal(f"the token is not valid: {text_of('reason')(answer)}")
 
 
 def _format_claim(value: Any) -> str:
@@ -388,7 +388,7 @@ def apps_delete(app: str, yes: bool, reason: str | None) -> None:
             raise WrongUsage("the name does not match; nothing was deleted")
     try:
         service.send("DELETE", path("account", "apps", app))
-    except Refused as refused:
+    except ServiceRefusal as refused:
         if refused.status != 401:
             raise
         service.send("DELETE", path("platform", "apps", app))  # the key may be the operator token

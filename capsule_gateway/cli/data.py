@@ -9,7 +9,7 @@ from capsule_gateway.cli.arguments import app_argument
 from capsule_gateway.cli.cells import Row, age_of, format_size, strip_controls, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group
 from capsule_gateway.cli.deploys import QUEUED
-from capsule_gateway.cli.service import Refused, WrongUsage, open_service, path, replace_file
+from capsule_gateway.cli.service import ServiceRefusal, WrongUsage, open_service, path, replace_file
 from capsule_gateway.cli.show import as_json, as_list, show_fields, show_json, show_line, show_table, wants_json
 
 ANSWER_SECONDS = 660.0  # for the host that has the data
@@ -61,7 +61,7 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
     if not snapshot:
         found = _list_snapshots(service.request_object("GET", path("account", "apps", app, "data"), having="state"))
         if not found:
-            raise Refused(f"{app} has no snapshot yet; to make one, run: capsule data snapshot {app}")
+            raise ServiceRefusal(f"{app} has no snapshot yet; to make one, run: capsule data snapshot {app}")
         snapshot = text_of("id")(found[0])
     address = path("account", "apps", app, "data", "snapshots", snapshot)
     if output == Path("-"):

@@ -14,7 +14,7 @@ import click
 from capsule_gateway.cli.arguments import app_argument, deploy_argument, follow_option, limit, timeout_option
 from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group, sentence
-from capsule_gateway.cli.service import Refused, Service, open_service, path, retry
+from capsule_gateway.cli.service import ServiceRefusal, Service, open_service, path, retry
 from capsule_gateway.cli.show import (
     as_json,
     as_list,
@@ -76,7 +76,7 @@ def _require_app(service: Service, name: str) -> None:
     names = [text_of("name")(app) for app in service.list_rows("/account/apps")]
     if name not in names:
         yours = f"; yours are {', '.join(names)}" if names else ""
-        raise Refused(f"you have no app called {strip_controls(name)}{yours}")
+        raise ServiceRefusal(f"you have no app called {strip_controls(name)}{yours}")
 
 
 def _describe_wait(row: Row) -> str:
@@ -139,7 +139,7 @@ def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
 
 
 def publish_source(app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
-    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises Refused if that fails."""
+    """Packs, uploads and, with `follow`, follows the deploy of a source. Raises ServiceRefusal if that fails."""
     from capsule_gateway.cli.source import open_source
 
     with _open_screen("packing") as screen, open_source(folder_or_file) as source:
@@ -232,7 +232,7 @@ def _open_screen(status: str) -> Iterator[Screen]:
 
 
 def _follow_deploy(deploy_id: str, timeout: int) -> None:
-    """Raises Refused if the deploy fails or has not ended after `timeout` seconds."""
+    """Raises ServiceRefusal if the deploy fails or has not ended after `timeout` seconds."""
     try:
         with _open_screen("queued") as screen:
             deploy = _wait_for_end(deploy_id, timeout, None if wants_json() else screen)
@@ -243,7 +243,7 @@ def _follow_deploy(deploy_id: str, timeout: int) -> None:
         show_json(deploy)
     if deploy["state"] != "live":
         state = "was canceled" if deploy["state"] == "canceled" else "failed"
-        raise Refused(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
+        raise ServiceRefusal(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
     if not wants_json():
         click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 
@@ -262,7 +262,7 @@ def _wait_for_end(deploy_id: str, timeout: int, screen: Screen | None) -> dict[s
             return deploy
         if waited > timeout:
             command = f"capsule deploys show {deploy_id} --follow"
-            raise Refused(f"{deploy_id} is still {state} after {timeout} s; continue with: {command}")
+            raise ServiceRefusal(f"{deploy_id} is still {state} after {timeout} s; continue with: {command}")
         previous_state = state
         time.sleep(POLL_SECONDS)
 

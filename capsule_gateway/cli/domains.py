@@ -4,7 +4,7 @@ import click
 
 from capsule_gateway.cli.cells import Row, format_certificate, nested_row, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group, done
-from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.service import ServiceRefusal
 from capsule_gateway.cli.show import show_fields, show_json, show_table, wants_json
 
 
@@ -34,7 +34,7 @@ def _show_verification(answer: Row, app: str) -> None:
     name, problem = text_of("domain")(answer), text_of("problem")(answer)
     if not answer.get("verified"):
         hint = f"To see the records that it needs, run: capsule domain show {app}"
-        raise Refused(f"{name} is not verified. {problem} {hint}")
+        raise ServiceRefusal(f"{name} is not verified. {problem} {hint}")
     if not wants_json():
         click.echo(f"{name} is verified." + (f" {problem}" if problem else ""))
 

@@ -14,7 +14,7 @@ import click
 from capsule_gateway.cli.arguments import app_argument
 from capsule_gateway.cli.cells import age_of, strip_controls, text_of
 from capsule_gateway.cli.commands import Group
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.service import ServiceRefusal, Service, WrongUsage, open_service, path
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
@@ -120,7 +120,7 @@ def _follow_output(service: Service, address: str, tail: int) -> None:
             for line in service.stream_events(address, tail=tail):
                 failures = 0
                 click.echo(strip_controls(line))
-        except Refused as refused:
+        except ServiceRefusal as refused:
             failures += 1
             if not refused.temporary or failures > MAX_RECONNECTS:
                 raise

@@ -14,7 +14,7 @@ import click
 from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name, timeout_option
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.deploys import publish_source
-from capsule_gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from capsule_gateway.cli.service import ServiceRefusal, Service, WrongUsage, open_service, path
 from capsule_gateway.cli.show import as_json, print_note, show_line, wants_json
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def new(name: str, folder: Path | None, kind: Literal["full", "static"]) -> None
         )
     folder = folder or Path(name)
     if folder.exists() and any(folder.iterdir()):
-        raise Refused(f"{folder} is not empty; choose another folder: capsule new {name} DIR")
+        raise ServiceRefusal(f"{folder} is not empty; choose another folder: capsule new {name} DIR")
     write_template(name, kind, folder)
     click.echo(strip_controls(f"Wrote the app {name} into the folder {folder}."))
     click.echo("\nNext steps:\n")
@@ -143,9 +143,9 @@ def _create_missing_app(service: Service, name: str) -> None:
         return
     try:
         service.send("POST", "/account/apps", {"name": name})
-    except Refused as refused:
+    except ServiceRefusal as refused:
         if refused.status == 409:
-            raise Refused(f"the name {name} is taken; choose another name in {MANIFEST}", status=409) from None
+            raise ServiceRefusal(f"the name {name} is taken; choose another name in {MANIFEST}", status=409) from None
         raise
     _note(f"Created the app {name}.")
 

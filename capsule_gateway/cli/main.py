@@ -16,7 +16,7 @@ import click
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.service import (
     LOCAL_URL,
-    Refused,
+    ServiceRefusal,
     Service,
     WrongUsage,
     credentials_file,
@@ -139,9 +139,9 @@ def _fetch_account(url: str, key: str) -> dict[str, Any]:
     with Service(url, key) as service:
         try:
             return service.request_object("GET", "/account")
-        except Refused as refused:
+        except ServiceRefusal as refused:
             if refused.status == 401:
-                raise Refused(
+                raise ServiceRefusal(
                     f"this key is not valid at {url} (operators set CAPSULE_API_KEY to the operator token instead)"
                 ) from None
             raise

@@ -27,7 +27,7 @@ from mcp.types import (
 from mcp.types.version import LATEST_HANDSHAKE_VERSION
 from pydantic import BaseModel, ValidationError
 
-from capsule_gateway.cli.service import Refused, Service
+from capsule_gateway.cli.service import ServiceRefusal, Service
 
 # At this version, each call is a request of its own: the gateway needs no handshake and no session.
 HEADERS = {"accept": "application/json, text/event-stream", "mcp-protocol-version": LATEST_HANDSHAKE_VERSION}
@@ -43,7 +43,7 @@ class RemoteTools:
         self._service = service
 
     def initialize(self) -> InitializeResult:
-        """Returns the gateway's description of its MCP server. Raises Refused."""
+        """Returns the gateway's description of its MCP server. Raises ServiceRefusal."""
         about = {"name": "capsule", "version": version("capsule-gateway")}
         params = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": about}
         return self._request("initialize", params, InitializeResult)
@@ -51,35 +51,35 @@ class RemoteTools:
     async def list_tools(self, _context: Any, _params: PaginatedRequestParams | None) -> ListToolsResult:
         try:
             return await asyncio.to_thread(self._request, "tools/list", {}, ListToolsResult)
-        except Refused as refused:
+        except ServiceRefusal as refused:
             raise MCPError(INTERNAL_ERROR, refused.message) from None
 
     async def call_tool(self, _context: Any, params: CallToolRequestParams) -> CallToolResult:
         call = {"name": params.name, "arguments": params.arguments or {}}
         try:
             return await asyncio.to_thread(self._request, "tools/call", call, CallToolResult)
-        except Refused as refused:
+        except ServiceRefusal as refused:
             return CallToolResult(content=[TextContent(text=refused.message)], is_error=True)
 
     def _request(self, method: str, params: dict[str, Any], result: type[Result]) -> Result:
-        """Sends a JSON-RPC request and returns its result. Raises Refused."""
+        """Sends a JSON-RPC request and returns its result. Raises ServiceRefusal."""
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         try:
             answer = self._service.request_object("POST", "/mcp", body, having="jsonrpc", headers=HEADERS)
-        except Refused as refused:
+        except ServiceRefusal as refused:
             if refused.status != MISDIRECTED:
                 raise
-            raise Refused(
+            raise ServiceRefusal(
                 f"{self._service.url} is not the service's own address; use that of GATEWAY_BASE_URL"
             ) from None
         try:
             return result.model_validate(answer.get("result"))
         except ValidationError:
-            raise Refused(f"{self._service.url} did not answer {method}: {answer.get('error')}") from None
+            raise ServiceRefusal(f"{self._service.url} did not answer {method}: {answer.get('error')}") from None
 
 
 async def serve_stdio(service: Service) -> None:
-    """Serves until standard input ends. Raises Refused if the gateway cannot be used."""
+    """Serves until standard input ends. Raises ServiceRefusal if the gateway cannot be used."""
     tools = RemoteTools(service)
     gateway = tools.initialize()
     about = gateway.server_info

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.service import ServiceRefusal
 from gateway.settings import BadSettings, Settings, load
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def serve(host: str, port: int, workers: int, check: bool) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises Refused if the gateway cannot listen there. The server itself would fail only after its start."""
+    """Raises ServiceRefusal if the gateway cannot listen there. The server itself would fail only after its start."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         addresses = []
     usable = [_can_bind(family, address, port) for family, _, _, _, address in addresses]
     if not any(usable):
-        raise Refused(f"{host} is not an address of this machine: choose another --host")
+        raise ServiceRefusal(f"{host} is not an address of this machine: choose another --host")
 
 
 def _can_bind(family: int, address: Any, port: int) -> bool:
@@ -65,7 +65,7 @@ def _can_bind(family: int, address: Any, port: int) -> bool:
             listener.bind(address)
         except OSError as error:
             if error.errno in CANNOT_LISTEN:
-                raise Refused(CANNOT_LISTEN[error.errno].format(host=address[0], port=port)) from None
+                raise ServiceRefusal(CANNOT_LISTEN[error.errno].format(host=address[0], port=port)) from None
             return False  # such as ::1, for `localhost`, on a machine without IPv6
     return True
 
@@ -77,9 +77,9 @@ def _check_ready(host: str, port: int) -> None:
     try:
         answer = httpx.get(url, timeout=READY_SECONDS, trust_env=False)
     except httpx.HTTPError as error:
-        raise Refused(f"{url} does not answer: {str(error) or type(error).__name__}") from None
+        raise ServiceRefusal(f"{url} does not answer: {str(error) or type(error).__name__}") from None
     if not answer.is_success:
-        raise Refused(f"{url} answered {answer.status_code}{_error_message(answer)}")
+        raise ServiceRefusal(f"{url} answered {answer.status_code}{_error_message(answer)}")
     click.echo(f"{url} answered {answer.status_code}")
 
 
@@ -119,7 +119,7 @@ def _check_workers(names: list[str]) -> None:
     settings = _load_settings()
     names = combine_names(settings, names)
     if fault := asyncio.run(find_fault(settings, names)):
-        raise Refused(fault)
+        raise ServiceRefusal(fault)
     click.echo(f"running: {', '.join(names)}")
 
 

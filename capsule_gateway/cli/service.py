@@ -36,7 +36,7 @@ RETRIES = 15  # of `retry`
 Result = TypeVar("Result")
 
 
-class Refused(click.ClickException):
+class ServiceRefusal(click.ClickException):
     """The service refused the call or could not be reached: one line on stderr, exit code 1."""
 
     def __init__(self, message: str, *, status: int = 0, temporary: bool = False) -> None:
@@ -132,7 +132,7 @@ def retry(call: Callable[[], Result], pause: float) -> Result:
     for _ in range(RETRIES):
         try:
             return call()
-        except Refused as refused:
+        except ServiceRefusal as refused:
             if not refused.temporary:
                 raise
             time.sleep(pause)
@@ -178,7 +178,7 @@ class Service:
         headers: dict[str, str] | None = None,
         seconds: float = STEP_SECONDS,
     ) -> dict[str, Any]:
-        """Returns the answer, an object that has at least the field `having` ('': any object). Raises Refused.
+        """Returns the answer, an object that has at least the field `having` ('': any object). Raises ServiceRefusal.
 
         `seconds` is the timeout for the answer.
         """
@@ -186,18 +186,18 @@ class Service:
         return self._read_object(answer, having)
 
     def list_rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
-        """Returns the answer, a list of objects. Raises Refused."""
+        """Returns the answer, a list of objects. Raises ServiceRefusal."""
         answer = self._decode(self._call("GET", path, query))
         if not isinstance(answer, list) or not all(isinstance(row, dict) for row in answer):
             raise self._unexpected_answer()
         return answer
 
     def send(self, method: str, path: str, body: Any = None, *, seconds: float = STEP_SECONDS) -> None:
-        """Ignores the answer. `seconds` is the timeout for it. Raises Refused."""
+        """Ignores the answer. `seconds` is the timeout for it. Raises ServiceRefusal."""
         self._call(method, path, json=body, timeout=_timeouts(seconds))
 
     def download(self, path: str) -> Iterator[bytes]:
-        """Yields the content at the path. Raises Refused."""
+        """Yields the content at the path. Raises ServiceRefusal."""
         stream = self._http.stream("GET", self.url + path, timeout=_timeouts(SILENCE_SECONDS))
         with self._map_failures(), stream as answer:
             if not answer.is_success:
@@ -206,11 +206,11 @@ class Service:
             yield from answer.iter_raw()
 
     def read_text(self, path: str, **query: Any) -> str:
-        """Raises Refused."""
+        """Raises ServiceRefusal."""
         return self._call("GET", path, query).text
 
     def stream_events(self, path: str, **query: Any) -> Iterator[str]:
-        """Yields the data of each event until the service ends the stream. Raises Refused."""
+        """Yields the data of each event until the service ends the stream. Raises ServiceRefusal."""
         headers, timeout = {"accept": "text/event-stream"}, _timeouts(SILENCE_SECONDS)
         stream = self._http.stream("GET", self.url + path, params=query, headers=headers, timeout=timeout)
         with self._map_failures(), stream as answer:
@@ -236,42 +236,42 @@ class Service:
 
     @contextlib.contextmanager
     def _map_failures(self) -> Iterator[None]:
-        """Maps failures of the connection to Refused."""
+        """Maps failures of the connection to ServiceRefusal."""
         import httpx
 
         try:
             yield
         except httpx.TimeoutException:
-            raise Refused(f"{self.url} did not answer in time; try again", temporary=True) from None
+            raise ServiceRefusal(f"{self.url} did not answer in time; try again", temporary=True) from None
         except httpx.ConnectError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise Refused(
+                raise ServiceRefusal(
                     f"the certificate of {self.url} is not trusted here; if you trust its authority, set SSL_CERT_FILE "
                     "to the file with the authority's certificate"
                 ) from None
-            raise Refused(
+            raise ServiceRefusal(
                 f"cannot reach {self.url}; check the address, and that the service is running", temporary=True
             ) from None
         except httpx.HTTPError as error:
             cause = str(error) or type(error).__name__
-            raise Refused(f"the connection to {self.url} failed: {cause}", temporary=True) from None
+            raise ServiceRefusal(f"the connection to {self.url} failed: {cause}", temporary=True) from None
 
-    def _make_refusal(self, answer: httpx.Response) -> Refused:
+    def _make_refusal(self, answer: httpx.Response) -> ServiceRefusal:
         status, temporary = answer.status_code, answer.status_code in (429, 502, 503, 504)
         if answer.has_redirect_location:
-            return Refused(f"{self.url} redirects to {answer.headers['location']}; use that address instead")
+            return ServiceRefusal(f"{self.url} redirects to {answer.headers['location']}; use that address instead")
         try:
             error = answer.json()["error"]
             details = [str(error["code"]), f"request {error['requestId']}"]
             message = str(error["message"])
         except (ValueError, KeyError, TypeError, RecursionError):
             message = f"{self.url} answered {status} {answer.reason_phrase}".rstrip()
-            return Refused(message, status=status, temporary=temporary)
+            return ServiceRefusal(message, status=status, temporary=temporary)
         if details[0] == "UNAUTHORIZED":
             message = "this key is not valid here: accounts use their API key, operators use the operator token"
         if seconds := answer.headers.get("retry-after"):
             details.insert(1, f"retry after {seconds} s")
-        return Refused(f"{message} ({', '.join(details)})", status=status, temporary=temporary)
+        return ServiceRefusal(f"{message} ({', '.join(details)})", status=status, temporary=temporary)
 
     def _read_object(self, answer: httpx.Response, having: str) -> dict[str, Any]:
         value = self._decode(answer)
@@ -285,8 +285,8 @@ class Service:
         except (ValueError, RecursionError):
             raise self._unexpected_answer() from None
 
-    def _unexpected_answer(self) -> Refused:
-        return Refused(f"{self.url} does not answer like this service; check the address")
+    def _unexpected_answer(self) -> ServiceRefusal:
+        return ServiceRefusal(f"{self.url} does not answer like this service; check the address")
 
 
 def _trust(url: str) -> ssl.SSLContext | bool:

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from pathspec import GitIgnoreSpec
 
-from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.service import ServiceRefusal
 
 SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
 # `.env`, `.envrc`, `.dev.vars` and all names derived from them: of environments, of copies, and of editors' backups.
@@ -51,14 +51,14 @@ class PackedSource(NamedTuple):
 
 @contextmanager
 def open_source(path: Path) -> Iterator[PackedSource]:
-    """Yields a folder as a tar.gz, or one page or archive as it is. Raises Refused, OSError."""
+    """Yields a folder as a tar.gz, or one page or archive as it is. Raises ServiceRefusal, OSError."""
     if path.is_dir():
         with pack_source(path) as packed:
             yield packed
         return
     media_type = MEDIA_TYPES.get(path.suffix.lower())
     if media_type is None:
-        raise Refused(f"{path} can't be published; name a folder, an .html page, or a .zip or .tar.gz archive")
+        raise ServiceRefusal(f"{path} can't be published; name a folder, an .html page, or a .zip or .tar.gz archive")
     with path.open("rb") as file:
         size = path.stat().st_size
         if size > SOURCE_BYTES:
@@ -68,7 +68,7 @@ def open_source(path: Path) -> Iterator[PackedSource]:
 
 @contextmanager
 def pack_source(folder: Path) -> Iterator[PackedSource]:
-    """Yields the folder as a tar.gz in an unnamed temporary file. Raises Refused, OSError."""
+    """Yields the folder as a tar.gz in an unnamed temporary file. Raises ServiceRefusal, OSError."""
     folder = folder.resolve()
     with tempfile.TemporaryFile() as file:
         files = 0
@@ -81,14 +81,14 @@ def pack_source(folder: Path) -> Iterator[PackedSource]:
                 if file.tell() > SOURCE_BYTES:
                     raise _too_large()
         if not files:
-            raise Refused(f"nothing to publish in {folder}: it is empty, or all its files are ignored")
+            raise ServiceRefusal(f"nothing to publish in {folder}: it is empty, or all its files are ignored")
         if file.tell() > SOURCE_BYTES:
             raise _too_large()
         yield PackedSource(file, files, file.tell())
 
 
-def _too_large() -> Refused:
-    return Refused(f"the packed source exceeds {SOURCE_BYTES // 1_048_576} MB; exclude files with a .capsuleignore")
+def _too_large() -> ServiceRefusal:
+    return ServiceRefusal(f"the packed source exceeds {SOURCE_BYTES // 1_048_576} MB; exclude files with a .capsuleignore")
 
 
 def _drop_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -123,7 +123,7 @@ def _read_rules(folder: Path) -> Rules:
     try:
         return [(folder, GitIgnoreSpec.from_lines(lines))] if lines else []
     except ValueError as error:
-        raise Refused(f"an ignore file in {folder} has an invalid pattern: {error}") from None
+        raise ServiceRefusal(f"an ignore file in {folder} has an invalid pattern: {error}") from None
 
 
 def _is_ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
@@ -150,7 +150,7 @@ def _walk_folder(top: Path, folder: Path, rules: Rules) -> Iterator[Path]:
 
 
 def _check_link(link: Path, top: Path) -> None:
-    """Raises Refused for a link that leaves the source, because the service does not unpack it."""
+    """Raises ServiceRefusal for a link that leaves the source, because the service does not unpack it."""
     target = Path(os.readlink(link))
     if target.is_absolute() or not (link.parent / target).resolve().is_relative_to(top):
-        raise Refused(f"{link} links to a file outside the folder; replace the link with the file, or ignore the link")
+        raise ServiceRefusal(f"{link} links to a file outside the folder; replace the link with the file, or ignore the link")

@@ -10,13 +10,13 @@ from click.testing import CliRunner, Result
 
 from capsule_gateway.cli import follow
 from capsule_gateway.cli.cells import text_of
-from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.service import ServiceRefusal
 from capsule_gateway.cli.show import as_list
 from tests.support.accounts import App
 from tests.support.command_line import Tool, Watch
 from tests.support.polling import wait_until
 
-Page = list[dict[str, Any]] | Refused
+Page = list[dict[str, Any]] | ServiceRefusal
 
 
 def rows(*numbers: int) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, list[in
             page = next(left, None)
             if page is None:
                 raise KeyboardInterrupt
-            if isinstance(page, Refused):
+            if isinstance(page, ServiceRefusal):
                 raise page
             return page[:count]
 
@@ -70,12 +70,12 @@ def test_more_rows_than_a_page(play: Callable[..., tuple[Result, list[int]]]) ->
 
 
 def test_a_service_that_is_away_for_a_moment(play: Callable[..., tuple[Result, list[int]]]) -> None:
-    away = Refused("away", temporary=True)
+    away = ServiceRefusal("away", temporary=True)
     result, _ = play(rows(1), away, away, rows(1, 2))
     assert [*ids(result.output)] == ["row_1", "row_2"]
     result, asked = play(rows(1), *[away] * 20)
     assert (result.exit_code, len(asked)) == (1, 17)
-    result, asked = play(Refused("no such app"))
+    result, asked = play(ServiceRefusal("no such app"))
     assert (result.exit_code, len(asked)) == (1, 1)
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from capsule_gateway.cli import processes
-from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.service import ServiceRefusal
 from tests.fakes import FakeProvider
 from tests.support.gateway_process import gateway
 from tests.support.polling import wait_until
@@ -32,14 +32,14 @@ def warnings_in(log: str) -> list[dict[str, Any]]:
 async def test_a_port_that_is_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(Refused, match=f"^port {port} of 127.0.0.1 is in use: .* choose another --port$"):
+        with pytest.raises(ServiceRefusal, match=f"^port {port} of 127.0.0.1 is in use: .* choose another --port$"):
             processes.check_port("127.0.0.1", port)
     processes.check_port("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "nowhere.invalid"])
 async def test_a_host_of_another_machine(host: str) -> None:
-    with pytest.raises(Refused, match=f"^{host} is not an address of this machine: choose another --host$"):
+    with pytest.raises(ServiceRefusal, match=f"^{host} is not an address of this machine: choose another --host$"):
         processes.check_port(host, free_port())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capsule_gateway.cli import source
-from capsule_gateway.cli.service import Refused
+from capsule_gateway.cli.service import ServiceRefusal
 from capsule_gateway.cli.source import pack_source
 from gateway.deploys import sources
 
@@ -167,14 +167,14 @@ def test_links(tmp_path: Path) -> None:
 def test_a_link_out_of_the_folder(tmp_path: Path, target: str) -> None:
     write_files(tmp_path, "outside", "app/a")
     (tmp_path / "app/link").symlink_to(target)
-    with pytest.raises(Refused, match=r"link links to a file outside the folder"), pack_source(tmp_path / "app"):
+    with pytest.raises(ServiceRefusal, match=r"link links to a file outside the folder"), pack_source(tmp_path / "app"):
         pass
     write_files(tmp_path / "app", capsuleignore="link\n")
     assert packed_names(tmp_path / "app") == ["a"]
 
 
 def test_nothing_to_publish(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="nothing to publish"), pack_source(tmp_path):
+    with pytest.raises(ServiceRefusal, match="nothing to publish"), pack_source(tmp_path):
         pass
 
 
@@ -182,11 +182,11 @@ def test_a_source_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert source.SOURCE_BYTES == sources.SOURCE_BYTES
     monkeypatch.setattr(source, "SOURCE_BYTES", 1 << 20)
     (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
-    with pytest.raises(Refused, match="the packed source exceeds 1 MB"), pack_source(tmp_path):
+    with pytest.raises(ServiceRefusal, match="the packed source exceeds 1 MB"), pack_source(tmp_path):
         pass
 
 
 def test_an_invalid_pattern(tmp_path: Path) -> None:
     write_files(tmp_path, "a", gitignore="!\n")
-    with pytest.raises(Refused, match="invalid pattern"), pack_source(tmp_path):
+    with pytest.raises(ServiceRefusal, match="invalid pattern"), pack_source(tmp_path):
         pass
