@@ -1,46 +1,42 @@
 """`capsule account`, `hook`, `webhook` and `deliveries`: the commands for one account."""
 
-from __future__ import annotations
-
 import datetime
 import re
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from capsule_gateway.cli.completion import app_argument, hook_argument
-from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
-from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
-from capsule_gateway.cli.show import (
+from capsule_gateway.cli.arguments import limit
+from capsule_gateway.cli.cells import (
     Cell,
-    Columns,
     Row,
     age_of,
-    as_json,
-    as_list,
     color_state,
     duration_of,
     format_euro,
     format_size,
+    format_spending,
     nested_row,
-    print_note,
-    show_fields,
-    show_json,
-    show_line,
-    show_secret,
-    show_table,
     strip_controls,
     text_of,
-    wants_json,
+    texts,
+)
+from capsule_gateway.cli.commands import Answer, Group, done, sentence, value
+from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
+from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
+from capsule_gateway.cli.show import (
+    as_json,
+    as_list,
+    print_note,
+    show_fields,
+    show_line,
+    show_table,
+    show_value,
     wants_table,
 )
 from gateway.events import catalog
 from gateway.ids import now_iso
-
-limit = click.option(
-    "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
-)
 
 
 @click.command()
@@ -53,22 +49,18 @@ def account(name: str | None) -> None:
         service.send("PATCH", "/account", {"name": name})
     record = service.request_object("GET", "/account")
     spend, limits, storage = (nested_row(record, name) for name in ("spend", "limits", "storage"))
-    spent = f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"
-    if spend.get("reserved"):
-        spent += f", and {format_euro(spend['reserved'])} EUR reserved"
+    reserved = f", and {format_euro(spend['reserved'])} EUR reserved" if spend.get("reserved") else ""
+    per_app, per_user = limits.get("requestsPerMinutePerApp"), limits.get("requestsPerMinutePerUser")
     show_fields(
         record,
         {
             "account": f"{record.get('name')} ({record.get('id')})",
-            "suspended": text_of("reason")(suspension) if (suspension := nested_row(record, "suspension")) else None,
+            "suspended": text_of("reason")(nested_row(record, "suspension")),
             "plan": text_of("plan"),
-            "inference today": spent,
+            "inference today": format_spending(spend) + reserved,
             "deploys today": f"{record.get('deploysToday')} of {limits.get('deploysPerDay')}",
-            "storage": f"{format_size(storage.get('bytes'))} of {format_size(storage.get('limit'))}"
-            if storage
-            else None,
-            "per minute": f"{limits.get('requestsPerMinutePerApp')} requests per app, "
-            f"{limits.get('requestsPerMinutePerUser')} per user",
+            "storage": f"{format_size(storage.get('bytes'))} of {format_size(storage.get('limit'))}" if storage else "",
+            "per minute": f"{per_app} requests per app, {per_user} per user",
             "per request": f"up to {format_size(limits.get('maxRequestBytes'))} in, "
             f"{limits.get('maxOutputTokens')} tokens out",
         },
@@ -78,73 +70,48 @@ def account(name: str | None) -> None:
 # -- deploy hooks --------------------------------------------------------------------------------------------
 
 
-@click.group()
-def hook() -> None:
-    """Manage deploy hooks: secret URLs that deploy an app."""
-
-
-@hook.command("create")
-@app_argument
-@click.option("--name", required=True, help="Label that says what the hook is for.")
-@as_json
-def hook_create(app: str, name: str) -> None:
-    """Create a hook for APP. Its URL is shown only once."""
-    record = open_service().request_object("POST", path("account", "apps", app, "hooks"), {"name": name}, having="url")
-    created = f"Created hook {record.get('id')} for {app}."
-    show_secret(record, "url", f"{created} Keep this URL secret: it deploys the app. It is shown only once:")
-
-
-@hook.command("list")
-@as_list
-def hook_list() -> None:
-    """List the hooks of all apps, newest first."""
-    rows = open_service().list_rows("/account/hooks")
-    show_table(
-        rows,
-        {
-            "name": text_of("name"),
-            "id": text_of("id"),
-            "app": text_of("app"),
-            "created": age_of("createdAt"),
-            "last used": age_of("lastUsedAt", "never"),
-        },
-        prose="name",
-        cut=["app"],
-        less=["created", "last used"],
-        empty="No hooks. Create one with: capsule hook create APP --name NAME",
-    )
-
-
-@hook.command("revoke")
-@hook_argument
-@as_json
-def hook_revoke(hook_id: str) -> None:
-    """Revoke a hook. Its URL stops working at once."""
-    open_service().send("DELETE", path("account", "hooks", hook_id))
-    show_line({"revoked": hook_id}, f"Revoked {hook_id}. Its URL now answers 404.")
+hook = Group("hook", help="Manage deploy hooks: secret URLs that deploy an app.")
+hook.sends(
+    "create APP",
+    "POST /account/apps/{app}/hooks name",
+    "Create a hook for APP. Its URL is shown only once.",
+    value("url", "Created hook {id} for {app}. Keep this URL secret: it deploys the app. It is shown only once:"),
+    click.option("--name", required=True, help="Label that says what the hook is for."),
+)
+hook.lists(
+    "list",
+    "/account/hooks",
+    "List the hooks of all apps, newest first.",
+    texts("name", "id", "app") | {"created": age_of("createdAt"), "last used": age_of("lastUsedAt", "never")},
+    prose="name",
+    cut=["app"],
+    less=["created", "last used"],
+    empty="No hooks. Create one with: capsule hook create APP --name NAME",
+)
+hook.sends(
+    "revoke HOOK",
+    "DELETE /account/hooks/{hook_id}",
+    "Revoke a hook. Its URL stops working at once.",
+    done("Revoked {hook_id}. Its URL now answers 404.", "revoked", "hook_id"),
+)
 
 
 # -- the webhook ---------------------------------------------------------------------------------------------
 
 
-@click.group()
-def webhook() -> None:
-    """Manage the webhook: the URL that receives events."""
+webhook = Group("webhook", help="Manage the webhook: the URL that receives events.")
 
 
 @webhook.command("show")
 @as_json
 def webhook_show() -> None:
     """Show the URL that receives events."""
-    record = _require_webhook(open_service())
-    show_fields(
-        record,
-        {
-            "url": text_of("url"),
-            "set": age_of("createdAt"),
-            "previous secret until": text_of("previousSecretUntil"),
-        },
-    )
+    fields = {
+        "url": text_of("url"),
+        "set": age_of("createdAt"),
+        "previous secret until": text_of("previousSecretUntil"),
+    }
+    show_fields(_require_webhook(open_service()), fields)
 
 
 def _require_webhook(service: Service) -> Row:
@@ -156,52 +123,44 @@ def _require_webhook(service: Service) -> Row:
         raise
 
 
-@webhook.command("set")
-@click.argument("url")
-@as_json
-def webhook_set(url: str) -> None:
-    """Send all events to URL. A new URL gets a new signing secret, which is shown only once."""
-    record = open_service().request_object("PUT", "/account/webhook", {"url": url}, having="url")
+def _show_change(record: Row, **_: str) -> None:
     if "secret" not in record:
         return show_line(record, "Events already go to this URL. The signing secret is unchanged.")
     note = f"Events go to {record.get('url')}. They are signed with this secret, which is shown only once:"
-    show_secret(record, "secret", note)
+    show_value(record, "secret", note)
 
 
-@webhook.command("rotate")
-@as_json
-def webhook_rotate() -> None:
-    """Create a new signing secret, which is shown only once. For 24 hours, the old secret signs too."""
-    service = open_service()
-    _require_webhook(service)
-    record = service.request_object("POST", "/account/webhook/rotate", having="secret")
-    show_secret(
-        record,
+webhook.sends(
+    "set URL",
+    "PUT /account/webhook url",
+    "Send all events to URL. A new URL gets a new signing secret, which is shown only once.",
+    Answer("url", _show_change),
+)
+webhook.sends(
+    "rotate",
+    "POST /account/webhook/rotate",
+    "Create a new signing secret, which is shown only once. For 24 hours, the old secret signs too.",
+    value(
         "secret",
         "For 24 hours, events are signed with both this new secret and the old one. Configure your receiver before you "
         "rotate again. The new secret is shown only once:",
-    )
-
-
-@webhook.command("clear")
-@as_json
-def webhook_clear() -> None:
-    """Stop sending events, and delete the signing secret."""
-    open_service().send("DELETE", "/account/webhook")
-    show_line({"cleared": True}, "Cleared. Events are dropped until you set a webhook.")
-
-
-@webhook.command(
-    "test", help=f"Send a sample event, marked as a sample.\n\nTYPE is one of {', '.join(catalog.SAMPLES)}."
+    ),
+    check=_require_webhook,
 )
-@click.argument("event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)))
-@as_json
-def webhook_test(event: str) -> None:
-    service = open_service()
-    _require_webhook(service)
-    record = service.request_object("POST", "/account/webhook/test", {"type": event})
-    note = f"Queued a sample of {event} as {record.get('id')}."
-    show_line(record, f"{note} See the outcome with: capsule deliveries list")
+webhook.sends(
+    "clear",
+    "DELETE /account/webhook",
+    "Stop sending events, and delete the signing secret.",
+    done("Cleared. Events are dropped until you set a webhook.", "cleared"),
+)
+webhook.sends(
+    "test",
+    "POST /account/webhook/test type=event",
+    f"Send a sample event, marked as a sample.\n\nTYPE is one of {', '.join(catalog.SAMPLES)}.",
+    sentence("Queued a sample of {event} as {id}. See the outcome with: capsule deliveries list"),
+    click.argument("event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES))),
+    check=_require_webhook,
+)
 
 
 # -- deliveries ----------------------------------------------------------------------------------------------
@@ -221,19 +180,12 @@ def _format_notes(row: Row) -> str:
 
 
 NO_DELIVERIES = "No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded"
-DELIVERY_COLUMNS: Columns = {
-    "id": text_of("id"),
-    "event": text_of("type"),
-    "app": text_of("app"),
-    "at": age_of("at"),
-    "took": duration_of("durationMs"),
-    "outcome": _format_outcome,
-    "notes": _format_notes,
-}
 DELIVERY_LAYOUT: dict[str, Any] = {"cut": ["app"], "less": ["notes", "took", "app"]}
+OUTCOME = {"took": duration_of("durationMs"), "outcome": _format_outcome}
+DELIVERY_COLUMNS = texts(id="id", event="type", app="app") | {"at": age_of("at")} | OUTCOME | {"notes": _format_notes}
 
 
-class _ListByDefault(click.Group):
+class _ListByDefault(Group):
     """A group that takes --follow for its command `list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -263,60 +215,39 @@ def deliveries_list(
 ) -> None:
     """List deliveries, newest first. With --follow, oldest first, times in UTC."""
     service, query = open_service(), {"type": event, "app": app, "outcome": outcome, "before": before}
+
+    def fetch(count: int) -> list[dict[str, Any]]:
+        return service.list_rows("/account/deliveries", limit=count, **query)
+
     if follow:
         if before is not None:
             raise WrongUsage("give either --follow or --before")
-        _follow_deliveries(service, limit, query)
-    rows = service.list_rows("/account/deliveries", limit=limit, **query)
+        follow_rows(fetch, limit, "attempt", {**DELIVERY_COLUMNS, "at": clock_of("at")}, **DELIVERY_LAYOUT)
+    rows = fetch(limit)
     empty = "No such deliveries." if any(query.values()) else NO_DELIVERIES
     show_table(rows, DELIVERY_COLUMNS, **DELIVERY_LAYOUT, empty=empty)
     if len(rows) == limit and wants_table():
         print_note(f"More: capsule deliveries list --before {strip_controls(text_of('attempt')(rows[-1]))}")
 
 
-def _follow_deliveries(service: Service, count: int, query: dict[str, str | None]) -> NoReturn:
-    def fetch(count: int) -> list[dict[str, Any]]:
-        return service.list_rows("/account/deliveries", limit=count, **query)
-
-    follow_rows(fetch, count, "attempt", {**DELIVERY_COLUMNS, "at": clock_of("at")}, **DELIVERY_LAYOUT)
-
-
-@deliveries.command("show")
-@click.argument("delivery_id", metavar="ID")
-@as_json
-def deliveries_show(delivery_id: str) -> None:
+@deliveries.shows("show ID", "GET /account/deliveries/{id}", "outcome")
+def deliveries_show(row: Row, **_: str) -> None:
     """Show a delivery: its request and the receiver's response.
 
     ID is an event's id, which selects its newest delivery, or an attempt from 'capsule deliveries list --json'.
     """
-    row = open_service().request_object("GET", path("account", "deliveries", delivery_id), having="outcome")
-    if wants_json():
-        return show_json(row)
-    request, response = nested_row(row, "request"), nested_row(row, "response")
-    show_fields(
-        row,
-        {
-            "event": f"{text_of('type')(row)} ({text_of('id')(row)})",
-            "app": text_of("app"),
-            "at": text_of("at"),
-            "took": duration_of("durationMs"),
-            "outcome": _format_outcome,
-            "url": text_of("url"),
-            "notes": _format_notes,
-        },
-    )
-    _print_message("Request", request)
-    if response:
+    event = {"event": f"{text_of('type')(row)} ({text_of('id')(row)})"}
+    show_fields(row, event | texts("app", "at") | OUTCOME | texts("url") | {"notes": _format_notes})
+    _print_message("Request", nested_row(row, "request"))
+    if response := nested_row(row, "response"):
         _print_message(f"Response, status {strip_controls(str(response.get('status')))}", response)
 
 
 def _print_message(title: str, message: Row) -> None:
     click.echo(f"\n{title}")
-    for name, value in nested_row(message, "headers").items():
-        click.echo(f"  {strip_controls(f'{name}: {value}')}")
+    headers = [f"{name}: {value}" for name, value in nested_row(message, "headers").items()]
     body = message.get("body")
-    lines = ["(no longer stored)"] if body is None else str(body).splitlines()
-    for line in lines:
+    for line in [*headers, *(["(no longer stored)"] if body is None else str(body).splitlines())]:
         click.echo(f"  {strip_controls(line)}")
 
 

@@ -1,49 +1,226 @@
-"""`capsule apps create`, `set` and `delete`: an account's own apps. `operators.py` has the group's other commands."""
-
-from __future__ import annotations
+"""`capsule apps`: creates, changes, lists and deletes an account's apps; operators put, show and suspend any app."""
 
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
-from capsule_gateway.cli.completion import app_argument
-from capsule_gateway.cli.operators import apps as apps
-from capsule_gateway.cli.operators import reason
-from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
-from capsule_gateway.cli.show import (
+from capsule_gateway.cli.arguments import app_argument, reason
+from capsule_gateway.cli.cells import (
+    Cell,
     Row,
-    as_json,
+    age_of,
+    format_certificate,
+    format_duration,
     nested_row,
-    print_note,
-    show_fields,
-    show_line,
+    state_of,
     strip_controls,
     text_of,
+    texts,
+)
+from capsule_gateway.cli.commands import Group, done, sentence, value
+from capsule_gateway.cli.operators import fetch_all_pages, format_fields, format_suspension, search, seen_reason
+from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
+from capsule_gateway.cli.show import (
+    as_json,
+    as_list,
+    print_note,
+    show_fields,
+    show_json,
+    show_line,
+    show_table,
     wants_json,
 )
 
+SHOWN_FINDINGS = 20
 CLEAR = "none"
-KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
 # Options and the fields that they set.
 CLAIMS = {"issuer": "issuer", "audience": "audience", "user_claim": "userClaim"}  # of the token
 BACKEND = {"auth_method": "method", "user_field": "userField"}  # of calls to the app's backend
-AUTH_OPTIONS = KINDS | CLAIMS.keys() | BACKEND.keys()
+KINDS = {
+    "auth_jwks": ("jwks", "url", CLAIMS),
+    "auth_backend": ("backend", "url", BACKEND),
+    "auth_secret": ("secret", "secret", CLAIMS),
+}
+AUTH_OPTIONS = KINDS.keys() | CLAIMS.keys() | BACKEND.keys()
 
 
-@apps.command("create")
-@click.argument("name")
+apps = Group("apps", help="Create, change, list and delete your apps. Operators put, show and delete any app.")
+
+
+@apps.command("list")
+@click.option("--all", "everybody", is_flag=True, help="Operators: list the apps of all accounts.")
+@search
+@as_list
+def apps_list(everybody: bool, search: str | None) -> None:
+    """List the account's apps."""
+    health = {"status": state_of("status"), "health": _format_health, "findings": _format_findings}
+    if everybody or search is not None:
+        return show_table(
+            fetch_all_pages("/platform/apps", "apps", "after", search),
+            texts(app="name", account="account", account_name="accountName") | health | texts(address="url"),
+            cut=["app", "account name"],
+            less=["findings", "account name", "health", "account"],
+            empty="No apps." if not search else f"No app or its account has {search!r} in a name, id or domain.",
+        )
+    show_table(
+        open_service().list_rows("/account/apps"),
+        texts(app="name") | health | texts(address="url") | {"custom domain": _format_domain},
+        cut=["app"],
+        less=["custom domain", "findings", "health"],
+        empty="No apps yet. Create one with: capsule apps create NAME",
+    )
+
+
+def _format_findings(row: Row) -> Cell:
+    return ", ".join(f"{count} {tier}" for tier, count in nested_row(row, "openFindings").items() if count)
+
+
+@apps.command("put")
+@click.argument("app")
+@click.argument("record", metavar="FILE", type=click.File("r"))
+@reason
 @as_json
-def apps_create(name: str) -> None:
-    """Create an app called NAME, and print its address.
+def apps_put(app: str, record: TextIO, reason: str | None) -> None:
+    """Operators: create or replace APP from a JSON file.
 
-    The account's plan limits the number of apps.
+    FILE may be - for standard input. Fields that FILE omits are unset.
     """
-    app = open_service().request_object("POST", "/account/apps", {"name": name}, having="url")
-    if not wants_json():
-        print_note(f"Created {name}. Publish a folder with: capsule deploys publish {name} DIR")
-    show_line(app, strip_controls(str(app["url"])))
+    try:
+        body = json.load(record)
+    except ValueError as error:
+        raise WrongUsage(f"{record.name} is not JSON: {error}") from None
+    _show_app(open_service(reason).request_object("PUT", path("platform", "apps", app), body))
+
+
+@apps.command("show")
+@app_argument
+@as_json
+def apps_show(app: str) -> None:
+    """Show APP: health, certificate, findings and crashes. Operators see its record, without the secret."""
+    service = open_service()
+    if service.is_account:
+        return _show_own_app(service, app)
+    _show_app(service.request_object("GET", path("platform", "apps", app)))
+
+
+def _show_app(app: Row) -> None:
+    show_fields(
+        app,
+        {
+            **texts(app="name", id="id", account="account", address="url"),
+            "custom domain": _format_domain,
+            "user tokens": format_fields(app, "auth"),
+            **{name: format_fields(app, name) for name in ("repository", "build", "limits")},
+            "suspended": format_suspension,
+            "created": age_of("createdAt"),
+        },
+    )
+
+
+def _show_own_app(service: Service, name: str) -> None:
+    at = path("account", "apps", name)
+    app = service.request_object("GET", at)
+    findings, crashes = service.list_rows(f"{at}/findings", limit=SHOWN_FINDINGS), service.list_rows(f"{at}/crashes")
+    if wants_json():
+        return show_json({**app, "findings": findings, "crashes": crashes})
+    repository = nested_row(app, "repository")
+    show_fields(
+        app,
+        {
+            "app": text_of("name"),
+            "suspended": text_of("reason")(nested_row(app, "suspension")),
+            "address": text_of("url"),
+            "custom domain": _format_domain,
+            "status": state_of("status"),
+            "live deploy": text_of("liveDeploy"),
+            "health": _format_health,
+            "since": age_of("healthSince"),
+            "90 days": _format_uptime(app.get("healthDays")),
+            "certificate": format_certificate(nested_row(app, "certificate")),
+            "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else "",
+            "created": age_of("createdAt"),
+        },
+    )
+    if findings:
+        _show_findings(findings, app)
+    if crashes:
+        _show_crashes(crashes)
+    click.echo(f"\nTo list its deploys: capsule deploys list --app {strip_controls(name)}")
+
+
+def _format_health(row: Row) -> Cell:
+    return "" if row.get("health") == "unknown" else state_of("health")(row)
+
+
+def _format_domain(row: Row) -> Cell:
+    domain = text_of("customDomain")(row)
+    return domain if not domain or row.get("customDomainVerified") else f"{domain} (not verified)"
+
+
+def _format_uptime(days: Any) -> str:
+    probed = [day for day in days if isinstance(day, dict) and day.get("downMs") is not None] if days else []
+    if not probed:
+        return ""
+    down, outages = sum(day["downMs"] for day in probed), sum(day["outages"] for day in probed)
+    monitored = f"{len(probed)} day{'s' if len(probed) > 1 else ''} monitored"
+    if not down:
+        return monitored
+    # An outage counts on its first day, which may be more than 90 days ago.
+    often = f" in {outages} outage{'s' if outages > 1 else ''}" if outages else ""
+    return f"{monitored}, down {format_duration(down)}{often}"
+
+
+def _show_findings(findings: list[dict[str, Any]], app: Row) -> None:
+    total = sum(count for count in nested_row(app, "openFindings").values() if isinstance(count, int))
+    more = f" (the {len(findings)} most urgent)" if total > len(findings) else ""
+    click.echo(f"\n{total} open security finding{'s' if total > 1 else ''}{more}:")
+    columns = texts(tier="tier", cve="cve", package="component", severity="severity", fixed_in="fixedIn") | {
+        "deadline": lambda row: text_of("deadlineAt")(row)[:10]
+    }
+    show_table(findings, columns, empty="")
+
+
+def _show_crashes(crashes: list[dict[str, Any]]) -> None:
+    click.echo("\nCrashes, newest first:")
+    show_table(crashes, {"at": text_of("at"), "ended": _format_ending}, empty="")
+    last = crashes[0].get("lines")
+    if isinstance(last, list) and last:
+        click.echo("\nLast output before the newest crash:")
+        for line in last:
+            click.echo(f"  {strip_controls(str(line))}")
+
+
+def _format_ending(crash: Row) -> str:
+    code = crash.get("exitCode")
+    reason = "out of memory" if crash.get("reason") == "oom" else "process exited"
+    return reason if code is None else f"{reason}, exit code {code}"
+
+
+any_app_argument = click.argument("app", metavar="APP")
+apps.sends(
+    "suspend",
+    "PUT /platform/apps/{app}/suspension reason=seen_reason",
+    "Operators: suspend APP. It answers no requests, and its deploys and start commands end.",
+    sentence("{app} is suspended. Its account sees the reason.", "reason"),
+    any_app_argument,
+    seen_reason,
+)
+apps.sends(
+    "resume",
+    "DELETE /platform/apps/{app}/suspension",
+    "Operators: lift the suspension of APP.",
+    done("The suspension of {app} is lifted.", "resumed", "app"),
+    any_app_argument,
+    reason,
+)
+apps.sends(
+    "create NAME",
+    "POST /account/apps name",
+    "Create an app called NAME, and print its address.\n\nThe account's plan limits the number of apps.",
+    value("url", "Created {name}. Publish a folder with: capsule deploys publish {name} DIR"),
+)
 
 
 @apps.command("set")
@@ -82,9 +259,9 @@ def apps_set(app: str, **options: Any) -> None:
     show_fields(
         settings,
         {
-            "user tokens": _format_field(settings, "auth"),
-            "repository": _format_field(settings, "repository") or "none",
-            "build": _format_field(settings, "build") or "none: the source is served as it is",
+            "user tokens": format_fields(settings, "auth"),
+            "repository": format_fields(settings, "repository") or "none",
+            "build": format_fields(settings, "build") or "none: the source is served as it is",
             "check": _format_check(nested_row(settings, "authCheck")),
         },
     )
@@ -138,19 +315,16 @@ def _collect_changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
 
 
 def _change_auth(given: dict[str, Any], before: Row) -> dict[str, Any] | None:
-    kinds = sorted(KINDS & given.keys())
+    kinds = sorted(KINDS.keys() & given.keys())
     if len(kinds) > 1:
         raise WrongUsage("give only one of --auth-jwks, --auth-backend and --auth-secret")
     if kinds and given[kinds[0]] == CLEAR:
         return None
     auth = dict(before)
-    if kinds == ["auth_jwks"]:
-        auth = {**_pick(before, *CLAIMS.values()), "kind": "jwks", "url": given["auth_jwks"]}
-    elif kinds == ["auth_backend"]:
-        auth = {**_pick(before, *BACKEND.values()), "kind": "backend", "url": given["auth_backend"]}
-    elif kinds == ["auth_secret"]:
-        secret = _read_secret("Secret that signs the tokens")
-        auth = {**_pick(before, *CLAIMS.values()), "kind": "secret", "secret": secret}
+    if kinds:
+        kind, field, kept = KINDS[kinds[0]]
+        value = _read_secret("Secret that signs the tokens") if kind == "secret" else given[kinds[0]]
+        auth = {**_pick(before, *kept.values()), "kind": kind, field: value}
     elif auth.get("kind") == "secret":
         raise WrongUsage("also give --auth-secret, because the stored secret cannot be read")
     claims, calls = _rename(given, CLAIMS), _rename(given, BACKEND)
@@ -195,11 +369,6 @@ def _read_secret(prompt: str) -> str:
     return sys.stdin.readline().strip()
 
 
-def _format_field(settings: Row, name: str) -> str:
-    value = settings.get(name)
-    return ", ".join(f"{key} {part}" for key, part in value.items() if part) if isinstance(value, dict) else ""
-
-
 @apps.command("delete")
 @click.argument("app")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -212,24 +381,15 @@ def apps_delete(app: str, yes: bool, reason: str | None) -> None:
     """
     service = open_service(reason)
     if not yes:
-        _confirm_deletion(app)
-    _delete_app(service, app)
-    show_line({"deleted": app}, f"Deleted {strip_controls(app)}. Its address, hooks, variables and sources are gone.")
-
-
-def _confirm_deletion(app: str) -> None:
-    """Asks for the app's name. Raises WrongUsage if it is not typed."""
-    if not sys.stdin.isatty():
-        raise WrongUsage("standard input is not a terminal: add --yes to delete the app")
-    print_note(f"This deletes {strip_controls(app)}, and its hooks, variables and sources. It cannot be undone.")
-    if click.prompt("Name of the app", err=True) != app:
-        raise WrongUsage("the name does not match; nothing was deleted")
-
-
-def _delete_app(service: Service, app: str) -> None:
+        if not sys.stdin.isatty():
+            raise WrongUsage("standard input is not a terminal: add --yes to delete the app")
+        print_note(f"This deletes {strip_controls(app)}, and its hooks, variables and sources. It cannot be undone.")
+        if click.prompt("Name of the app", err=True) != app:
+            raise WrongUsage("the name does not match; nothing was deleted")
     try:
         service.send("DELETE", path("account", "apps", app))
     except ServiceRefusal as refused:
         if refused.status != 401:
             raise
         service.send("DELETE", path("platform", "apps", app))  # the key may be the operator token
+    show_line({"deleted": app}, f"Deleted {strip_controls(app)}. Its address, hooks, variables and sources are gone.")

@@ -1,80 +1,54 @@
 """`capsule data`: the data of an app's start command, and their snapshots."""
 
-from __future__ import annotations
-
-import contextlib
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import click
 
-from capsule_gateway.cli.completion import app_argument
-from capsule_gateway.cli.deploys import follow_option, show_queued, timeout_option
-from capsule_gateway.cli.service import ServiceRefusal, WrongUsage, open_service, path
-from capsule_gateway.cli.show import (
-    Row,
-    age_of,
-    as_json,
-    as_list,
-    format_size,
-    show_fields,
-    show_json,
-    show_line,
-    show_table,
-    strip_controls,
-    text_of,
-    wants_json,
-)
+from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.cells import Row, age_of, format_size, strip_controls, text_of, texts
+from capsule_gateway.cli.commands import Answer, Group
+from capsule_gateway.cli.deploys import QUEUED
+from capsule_gateway.cli.service import ServiceRefusal, WrongUsage, open_service, path, replace_file
+from capsule_gateway.cli.show import as_json, as_list, show_fields, show_json, show_line, show_table, wants_json
 
 ANSWER_SECONDS = 660.0  # for the host that has the data
+DATA = "/account/apps/{app}/data"
 SNAPSHOT_COLUMNS = {
     "id": text_of("id"),
     "made": age_of("at"),
     "size": lambda row: format_size(row.get("bytes")),
-    "reason": text_of("reason"),
-    "deploy": text_of("deployId"),
+    **texts(reason="reason", deploy="deployId"),
 }
 
-snapshot_argument = click.argument("snapshot", metavar="ID")
+data = Group(
+    "data",
+    help="Keep, download, restore and clear the data of an app.\n\n"
+    "These are the files that its start command writes to DATA_DIR.",
+)
 
 
-@click.group()
-def data() -> None:
-    """Keep, download, restore and clear the data of an app.
-
-    These are the files that its start command writes to DATA_DIR.
-    """
-
-
-@data.command("show")
-@app_argument
-@as_json
-def data_show(app: str) -> None:
+@data.shows("show APP", f"GET {DATA}", "state")
+def data_show(answer: Row, app: str) -> None:
     """Show how much data APP has, and its snapshots."""
-    answer = open_service().request_object("GET", _address(app), having="state")
-    if wants_json():
-        return show_json(answer)
     used, limit = format_size(answer.get("usedBytes")), format_size(answer.get("limitBytes"))
-    show_fields(
-        answer,
-        {"app": app, "state": text_of("state"), "used": f"{used} of {limit}", "problem": text_of("problem")},
-    )
+    show_fields(answer, {"app": app, **texts("state"), "used": f"{used} of {limit}", **texts("problem")})
     click.echo("\nSnapshots:")
     advice = "" if answer["state"] == "none" else f"; to make one, run: capsule data snapshot {app}"
     show_table(_list_snapshots(answer), SNAPSHOT_COLUMNS, empty=f"none{advice}")
 
 
-@data.command("snapshot")
-@app_argument
-@as_json
-def data_snapshot(app: str) -> None:
-    """Make a snapshot of APP's data now, up to 6 times per hour. The app goes on."""
-    address = path("account", "apps", app, "data", "snapshots")
-    answer = open_service().request_object("POST", address, seconds=ANSWER_SECONDS)
-    size = format_size(answer.get("bytes"))
-    show_line(answer, strip_controls(f"Made snapshot {answer['id']} ({size})."))
+def _show_snapshot(answer: Row, **_: str) -> None:
+    show_line(answer, strip_controls(f"Made snapshot {answer['id']} ({format_size(answer.get('bytes'))})."))
+
+
+data.sends(
+    "snapshot APP",
+    f"POST {DATA}/snapshots",
+    "Make a snapshot of APP's data now, up to 6 times per hour. The app goes on.",
+    Answer("id", _show_snapshot),
+    seconds=ANSWER_SECONDS,
+)
 
 
 @data.command("download")
@@ -85,7 +59,7 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
     """Download snapshot ID of APP, by default the newest, as a tar.gz."""
     service = open_service()
     if not snapshot:
-        found = _list_snapshots(service.request_object("GET", _address(app), having="state"))
+        found = _list_snapshots(service.request_object("GET", path("account", "apps", app, "data"), having="state"))
         if not found:
             raise ServiceRefusal(f"{app} has no snapshot yet; to make one, run: capsule data snapshot {app}")
         snapshot = text_of("id")(found[0])
@@ -97,35 +71,19 @@ def data_download(app: str, snapshot: str, output: Path | None) -> None:
     target = output or Path(f"{app}-{snapshot}.tar.gz")
     if not target.absolute().parent.is_dir():
         raise WrongUsage(f"there is no folder {target.parent} to write {target.name} to")
-    descriptor, partial = tempfile.mkstemp(dir=target.absolute().parent, prefix=".capsule-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            for chunk in service.download(address):
-                file.write(chunk)
-        os.replace(partial, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    with replace_file(target) as file:
+        for chunk in service.download(address):
+            file.write(chunk)
     click.echo(f"Wrote {target} ({format_size(target.stat().st_size)}).")
 
 
-@data.command("restore")
-@app_argument
-@snapshot_argument
-@follow_option
-@timeout_option
-@as_json
-def data_restore(app: str, snapshot: str, follow: bool, timeout: int) -> None:
-    """Deploy APP's live release again, on the data of a snapshot.
-
-    The present data are kept as a snapshot first. 'capsule data deleted' lists snapshots of deleted apps, which any app
-    can restore.
-    """
-    service, body = open_service(), {"snapshotId": snapshot}
-    address = path("account", "apps", app, "data", "restore")
-    queued = service.request_object("POST", address, body, having="deployId")
-    show_queued(service, queued, "Queued", follow, timeout)
+data.sends(
+    "restore APP ID --follow --timeout",
+    f"POST {DATA}/restore snapshotId=id",
+    "Deploy APP's live release again, on the data of a snapshot.\n\nThe present data are kept as a snapshot first. "
+    "'capsule data deleted' lists snapshots of deleted apps, which any app can restore.",
+    QUEUED,
+)
 
 
 @data.command("clear")
@@ -138,7 +96,7 @@ def data_clear(app: str, yes: bool) -> None:
         if not sys.stdin.isatty():
             raise WrongUsage("this clears all data of the app; add --yes to confirm it")
         click.confirm(f"Clear all data of {app}?", abort=True, err=True)
-    open_service().send("DELETE", _address(app), seconds=ANSWER_SECONDS)
+    open_service().send("DELETE", path("account", "apps", app, "data"), seconds=ANSWER_SECONDS)
     show_line({"cleared": app}, f"Cleared the data of {app}. To list its snapshots, run: capsule data show {app}")
 
 
@@ -151,10 +109,6 @@ def data_deleted() -> None:
         return show_json(deleted)
     rows = [{"app": each.get("app"), **snapshot} for each in deleted for snapshot in _list_snapshots(each)]
     show_table(rows, {"app": text_of("app"), **SNAPSHOT_COLUMNS}, empty="No data of deleted apps.")
-
-
-def _address(app: str) -> str:
-    return path("account", "apps", app, "data")
 
 
 def _list_snapshots(answer: Row) -> list[Row]:

@@ -11,25 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from capsule_gateway.cli.account import limit
-from capsule_gateway.cli.completion import app_argument, deploy_argument
-from capsule_gateway.cli.service import Service, ServiceRefusal, open_service, path
+from capsule_gateway.cli.arguments import app_argument, deploy_argument, follow_option, limit, timeout_option
+from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of, texts
+from capsule_gateway.cli.commands import Answer, Group, sentence
+from capsule_gateway.cli.service import Service, ServiceRefusal, open_service, path, retry
 from capsule_gateway.cli.show import (
-    Row,
-    age_of,
     as_json,
     as_list,
     console,
-    duration_of,
-    format_size,
     print_note,
     show_fields,
     show_json,
-    show_line,
     show_table,
-    state_of,
-    strip_controls,
-    text_of,
     wants_json,
     wants_table,
 )
@@ -38,24 +31,12 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 POLL_SECONDS = 1.0  # between two requests while following
-RETRIES = 15  # requests in a row that may fail
-FOLLOW_SECONDS = 1800
 FINAL_STATES = ("live", "failed", "canceled")
+NO_DEPLOYS = "No deploys yet. Publish a folder with: capsule deploys publish APP DIR"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
-follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
-timeout_option = click.option(
-    "--timeout",
-    default=FOLLOW_SECONDS,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Maximum time to follow, in seconds.",
-)
 
-
-@click.group()
-def deploys() -> None:
-    """Publish, list, follow, cancel and roll back deploys."""
+deploys = Group("deploys", help="Publish, list, follow, cancel and roll back deploys.")
 
 
 @deploys.command("list")
@@ -72,12 +53,10 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
     show_table(
         rows,
         {
-            "id": text_of("id"),
-            "app": text_of("app"),
+            **texts("id", "app"),
             "state": state_of("state"),
             "now": lambda row: "current" if row.get("current") else "",
-            "kind": text_of("kind"),
-            "by": text_of("trigger"),
+            **texts(kind="kind", by="trigger"),
             "commit": lambda row: text_of("commit")(row)[:7],
             "queued": age_of("createdAt"),
             "took": duration_of("durationMs"),
@@ -86,9 +65,7 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
         prose="result",
         cut=["app"],
         less=["commit", "by", "kind", "took", "result"],
-        empty="No older deploys."
-        if before
-        else "No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
+        empty="No older deploys." if before else NO_DEPLOYS,
     )
     if len(rows) == limit and wants_table():
         only = f" --app {app}" if app else ""
@@ -117,28 +94,22 @@ def _describe_wait(row: Row) -> str:
 def deploys_show(deploy_id: str, follow: bool, timeout: int) -> None:
     """Show a deploy and its log. With --follow, exit with 1 if it fails."""
     if follow:
-        return _follow_deploy(open_service(), deploy_id, timeout)
+        return _follow_deploy(deploy_id, timeout)
     deploy = open_service().request_object("GET", path("account", "deploys", deploy_id), having="state")
     if wants_json():
         return show_json(deploy)
     show_fields(
         deploy,
         {
-            "deploy": text_of("id"),
-            "app": text_of("app"),
+            **texts(deploy="id", app="app"),
             "state": state_of("state"),
             "current": "yes, the app serves it" if deploy.get("current") else "",
-            "kind": text_of("kind"),
-            "by": text_of("trigger"),
-            "commit": text_of("commit"),
-            "release": text_of("release"),
+            **texts(kind="kind", by="trigger", commit="commit", release="release"),
             "queued": age_of("createdAt"),
-            "position": text_of("position"),
-            "waits for": text_of("waitsFor"),
+            **texts(position="position", waits_for="waitsFor"),
             "took": duration_of("durationMs"),
             "phases": _format_phases,
-            "address": text_of("url"),
-            "error": text_of("error"),
+            **texts(address="url", error="error"),
         },
     )
     lines = _log_lines(deploy)
@@ -164,18 +135,19 @@ def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
     omits .git, node_modules, and files of secrets such as .env.
     """
-    publish_source(open_service(), app, source, follow, timeout)
+    publish_source(app, source, follow, timeout)
 
 
-def publish_source(service: Service, app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
+def publish_source(app: str, folder_or_file: Path, follow: bool, timeout: int) -> None:
     """Packs, uploads and, with `follow`, follows the deploy of a source. Raises ServiceRefusal if that fails."""
     from capsule_gateway.cli.source import open_source
 
     with _open_screen("packing") as screen, open_source(folder_or_file) as source:
         chunks = _report_progress(source.read_chunks(), source.size, screen)
-        queued = service.upload_source(path("account", "apps", app, "source"), chunks, source.size, source.media_type)
+        address = path("account", "apps", app, "source")
+        queued = open_service().upload_source(address, chunks, source.size, source.media_type)
     count = f"{source.files} file{'s' if source.files > 1 else ''}"
-    show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
+    _show_queued(queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
 
 
 def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iterator[bytes]:
@@ -186,47 +158,7 @@ def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iter
         screen.set_status(f"uploading, {format_size(sent)} of {format_size(size)}")
 
 
-@deploys.command("rollback")
-@app_argument
-@click.argument("deploy_id", metavar="[ID]", default="")
-@follow_option
-@timeout_option
-@as_json
-def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int) -> None:
-    """Serve an earlier release of APP again, without a new build.
-
-    The release is that of deploy ID or, by default, the one before the live release.
-    """
-    service, body = open_service(), {"deployId": deploy_id} if deploy_id else {}
-    queued = service.request_object("POST", path("account", "apps", app, "rollback"), body, having="deployId")
-    show_queued(service, queued, "Queued", follow, timeout)
-
-
-@deploys.command("promote")
-@deploy_argument
-@follow_option
-@timeout_option
-@as_json
-def deploys_promote(deploy_id: str, follow: bool, timeout: int) -> None:
-    """Make the release of preview ID live, without a new build."""
-    service = open_service()
-    queued = service.request_object("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
-    show_queued(service, queued, "Queued", follow, timeout)
-
-
-@deploys.command("redeploy")
-@deploy_argument
-@follow_option
-@timeout_option
-@as_json
-def deploys_redeploy(deploy_id: str, follow: bool, timeout: int) -> None:
-    """Build the source of deploy ID again; of a repository, the latest commit of the branch."""
-    service = open_service()
-    queued = service.request_object("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
-    show_queued(service, queued, "Queued", follow, timeout)
-
-
-def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int) -> None:
+def _show_queued(queued: Row, done: str, follow: bool, timeout: int) -> None:
     """Prints `done` with the deploy's id, and follows the deploy or prints how to follow it."""
     if wants_json() and not follow:
         return show_json(queued)
@@ -234,17 +166,37 @@ def show_queued(service: Service, queued: Row, done: str, follow: bool, timeout:
     if not wants_json():
         click.echo(f"{done} as {deploy_id}.")
     if follow:
-        return _follow_deploy(service, deploy_id, timeout)
+        return _follow_deploy(deploy_id, timeout)
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
-@deploys.command("cancel")
-@deploy_argument
-@as_json
-def deploys_cancel(deploy_id: str) -> None:
-    """Cancel deploy ID, if it is queued or building."""
-    deploy = open_service().request_object("POST", path("account", "deploys", deploy_id, "cancel"), having="state")
-    show_line(deploy, f"{text_of('id')(deploy)} is {text_of('state')(deploy)}.")
+QUEUED = Answer("deployId", lambda answer, follow, timeout, **_: _show_queued(answer, "Queued", follow, timeout))
+
+deploys.sends(
+    "rollback APP [ID] --follow --timeout",
+    "POST /account/apps/{app}/rollback deployId=id",
+    "Serve an earlier release of APP again, without a new build.\n\n"
+    "The release is that of deploy ID or, by default, the one before the live release.",
+    QUEUED,
+)
+deploys.sends(
+    "promote DEPLOY --follow --timeout",
+    "POST /account/deploys/{deploy_id}/promote",
+    "Make the release of preview ID live, without a new build.",
+    QUEUED,
+)
+deploys.sends(
+    "redeploy DEPLOY --follow --timeout",
+    "POST /account/deploys/{deploy_id}/redeploy",
+    "Build the source of deploy ID again; of a repository, the latest commit of the branch.",
+    QUEUED,
+)
+deploys.sends(
+    "cancel DEPLOY",
+    "POST /account/deploys/{deploy_id}/cancel",
+    "Cancel deploy ID, if it is queued or building.",
+    sentence("{id} is {state}.", "state"),
+)
 
 
 # -- following a deploy --------------------------------------------------------------------------------------
@@ -279,11 +231,11 @@ def _open_screen(status: str) -> Iterator[Screen]:
         yield Screen(spinner)
 
 
-def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
+def _follow_deploy(deploy_id: str, timeout: int) -> None:
     """Raises ServiceRefusal if the deploy fails or has not ended after `timeout` seconds."""
     try:
         with _open_screen("queued") as screen:
-            deploy = _wait_for_end(service, deploy_id, timeout, None if wants_json() else screen)
+            deploy = _wait_for_end(deploy_id, timeout, None if wants_json() else screen)
     except KeyboardInterrupt:
         print_note(f"The deploy continues. Follow it again with: capsule deploys show {deploy_id} --follow")
         raise
@@ -296,10 +248,11 @@ def _follow_deploy(service: Service, deploy_id: str, timeout: int) -> None:
         click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 
 
-def _wait_for_end(service: Service, deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:
+def _wait_for_end(deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:
+    service, address = open_service(), path("account", "deploys", deploy_id)
     previous_state, printed, started = "", 0, time.monotonic()
     while True:
-        deploy = _fetch_deploy(service, deploy_id)
+        deploy = retry(lambda: service.request_object("GET", address, having="state"), POLL_SECONDS)
         state, waited = strip_controls(str(deploy["state"])), time.monotonic() - started
         if screen is not None:
             screen.set_status(f"{state}, {waited:.0f} s")
@@ -327,18 +280,6 @@ def _print_progress(screen: Screen, deploy: Row, new_state: str | None, printed:
     for line in new:
         screen.print_line(line)
     return max(printed, complete)
-
-
-def _fetch_deploy(service: Service, deploy_id: str) -> dict[str, Any]:
-    """Fetches the deploy, with retries: a restart of the service or a network failure does not end the command."""
-    for _ in range(RETRIES):
-        try:
-            return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
-        except ServiceRefusal as refused:
-            if not refused.temporary:
-                raise
-            time.sleep(POLL_SECONDS)
-    return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
 
 
 def _log_lines(deploy: Row) -> list[str]:

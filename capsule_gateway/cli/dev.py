@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from capsule_gateway.cli.app_argument import MANIFEST
-from capsule_gateway.cli.folders import read_manifest
+from capsule_gateway.cli.arguments import MANIFEST
+from capsule_gateway.cli.folders import read_manifest, write_template
 from capsule_gateway.cli.service import WrongUsage
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ def dev(folder: Path | None, port: int, data_dir: Path, provider_url: str | None
     With DIR, run the app in this folder in the place of the demo app: the command of [dev] in its capsule.toml, outside
     the sandbox. With GATEWAY_ACME=internal, everything is served with HTTPS.
     """
-    from capsule_gateway.cli.template import write_template
     from capsule_gateway.dev.layout import Layout
     from capsule_gateway.dev.run import run_until_signal
 

@@ -4,8 +4,6 @@ The commands read values from a prompt, standard input or a file, never from the
 the machine can see and which shells keep in their history.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import time
@@ -13,31 +11,27 @@ from pathlib import Path
 
 import click
 
-from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.cells import age_of, strip_controls, text_of
+from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
-from capsule_gateway.cli.show import age_of, as_list, show_table, strip_controls, text_of
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 MAX_RECONNECTS = 15  # in a row
 PAUSE_SECONDS = 1.0
 
 
-@click.group()
-def env() -> None:
-    """Set the environment variables of an app's builds and start command.
-
-    Changes apply from the next deploy.
-    """
-
-
-@env.command("list")
-@app_argument
-@as_list
-def env_list(app: str) -> None:
-    """List the names of APP's variables. Values are never shown."""
-    rows = open_service().list_rows(path("account", "apps", app, "env"))
-    columns = {"name": text_of("name"), "set": age_of("updatedAt")}
-    show_table(rows, columns, empty=f"No variables yet. Set one with: capsule env set {app} NAME")
+env = Group(
+    "env",
+    help="Set the environment variables of an app's builds and start command.\n\nChanges apply from the next deploy.",
+)
+env.lists(
+    "list APP",
+    "/account/apps/{app}/env",
+    "List the names of APP's variables. Values are never shown.",
+    {"name": text_of("name"), "set": age_of("updatedAt")},
+    empty="No variables yet. Set one with: capsule env set {app} NAME",
+)
 
 
 @env.command("set")
@@ -62,7 +56,7 @@ def env_set(app: str, name: str, source: Path | None) -> None:
             f"keep the value off the command line: run 'capsule env set {app} {known}', and type it at the prompt"
         )
     values: dict[str, str | None] = {name: _read_value(name)} if source is None else _read_file(source)
-    _put_variables(app, values)
+    open_service().send("PUT", path("account", "apps", app, "env"), values)
     click.echo(f"Set {', '.join(values)} for {app}, effective from the next deploy.")
 
 
@@ -71,12 +65,8 @@ def env_set(app: str, name: str, source: Path | None) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def env_unset(app: str, names: tuple[str, ...]) -> None:
     """Remove variables from APP."""
-    _put_variables(app, dict.fromkeys(names))
+    open_service().send("PUT", path("account", "apps", app, "env"), dict.fromkeys(names))
     click.echo(f"Removed {', '.join(names)} from {app}, effective from the next deploy.")
-
-
-def _put_variables(app: str, values: dict[str, str | None]) -> None:
-    open_service().send("PUT", path("account", "apps", app, "env"), values)
 
 
 def _read_value(name: str) -> str:

@@ -5,21 +5,42 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from capsule_gateway.cli.app_argument import MANIFEST, find_app_name
-from capsule_gateway.cli.completion import complete_app
-from capsule_gateway.cli.deploys import publish_source, timeout_option
+import gateway
+from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name, timeout_option
+from capsule_gateway.cli.cells import strip_controls, text_of
+from capsule_gateway.cli.deploys import publish_source
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
-from capsule_gateway.cli.show import as_json, print_note, show_line, strip_controls, text_of, wants_json
+from capsule_gateway.cli.show import as_json, print_note, show_line, wants_json
 
 if TYPE_CHECKING:
     from gateway.deploys.manifest import Manifest
 
+CAPSULE = Path(gateway.__file__).parents[1] / "capsule"
+PLACEHOLDER = b"__NAME__"
+NOT_COPIED = {"node_modules", "dist", "data"}  # may be left in the source tree
 AUTH_SECRET = "BETTER_AUTH_SECRET"  # noqa: S105 - the variable in which better-auth expects the secret of its sessions
+
+# The templates: files and folders in `capsule`, and the folder of the app that they are copied to. `template/shared` is
+# what both use. Each app has a copy of the browser module in `capsule/lib`, which the templates do not contain.
+PARTS: dict[str, list[tuple[str, str]]] = {
+    "full": [
+        ("template/full", "."),
+        ("template/shared/markdown.js", "src"),
+        ("template/shared/words.js", "src"),
+        ("template/shared/tokens.css", "src"),
+        ("template/shared/capsule.svg", "public"),
+        ("package.json", "vendor/capsule-ai"),
+        ("README.md", "vendor/capsule-ai"),
+        ("lib", "vendor/capsule-ai/lib"),
+    ],
+    "static": [("template/static", "."), ("template/shared", "site"), ("lib", "site/lib")],
+}
 
 
 @click.command()
@@ -38,7 +59,6 @@ def new(name: str, folder: Path | None, kind: Literal["full", "static"]) -> None
 
     The app works as it is. NAME becomes the first part of its address.
     """
-    from capsule_gateway.cli.template import write_template
     from gateway.accounts.records import PREVIEW, SLUG
 
     if not SLUG.fullmatch(name) or PREVIEW.fullmatch(name):
@@ -54,6 +74,26 @@ def new(name: str, folder: Path | None, kind: Literal["full", "static"]) -> None
     click.echo("\nNext steps:\n")
     for command, purpose in _list_next_steps(folder):
         click.echo(f"  {command:<24}  # {purpose}")
+
+
+def write_template(name: str, kind: Literal["full", "static"], folder: Path) -> None:
+    """Writes the files of an app called `name` into the folder, which is created if needed. Raises OSError."""
+    for source, target in PARTS[kind]:
+        for file, relative in _find_files(CAPSULE / source):
+            copy = folder / target / relative
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes().replace(PLACEHOLDER, name.encode()))
+
+
+def _find_files(top: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields each file in `top` with its path there, or `top` itself if it is a file."""
+    if top.is_file():
+        yield top, Path(top.name)
+        return
+    for file in sorted(top.rglob("*")):
+        relative = file.relative_to(top)
+        if file.is_file() and not NOT_COPIED & {*relative.parts}:
+            yield file, relative
 
 
 def _list_next_steps(folder: Path) -> list[tuple[str, str]]:
@@ -83,7 +123,7 @@ def deploy(folder: Path, timeout: int) -> None:
     _create_missing_app(service, name)
     if _uses_better_auth(folder):
         _set_missing_secret(service, name)
-    publish_source(service, name, folder, True, timeout)
+    publish_source(name, folder, True, timeout)
 
 
 def read_manifest(folder: Path) -> Manifest:

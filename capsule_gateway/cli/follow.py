@@ -4,8 +4,6 @@ It asks once per second, and recognizes the rows that it has printed by their id
 tries again, a limited number of times in a row.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import time
@@ -14,11 +12,11 @@ from typing import Any, NoReturn
 
 import click
 
-from capsule_gateway.cli.service import ServiceRefusal
-from capsule_gateway.cli.show import Columns, Row, Table, show_csv, text_of, wants_json, wants_table
+from capsule_gateway.cli.cells import Columns, Row, text_of
+from capsule_gateway.cli.service import retry
+from capsule_gateway.cli.show import Table, show_csv, wants_json, wants_table
 
 POLL_SECONDS = 1.0
-MAX_FAILURES = 15  # in a row
 PAGE_ROWS = 100  # of a request while few rows are new
 LOG_ROWS = 1_000  # the whole log
 
@@ -35,30 +33,18 @@ def clock_of(name: str) -> Callable[[Row], str]:
 def follow_rows(fetch: Fetch, count: int, identity: str, columns: Columns, **options: Any) -> NoReturn:
     """Prints the last `count` rows and all later ones, oldest first. `options` are those of a table."""
     output = _Output(columns, **options)
-    rows = _fetch_patiently(fetch, max(count, PAGE_ROWS))
+    rows = retry(lambda: fetch(max(count, PAGE_ROWS)), POLL_SECONDS)
     seen = {text_of(identity)(row) for row in rows}
     output.print_rows(rows[:count])
     while True:
         time.sleep(POLL_SECONDS)
-        rows = _fetch_patiently(fetch, PAGE_ROWS)
+        rows = retry(lambda: fetch(PAGE_ROWS), POLL_SECONDS)
         if len(rows) == PAGE_ROWS and not any(text_of(identity)(row) in seen for row in rows):
-            rows = _fetch_patiently(fetch, LOG_ROWS)
+            rows = retry(lambda: fetch(LOG_ROWS), POLL_SECONDS)
         new = [row for row in rows if text_of(identity)(row) not in seen]
         if new:
             seen = {*(text_of(identity)(row) for row in rows), *(seen if len(seen) < LOG_ROWS else ())}
             output.print_rows(new)
-
-
-def _fetch_patiently(fetch: Fetch, count: int) -> list[dict[str, Any]]:
-    """Raises ServiceRefusal if the service refuses the call, or cannot be reached."""
-    for _ in range(MAX_FAILURES):
-        try:
-            return fetch(count)
-        except ServiceRefusal as refused:
-            if not refused.temporary:
-                raise
-            time.sleep(POLL_SECONDS)
-    return fetch(count)
 
 
 class _Output:

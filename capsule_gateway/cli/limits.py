@@ -1,12 +1,12 @@
 """`capsule limits`: limits on the spending and requests of one app and of each of its users."""
 
-from __future__ import annotations
-
 import click
 
-from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.arguments import app_argument
+from capsule_gateway.cli.cells import Row, format_spending, text_of
+from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import WrongUsage, open_service, path
-from capsule_gateway.cli.show import Row, as_json, format_euro, show_fields, show_json, text_of, wants_json
+from capsule_gateway.cli.show import as_json, show_fields, show_json, wants_json
 
 LIMITS = {
     "per day": ("dailyEuro", "EUR"),
@@ -15,21 +15,23 @@ LIMITS = {
     "per minute and user": ("userRequestsPerMinute", "requests"),
 }
 
-
-@click.group()
-def limits() -> None:
-    """Limit the spending and requests of an app and of each of its users.
-
-    The plan's limits are the maximum.
-    """
+limits = Group(
+    "limits",
+    help="Limit the spending and requests of an app and of each of its users.\n\nThe plan's limits are the maximum.",
+)
 
 
-@limits.command("show")
-@app_argument
-@as_json
-def limits_show(app: str) -> None:
+@limits.shows("show APP", "GET /account/apps/{app}/limits", having="")
+def limits_show(record: Row, app: str) -> None:
     """Show the limits of APP and its spending today."""
-    _show_limits(app, "GET")
+    spend = open_service().request_object("GET", path("account", "apps", app, "spend"), having="day")
+    widest = spend.get("widest")
+    fields = {"app": app, "spent today": format_spending(spend)}
+    for label, (name, unit) in LIMITS.items():
+        allowed = text_of(name)(widest) if isinstance(widest, dict) else "?"
+        own = text_of(name)(record)
+        fields[label] = f"{own} {unit} (the plan allows {allowed})" if own else f"{allowed} {unit} (the plan's limit)"
+    show_fields(record, fields)
 
 
 @limits.command("set")
@@ -44,7 +46,10 @@ def limits_set(app: str, **options: str | None) -> None:
     changes = {name: _read_limit(name, value) for name, value in options.items() if value is not None}
     if not changes:
         raise WrongUsage("name at least one limit: --daily-euro, --user-daily-euro, --rpm or --user-rpm")
-    _show_limits(app, "PUT", changes)
+    record = open_service().request_object("PUT", path("account", "apps", app, "limits"), changes, having="")
+    if wants_json():
+        return show_json(record)
+    limits_show(record, app)
 
 
 def _read_limit(name: str, value: str) -> str | int | None:
@@ -56,18 +61,3 @@ def _read_limit(name: str, value: str) -> str | int | None:
     if not (value.isascii() and value.isdigit()):
         raise WrongUsage(f"{value!r} is not a number of requests; use a whole number, or none")
     return int(value)
-
-
-def _show_limits(app: str, method: str, changes: Row | None = None) -> None:
-    service = open_service()
-    record = service.request_object(method, path("account", "apps", app, "limits"), changes, having="")
-    if wants_json():
-        return show_json(record)
-    spend = service.request_object("GET", path("account", "apps", app, "spend"), having="day")
-    widest = spend.get("widest")
-    fields = {"app": app, "spent today": f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"}
-    for label, (name, unit) in LIMITS.items():
-        allowed = text_of(name)(widest) if isinstance(widest, dict) else "?"
-        own = text_of(name)(record)
-        fields[label] = f"{own} {unit} (the plan allows {allowed})" if own else f"{allowed} {unit} (the plan's limit)"
-    show_fields(record, fields)

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 refused by the service, 2 wrong usage, 130 interrupted. Every error is one line on stderr.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib
@@ -15,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.service import (
     LOCAL_URL,
     Service,
@@ -27,7 +26,7 @@ from capsule_gateway.cli.service import (
     parse_url,
     save_credentials,
 )
-from capsule_gateway.cli.show import as_json, show_line, strip_controls, text_of
+from capsule_gateway.cli.show import as_json, show_line
 
 INTERRUPTED = 130
 
@@ -35,7 +34,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "account": ("account", "deliveries", "hook", "webhook"),
     "apps": ("apps",),
-    "completion": ("completion",),
+    "arguments": ("completion",),
     "data": ("data",),
     "deploys": ("deploys",),
     "dev": ("dev",),

@@ -7,8 +7,6 @@ Failure policy: if the gateway is away or refuses the key at the start, the comm
 call is a tool error with the same text, and the next call tries again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from importlib.metadata import version

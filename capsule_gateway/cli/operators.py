@@ -1,95 +1,36 @@
-"""`capsule apps`, `accounts`, `audit` and `inference`: operators' commands, and the list of an account's apps.
-
-`apps.py` has the commands for an account's own apps.
-"""
-
-from __future__ import annotations
-
-import json
-from typing import TextIO
+"""`capsule accounts`, `audit` and `inference`: operators' commands."""
 
 import click
 
-from capsule_gateway.cli.api_keys import show_created_key, show_keys
-from capsule_gateway.cli.app_details import format_domain, format_health, show_own_app
-from capsule_gateway.cli.completion import app_argument
-from capsule_gateway.cli.service import WrongUsage, open_service, path
-from capsule_gateway.cli.show import (
+from capsule_gateway.cli.api_keys import KEYS
+from capsule_gateway.cli.arguments import reason
+from capsule_gateway.cli.cells import (
     Cell,
     Row,
     age_of,
-    as_json,
-    as_list,
     format_euro,
-    print_note,
-    show_fields,
-    show_line,
-    show_secret,
-    show_table,
+    format_spending,
+    nested_row,
     state_of,
     text_of,
+    texts,
 )
+from capsule_gateway.cli.commands import Group, done, sentence, value
+from capsule_gateway.cli.service import open_service, path
+from capsule_gateway.cli.show import as_json, as_list, print_note, show_fields, show_line, show_table
 from capsule_gateway.cli.usage import show_usage, usage_options
 from gateway.settings import PLANS
 
 MAX_ROWS = 1_000  # of a list
 
 plans = click.Choice(PLANS)
-seen_reason = click.option("--reason", required=True, help="Why: 1 to 500 characters, which the account sees.")
-reason = click.option("--reason", metavar="TEXT", help="Operators: why, for the audit trail; up to 500 characters.")
+seen_reason = click.option(
+    "--reason", "seen_reason", required=True, help="Why: 1 to 500 characters, which the account sees."
+)
 search = click.option("--search", help="Operators: list only entries with this text in a name, id or domain.")
 
 
-@click.group()
-def apps() -> None:
-    """Create, change, list and delete your apps. Operators put, show and delete any app."""
-
-
-@apps.command("list")
-@click.option("--all", "everybody", is_flag=True, help="Operators: list the apps of all accounts.")
-@search
-@as_list
-def apps_list(everybody: bool, search: str | None) -> None:
-    """List the account's apps."""
-    if everybody or search is not None:
-        return _list_all_apps(search)
-    rows = open_service().list_rows("/account/apps")
-    show_table(
-        rows,
-        {
-            "app": text_of("name"),
-            "status": state_of("status"),
-            "health": format_health,
-            "findings": _format_findings,
-            "address": text_of("url"),
-            "custom domain": format_domain,
-        },
-        cut=["app"],
-        less=["custom domain", "findings", "health"],
-        empty="No apps yet. Create one with: capsule apps create NAME",
-    )
-
-
-def _list_all_apps(search: str | None) -> None:
-    rows = _fetch_all_pages("/platform/apps", "apps", "after", search)
-    show_table(
-        rows,
-        {
-            "app": text_of("name"),
-            "account": text_of("account"),
-            "account name": text_of("accountName"),
-            "status": state_of("status"),
-            "health": format_health,
-            "findings": _format_findings,
-            "address": text_of("url"),
-        },
-        cut=["app", "account name"],
-        less=["findings", "account name", "health", "account"],
-        empty="No apps." if not search else f"No app or its account has {search!r} in a name, id or domain.",
-    )
-
-
-def _fetch_all_pages(path: str, name: str, cursor: str, search: str | None) -> list[Row]:
+def fetch_all_pages(path: str, name: str, cursor: str, search: str | None) -> list[Row]:
     """Returns the rows of all pages, at most `MAX_ROWS`. Prints a note if there are more."""
     service, rows, query = open_service(), list[Row](), {"search": search, "limit": 100}
     while len(rows) < MAX_ROWS:
@@ -102,103 +43,23 @@ def _fetch_all_pages(path: str, name: str, cursor: str, search: str | None) -> l
     return rows
 
 
-def _format_findings(row: Row) -> Cell:
-    open_findings = row.get("openFindings")
-    counts = open_findings.items() if isinstance(open_findings, dict) else ()
-    return ", ".join(f"{count} {tier}" for tier, count in counts if count)
+def format_suspension(row: Row) -> str:
+    suspension = nested_row(row, "suspension")
+    return f"{age_of('at')(suspension)}: {text_of('reason')(suspension)}" if suspension else ""
 
 
-@apps.command("put")
-@click.argument("app")
-@click.argument("record", metavar="FILE", type=click.File("r"))
-@reason
-@as_json
-def apps_put(app: str, record: TextIO, reason: str | None) -> None:
-    """Operators: create or replace APP from a JSON file.
-
-    FILE may be - for standard input. Fields that FILE omits are unset.
-    """
-    try:
-        body = json.load(record)
-    except ValueError as error:
-        raise WrongUsage(f"{record.name} is not JSON: {error}") from None
-    _show_app(open_service(reason).request_object("PUT", path("platform", "apps", app), body))
-
-
-@apps.command("show")
-@app_argument
-@as_json
-def apps_show(app: str) -> None:
-    """Show APP: health, certificate, findings and crashes. Operators see its record, without the secret."""
-    service = open_service()
-    if service.is_account:
-        return show_own_app(service, app)
-    _show_app(service.request_object("GET", path("platform", "apps", app)))
-
-
-@apps.command("suspend")
-@click.argument("app", metavar="APP")
-@seen_reason
-@as_json
-def apps_suspend(app: str, reason: str) -> None:
-    """Operators: suspend APP. It answers no requests, and its deploys and start commands end."""
-    _suspend("apps", app, reason, "Its account sees the reason.")
-
-
-@apps.command("resume")
-@click.argument("app", metavar="APP")
-@reason
-@as_json
-def apps_resume(app: str, reason: str | None) -> None:
-    """Operators: lift the suspension of APP."""
-    _resume("apps", app, reason)
-
-
-def _suspend(kind: str, target: str, reason: str, note: str) -> None:
-    at = path("platform", kind, target, "suspension")
-    record = open_service().request_object("PUT", at, {"reason": reason}, having="reason")
-    show_line(record, f"{target} is suspended. {note}")
-
-
-def _resume(kind: str, target: str, reason: str | None) -> None:
-    open_service(reason).send("DELETE", path("platform", kind, target, "suspension"))
-    show_line({"resumed": target}, f"The suspension of {target} is lifted.")
-
-
-def _show_app(app: Row) -> None:
-    show_fields(
-        app,
-        {
-            "app": text_of("name"),
-            "id": text_of("id"),
-            "account": text_of("account"),
-            "address": text_of("url"),
-            "custom domain": format_domain,
-            "user tokens": _format_fields(app, "auth"),
-            "repository": _format_fields(app, "repository"),
-            "build": _format_fields(app, "build"),
-            "limits": _format_fields(app, "limits"),
-            **({"suspended": _format_suspension(app)} if app.get("suspension") else {}),
-            "created": age_of("createdAt"),
-        },
-    )
-
-
-def _format_suspension(row: Row) -> str:
-    suspension = row.get("suspension")
-    return f"{age_of('at')(suspension)}: {text_of('reason')(suspension)}" if isinstance(suspension, dict) else "no"
-
-
-def _format_fields(row: Row, name: str) -> str:
+def format_fields(row: Row, name: str) -> str:
     value = row.get(name)
     if not isinstance(value, dict):
         return text_of(name)(row)
     return ", ".join(f"{key} {part}" for key, part in value.items() if part is not None)
 
 
-@click.group()
-def accounts() -> None:
-    """Operators: list and create accounts and keys, change plans and caps, and suspend accounts."""
+ACCOUNT = "/platform/accounts/{account}"
+
+accounts = Group(
+    "accounts", help="Operators: list and create accounts and keys, change plans and caps, and suspend accounts."
+)
 
 
 @accounts.command("list")
@@ -206,15 +67,11 @@ def accounts() -> None:
 @as_list
 def accounts_list(search: str | None) -> None:
     """List all accounts, newest first."""
-    rows = _fetch_all_pages("/platform/accounts", "accounts", "before", search)
     show_table(
-        rows,
+        fetch_all_pages("/platform/accounts", "accounts", "before", search),
         {
-            "account": text_of("id"),
-            "name": text_of("name"),
-            "plan": text_of("plan"),
-            "apps": text_of("apps"),
-            "spent today": lambda row: f"{format_euro(row.get('settled'))} of {format_euro(row.get('cap'))} EUR",
+            **texts(account="id", name="name", plan="plan", apps="apps"),
+            "spent today": format_spending,
             "created": age_of("createdAt"),
         },
         prose="name",
@@ -223,65 +80,45 @@ def accounts_list(search: str | None) -> None:
     )
 
 
-@accounts.command("show")
-@click.argument("account_id", metavar="ID")
-@as_json
-def accounts_show(account_id: str) -> None:
+@accounts.shows("show ACCOUNT", f"GET {ACCOUNT}")
+def accounts_show(record: Row, account: str) -> None:
     """Show an account: its plan, spend, apps and API keys."""
-    record = open_service().request_object("GET", path("platform", "accounts", account_id))
-    spent = f"{format_euro(record.get('settled'))} of {format_euro(record.get('cap'))} EUR today"
     show_fields(
         record,
         {
-            "account": text_of("id"),
-            "name": text_of("name"),
-            "plan": text_of("plan"),
-            "spent": f"{spent}, {format_euro(record.get('reserved'))} reserved",
+            **texts(account="id", name="name", plan="plan"),
+            "spent": f"{format_spending(record)} today, {format_euro(record.get('reserved'))} reserved",
             "deploys": f"{record.get('deploysToday')} of {record.get('deploysPerDay')} today",
             "apps": ", ".join(text_of("name")(app) for app in record.get("appList", [])) or "none",
             "keys": ", ".join(f"{text_of('name')(key)} ({text_of('id')(key)})" for key in record.get("keys", [])),
-            **({"suspended": _format_suspension(record)} if record.get("suspension") else {}),
+            "suspended": format_suspension,
             "created": age_of("createdAt"),
         },
     )
 
 
-@accounts.command("create")
-@click.argument("name")
-@click.option("--plan", default="free", show_default=True, type=plans, help="Plan of the account.")
-@reason
-@as_json
-def accounts_create(name: str, plan: str, reason: str | None) -> None:
-    """Create an account. Its API key is shown only once."""
-    record = open_service(reason).request_object(
-        "POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey"
-    )
-    note = f"Created account {record.get('id')} on the {plan} plan. This is its API key, which is shown only once:"
-    show_secret(record, "apiKey", note)
-
-
-@accounts.command("key")
-@click.argument("account_id", metavar="ID")
-@click.argument("name")
-@reason
-@as_json
-def accounts_key(account_id: str, name: str, reason: str | None) -> None:
-    """Create a key called NAME for an account holder who lost their key. It is shown only once."""
-    created = open_service(reason).request_object(
-        "POST", path("platform", "accounts", account_id, "keys"), {"name": name}, having="key"
-    )
-    show_created_key(created, account_id)
-
-
-@accounts.command("plan")
-@click.argument("account_id", metavar="ID")
-@click.argument("plan", metavar="PLAN", type=plans)
-@reason
-@as_json
-def accounts_plan(account_id: str, plan: str, reason: str | None) -> None:
-    """Change the plan of an account."""
-    record = open_service(reason).request_object("PATCH", path("platform", "accounts", account_id), {"plan": plan})
-    show_line(record, f"{account_id} is now on the {plan} plan.")
+accounts.sends(
+    "create NAME",
+    "POST /platform/accounts name plan",
+    "Create an account. Its API key is shown only once.",
+    value("apiKey", "Created account {id} on the {plan} plan. This is its API key, which is shown only once:"),
+    click.option("--plan", default="free", show_default=True, type=plans, help="Plan of the account."),
+    reason,
+)
+accounts.sends(
+    "key ACCOUNT NAME --reason",
+    f"POST {ACCOUNT}/keys name",
+    "Create a key called NAME for an account holder who lost their key. It is shown only once.",
+    value("key", "Created API key {id} for {account}. Keep it secret. It is shown only once:"),
+)
+accounts.sends(
+    "plan ACCOUNT",
+    f"PATCH {ACCOUNT} plan",
+    "Change the plan of an account.",
+    sentence("{account} is now on the {plan} plan."),
+    click.argument("plan", metavar="PLAN", type=plans),
+    reason,
+)
 
 
 @accounts.command("set")
@@ -297,22 +134,26 @@ def accounts_set(account_id: str, daily_euro: str, reason: str | None) -> None:
     show_line(record, f"{account_id} {cap}.")
 
 
-@accounts.command("suspend")
-@click.argument("account_id", metavar="ID")
-@seen_reason
-@as_json
-def accounts_suspend(account_id: str, reason: str) -> None:
-    """Suspend an account with all its apps. Its API keys can still read."""
-    _suspend("accounts", account_id, reason, "It sees the reason.")
-
-
-@accounts.command("resume")
-@click.argument("account_id", metavar="ID")
-@reason
-@as_json
-def accounts_resume(account_id: str, reason: str | None) -> None:
-    """Lift the suspension of an account. Apps that are suspended themselves stay suspended."""
-    _resume("accounts", account_id, reason)
+accounts.sends(
+    "suspend ACCOUNT",
+    f"PUT {ACCOUNT}/suspension reason=seen_reason",
+    "Suspend an account with all its apps. Its API keys can still read.",
+    sentence("{account} is suspended. It sees the reason.", "reason"),
+    seen_reason,
+)
+accounts.sends(
+    "resume ACCOUNT --reason",
+    f"DELETE {ACCOUNT}/suspension",
+    "Lift the suspension of an account. Apps that are suspended themselves stay suspended.",
+    done("The suspension of {account} is lifted.", "resumed", "account"),
+)
+accounts.lists("keys ACCOUNT", f"{ACCOUNT}/keys", "List the API keys of an account.", **KEYS)
+accounts.sends(
+    "revoke-key ACCOUNT KEY --reason",
+    f"DELETE {ACCOUNT}/keys/{{key}}",
+    "Revoke an API key of an account, even its only one.",
+    done("Revoked {key}. Requests with it now get 401, and its sessions have ended.", "revoked", "key"),
+)
 
 
 @accounts.command("usage")
@@ -322,25 +163,6 @@ def accounts_resume(account_id: str, reason: str | None) -> None:
 def accounts_usage(account_id: str, days: int | None, group: str | None) -> None:
     """Show what an account used by hour or day. Times are in UTC."""
     show_usage(path("platform", "accounts", account_id, "usage"), days, group)
-
-
-@accounts.command("keys")
-@click.argument("account_id", metavar="ID")
-@as_list
-def accounts_keys(account_id: str) -> None:
-    """List the API keys of an account."""
-    show_keys(open_service().list_rows(path("platform", "accounts", account_id, "keys")))
-
-
-@accounts.command("revoke-key")
-@click.argument("account_id", metavar="ID")
-@click.argument("key_id", metavar="KEY")
-@reason
-@as_json
-def accounts_revoke_key(account_id: str, key_id: str, reason: str | None) -> None:
-    """Revoke an API key of an account, even its only one."""
-    open_service(reason).send("DELETE", path("platform", "accounts", account_id, "keys", key_id))
-    show_line({"revoked": key_id}, f"Revoked {key_id}. Requests with it now get 401, and its sessions have ended.")
 
 
 @click.command()
@@ -358,7 +180,7 @@ def audit(reports: bool, limit: int) -> None:
             "operator": lambda row: f"{text_of('operator')(row)} ({text_of('token')(row)})",
             "action": lambda row: text_of("action")(row).replace("_", " "),
             "target": text_of("target"),
-            "details": lambda row: _format_fields(row, "details"),
+            "details": lambda row: format_fields(row, "details"),
             "reason": text_of("reason"),
             "result": _format_result,
         },

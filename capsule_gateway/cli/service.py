@@ -12,9 +12,10 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import click
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 
     import httpx
 
+SERVICE = "service"  # in the context's meta
 LOCAL_URL = "http://localhost:8000"
 ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
 STEP_SECONDS = 15.0  # timeout of each step of a call
 SILENCE_SECONDS = 60.0  # timeout without a byte of a stream; the service sends one every 15 seconds
 UPLOAD_SECONDS = 120.0  # timeout from the last byte of an upload to the answer
+RETRIES = 15  # of `retry`
+
+Result = TypeVar("Result")
 
 
 class ServiceRefusal(click.ClickException):
@@ -66,18 +71,25 @@ def load_saved_credentials() -> tuple[str, str]:
 
 
 def save_credentials(url: str, key: str) -> Path:
-    """Replaces the file in one step. No other user can ever read it."""
     path = credentials_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".credentials-")  # 0600
+    with replace_file(path) as file:
+        file.write(json.dumps({"url": url, "apiKey": key}).encode())
+    return path
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file that replaces the one at the path in one step, once it is complete. No other user can read it."""
+    descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=".capsule-")  # 0600
     try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"url": url, "apiKey": key}, file)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
         raise
-    return path
 
 
 def parse_url(url: str) -> str:
@@ -113,6 +125,18 @@ def find_credentials() -> tuple[str, str]:
     if not key:
         raise WrongUsage("no API key: run 'capsule login', or set CAPSULE_API_KEY")
     return parse_url(url or LOCAL_URL), parse_key(key)
+
+
+def retry(call: Callable[[], Result], pause: float) -> Result:
+    """Repeats the call, with pauses of so many seconds, while it fails for a moment, such as at a restart."""
+    for _ in range(RETRIES):
+        try:
+            return call()
+        except ServiceRefusal as refused:
+            if not refused.temporary:
+                raise
+            time.sleep(pause)
+    return call()
 
 
 def path(*parts: str) -> str:
@@ -158,15 +182,12 @@ class Service:
 
         `seconds` is the timeout for the answer.
         """
-        query = {name: value for name, value in (query or {}).items() if value is not None}
-        timeout = _timeouts(seconds)
-        answer = self._call(method, path, json=body, params=query, headers=headers, timeout=timeout)
+        answer = self._call(method, path, query, json=body, headers=headers, timeout=_timeouts(seconds))
         return self._read_object(answer, having)
 
     def list_rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
         """Returns the answer, a list of objects. Raises ServiceRefusal."""
-        query = {name: value for name, value in query.items() if value is not None}
-        answer = self._decode(self._call("GET", path, params=query))
+        answer = self._decode(self._call("GET", path, query))
         if not isinstance(answer, list) or not all(isinstance(row, dict) for row in answer):
             raise self._unexpected_answer()
         return answer
@@ -186,7 +207,7 @@ class Service:
 
     def read_text(self, path: str, **query: Any) -> str:
         """Raises ServiceRefusal."""
-        return self._call("GET", path, params=query).text
+        return self._call("GET", path, query).text
 
     def stream_events(self, path: str, **query: Any) -> Iterator[str]:
         """Yields the data of each event until the service ends the stream. Raises ServiceRefusal."""
@@ -205,9 +226,10 @@ class Service:
         timeout = _timeouts(UPLOAD_SECONDS)
         return self._read_object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
 
-    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _call(self, method: str, path: str, query: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
+        given = {name: value for name, value in (query or {}).items() if value is not None}
         with self._map_failures():
-            answer = self._http.request(method, self.url + path, **options)
+            answer = self._http.request(method, self.url + path, params=given, **options)
         if answer.is_success:
             return answer
         raise self._make_refusal(answer)
@@ -285,5 +307,9 @@ def _timeouts(seconds: float) -> httpx.Timeout:
 
 
 def open_service(reason: str | None = None) -> Service:
-    """Opens the service for the running command, and closes it when the command ends."""
-    return click.get_current_context().with_resource(Service(*find_credentials(), reason=reason))
+    """Returns the service of the running command. It is opened by the first call, and closed when the command ends."""
+    context = click.get_current_context()
+    if SERVICE not in context.meta:
+        context.meta[SERVICE] = context.with_resource(Service(*find_credentials(), reason=reason))
+    service: Service = context.meta[SERVICE]
+    return service

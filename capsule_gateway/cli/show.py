@@ -10,50 +10,26 @@ rich takes longer to import than most commands take to run, so only tables and c
 from __future__ import annotations
 
 import csv
-import datetime
 import itertools
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+from capsule_gateway.cli.cells import Cell, Columns, Row, strip_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-NANO_PER_EURO = 1_000_000_000
 PROSE_CELLS = 24  # minimum width of a folded column, in terminal cells
 NAME_CELLS = 12  # minimum width of a column whose values may be cut
 GAP_CELLS = 2  # between columns
 
-STYLES = {
-    "live": "green",
-    "delivered": "green",
-    "operational": "green",
-    "failed": "red",
-    "misconfigured": "red",
-    "provider-unreachable": "red",
-    "dropped": "yellow",
-    "canceled": "yellow",
-    "quota-exhausted": "yellow",
-    "building": "yellow",
-    "checking": "yellow",
-    "canary": "yellow",
-}
-
-Cell: TypeAlias = "str | Text"
-Row = Mapping[str, Any]
-Columns: TypeAlias = Mapping[str, Callable[[Row], Cell]]
-
 FORMAT = "format"  # in the context's meta
-
-
-def _note_json(context: click.Context, _: click.Parameter, given: bool) -> None:
-    _note_format(context, _, "json" if given else None)
 
 
 def _note_format(context: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -62,7 +38,11 @@ def _note_format(context: click.Context, _: click.Parameter, name: str | None) -
 
 
 as_json = click.option(
-    "--json", is_flag=True, expose_value=False, callback=_note_json, help="Print the service's answer as JSON."
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, option, given: _note_format(context, option, "json" if given else None),
+    help="Print the service's answer as JSON.",
 )
 _output_option = click.option(
     "--output",
@@ -171,11 +151,11 @@ def show_line(answer: Any, line: str) -> None:
     click.echo(line)
 
 
-def show_secret(answer: Row, name: str, note: str) -> None:
+def show_value(answer: Row, name: str, note: str) -> None:
     """Prints the note, and only this field of the answer to stdout, or with --json the answer."""
     if wants_table():
         print_note(note)
-    show_line(answer, answer[name])
+    show_line(answer, strip_controls(str(answer[name])))
 
 
 class Table:
@@ -304,20 +284,6 @@ def _print_cells(cells: Iterable[tuple[Text | None, int]], screen: Console) -> N
     click.echo(captured.get().rstrip("\n"), color=screen.color_system is not None)
 
 
-def nested_row(row: Row, name: str) -> Row:
-    """Returns the object in this field, or an empty one."""
-    value = row.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-# -- cells ---------------------------------------------------------------------------------------------------
-
-
-def strip_controls(text: str) -> str:
-    """Removes control characters, which could control a terminal. Newlines and tabs become spaces."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text.replace("\n", " ").replace("\t", " "))
-
-
 def _text(value: Cell | None) -> Text:
     from rich.text import Text
 
@@ -328,79 +294,3 @@ def _dim(text: str) -> Text:
     from rich.text import Text
 
     return Text(text, "dim")
-
-
-def color_state(value: Any) -> Text:
-    from rich.text import Text
-
-    return Text.assemble((strip_controls(str(value or "")), STYLES.get(str(value), "")))
-
-
-# The next four functions return the cell functions of a table's columns.
-
-
-def text_of(name: str) -> Callable[[Row], str]:
-    return lambda row: "" if row.get(name) is None else str(row[name])
-
-
-def state_of(name: str) -> Callable[[Row], Text]:
-    return lambda row: color_state(row.get(name))
-
-
-def age_of(name: str, missing: str = "") -> Callable[[Row], str]:
-    return lambda row: missing if row.get(name) is None else format_age(row[name])
-
-
-def duration_of(name: str) -> Callable[[Row], str]:
-    return lambda row: "" if row.get(name) is None else format_duration(row[name])
-
-
-def format_age(iso: Any, now: datetime.datetime | None = None) -> str:
-    try:
-        then = datetime.datetime.fromisoformat(iso)
-        seconds = int(((now or datetime.datetime.now(datetime.UTC)) - then).total_seconds())
-    except (TypeError, ValueError):
-        return str(iso)
-    if seconds < 10:
-        return "just now"
-    if seconds < 60:
-        return f"{seconds} s ago"
-    if seconds < 3600:
-        return f"{seconds // 60} min ago"
-    if seconds < 86_400:
-        return f"{seconds // 3600} h ago"
-    if seconds < 7 * 86_400:
-        days = seconds // 86_400
-        return f"{days} day{'s' if days > 1 else ''} ago"
-    return f"{then.astimezone():%Y-%m-%d}"
-
-
-def format_duration(milliseconds: Any) -> str:
-    if not isinstance(milliseconds, int | float):
-        return str(milliseconds)
-    if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms"
-    if milliseconds < 59_950:
-        return f"{milliseconds / 1000:.1f} s"
-    minutes, seconds = divmod(round(milliseconds / 1000), 60)
-    return f"{minutes} min {seconds} s"
-
-
-def format_size(count: Any) -> str:
-    """Formats bytes. A KB is 1,024 bytes, as in the service's limits."""
-    if not isinstance(count, int | float):
-        return str(count)
-    if count < 1024:
-        return f"{count} byte{'' if count == 1 else 's'}"
-    if count < 1_048_576:
-        return f"{count / 1024:.0f} KB"
-    amount, unit = (count / 2**20, "MB") if count < 2**30 else (count / 2**30, "GB")
-    return f"{amount:.1f}".removesuffix(".0") + f" {unit}"
-
-
-def format_euro(nano: Any) -> str:
-    """Formats the exact amount with at least two decimals."""
-    if not isinstance(nano, int):
-        return str(nano)
-    decimals = f"{abs(nano) % NANO_PER_EURO:09d}".rstrip("0").ljust(2, "0")
-    return f"{'-' if nano < 0 else ''}{abs(nano) // NANO_PER_EURO}.{decimals}"

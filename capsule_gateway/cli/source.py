@@ -5,8 +5,6 @@ It omits files that `.gitignore` and `.capsuleignore` exclude, with git's rules 
 packages, files of secrets and the data of `capsule dev` are always omitted, whatever those files say.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tarfile

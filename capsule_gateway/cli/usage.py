@@ -1,30 +1,16 @@
 """`capsule usage` and `capsule requests`: the account's usage, and its latest requests."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from capsule_gateway.cli.account import limit
+from capsule_gateway.cli.arguments import limit
+from capsule_gateway.cli.cells import Columns, Row, age_of, duration_of, format_euro, text_of, texts
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import open_service, path
-from capsule_gateway.cli.show import (
-    Cell,
-    Columns,
-    Row,
-    age_of,
-    as_list,
-    duration_of,
-    format_euro,
-    show_fields,
-    show_json,
-    show_table,
-    text_of,
-    wants_json,
-)
+from capsule_gateway.cli.show import as_list, show_fields, show_json, show_table, wants_json
 
 UNKNOWN = "(unknown)"  # the request was refused before its app or model was known
 
@@ -59,23 +45,13 @@ def show_usage(address: str, days: int | None, group: str | None) -> None:
     record = open_service().request_object("GET", address, having="rows", query=query)
     if wants_json():
         return show_json(record)
-    columns: dict[str, Callable[[Row], Cell]] = {
-        "day" if days else "hour": lambda row: text_of("start")(row)[: 10 if days else 16].replace("T", " "),
-    }
-    if group:
-        columns[group] = lambda row: text_of(group)(row) or UNKNOWN
-    columns |= {
-        "requests": text_of("requests"),
-        "refused": text_of("refused"),
-        "interrupted": text_of("interrupted"),
-        "tokens in": text_of("inputTokens"),
-        "tokens out": text_of("outputTokens"),
-        "eur": _euro_of("nanoEuro"),
-        "interrupted eur": _euro_of("interruptedNanoEuro"),
-    }
+    period = {"day" if days else "hour": lambda row: text_of("start")(row)[: 10 if days else 16].replace("T", " ")}
+    groups = {group: lambda row: text_of(group)(row) or UNKNOWN} if group else {}
+    tokens = texts("requests", "refused", "interrupted", tokens_in="inputTokens", tokens_out="outputTokens")
+    euros = {"eur": _euro_of("nanoEuro"), "interrupted eur": _euro_of("interruptedNanoEuro")}
     show_table(
         record["rows"],
-        columns,
+        period | groups | tokens | euros,
         cut=["app", "model"],
         less=["interrupted eur", "interrupted"],
         empty="No requests in this period.",
@@ -89,11 +65,9 @@ def _euro_of(name: str) -> Callable[[Row], str]:
 REQUEST_COLUMNS: Columns = {
     "request": text_of("id"),
     "arrived": age_of("at"),
-    "app": text_of("app"),
-    "model": text_of("model"),
+    **texts("app", "model"),
     "status": lambda row: " ".join(filter(None, [str(row.get("status") or ""), _format_code(row)])),
-    "in": text_of("inputTokens"),
-    "out": text_of("outputTokens"),
+    **texts(**{"in": "inputTokens", "out": "outputTokens"}),
     "eur": _euro_of("nanoEuro"),
     "first token": duration_of("ttftMs"),
     "took": duration_of("durationMs"),
@@ -136,12 +110,8 @@ def requests(request_id: str | None, limit: int, follow: bool, **filters: str | 
 
     if follow:
         follow_rows(fetch, limit, "id", {**REQUEST_COLUMNS, "arrived": clock_of("at")}, **REQUEST_LAYOUT)
-    show_table(
-        fetch(limit),
-        REQUEST_COLUMNS,
-        **REQUEST_LAYOUT,
-        empty="No such requests." if any(filters.values()) else "No requests yet.",
-    )
+    empty = "No such requests." if any(filters.values()) else "No requests yet."
+    show_table(fetch(limit), REQUEST_COLUMNS, **REQUEST_LAYOUT, empty=empty)
 
 
 def _show_request(request: Row) -> None:

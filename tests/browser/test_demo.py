@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from capsule_gateway.cli.template import write_template
+from capsule_gateway.cli.folders import write_template
 from capsule_gateway.dev import run as dev
 from capsule_gateway.dev.children import StartFailed
 from capsule_gateway.dev.layout import Layout

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, Route, expect
 
-from capsule_gateway.cli.template import CAPSULE, write_template
+from capsule_gateway.cli.folders import CAPSULE, write_template
 from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.packages import require
 from tests.fakes import FakeAppBackend, FakeProvider

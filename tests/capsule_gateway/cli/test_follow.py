@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from capsule_gateway.cli import follow
+from capsule_gateway.cli.cells import text_of
 from capsule_gateway.cli.service import ServiceRefusal
-from capsule_gateway.cli.show import as_list, text_of
+from capsule_gateway.cli.show import as_list
 from tests.support.accounts import App
 from tests.support.command_line import Tool, Watch
 from tests.support.polling import wait_until

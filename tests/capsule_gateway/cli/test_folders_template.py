@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from capsule_gateway.cli.template import CAPSULE, PARTS, write_template
+from capsule_gateway.cli.folders import CAPSULE, PARTS, write_template
 
 pytestmark = pytest.mark.parametrize("kind", ["full", "static"])
 
@@ -74,6 +74,6 @@ def test_what_a_run_leaves_in_the_source_tree_is_not_copied(
         path = source / "template" / kind / left
         path.parent.mkdir(parents=True)
         path.touch()
-    monkeypatch.setattr("capsule_gateway.cli.template.CAPSULE", source)
+    monkeypatch.setattr("capsule_gateway.cli.folders.CAPSULE", source)
     write_template("my-notes", kind, tmp_path / "app")
     assert not {"node_modules", "dist", "data"} & {path.name for path in (tmp_path / "app").rglob("*")}

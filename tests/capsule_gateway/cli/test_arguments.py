@@ -6,8 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from capsule_gateway.cli.app_argument import find_app_name
-from capsule_gateway.cli.completion import app_argument
+from capsule_gateway.cli.arguments import app_argument, find_app_name
 from capsule_gateway.cli.service import WrongUsage
 from tests.support.accounts import App
 from tests.support.command_line import Tool

@@ -1,0 +1,171 @@
+"""Arguments and options that several commands have, their completion, and `capsule completion`.
+
+If APP is missing, `capsule.toml` in the working folder or above names the app. An app's name has only lower-case
+letters, digits and hyphens. An argument with other characters, such as an id, a path or a domain, is therefore one of
+the command's next arguments, and APP is missing.
+
+Completion offers names of the account's apps, and ids of deploys and hooks. If the service does not answer, it offers
+nothing and prints nothing: a message would disturb the line being typed.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import click
+
+from capsule_gateway.cli.service import Service, WrongUsage, find_credentials
+
+MANIFEST = "capsule.toml"
+NAME = re.compile(r"[a-z0-9-]+", re.ASCII)
+STEP_SECONDS = 2.0  # timeout of completion
+LISTED_DEPLOYS = 50
+FOLLOW_SECONDS = 1800
+SHELLS = ("bash", "zsh", "fish")
+
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def find_app_name() -> str | None:
+    """Returns the name in the nearest manifest, or None without one. Raises WrongUsage if it cannot be read."""
+    import tomllib
+
+    for folder in _list_folders():
+        manifest = folder / MANIFEST
+        if not manifest.is_file():
+            continue
+        try:
+            name = tomllib.loads(manifest.read_text()).get("name")
+        except (OSError, ValueError) as error:
+            raise WrongUsage(f"{manifest} cannot be read: {error}") from None
+        return name if isinstance(name, str) and NAME.fullmatch(name) else None
+    return None
+
+
+def _list_folders() -> Iterator[Path]:
+    """Yields the working folder and those above it, up to the root of the repository or the user's home."""
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        yield folder
+        if (folder / ".git").exists() or folder == Path.home():
+            return
+
+
+class AppArgument(click.Argument):
+    """APP as the first argument of a command. In the folder of an app, it may be omitted."""
+
+    def __init__(self, declarations: Any, **options: Any) -> None:
+        super().__init__(declarations, **{"required": False, **options})
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        assert isinstance(opts, dict)  # the raw arguments of the command, of which APP is the first to be processed
+        if not ctx.resilient_parsing:  # otherwise the shell completes an unfinished line
+            self._fill_in(ctx, opts)
+        return super().handle_parse_result(ctx, opts, args)
+
+    def _fill_in(self, ctx: click.Context, raw: dict[str, Any]) -> None:
+        """Sets APP from the manifest if it is missing. Raises UsageError if there is none."""
+        given = raw.get("app")
+        following = [param for param in ctx.command.params if isinstance(param, click.Argument) and param is not self]
+        is_name = isinstance(given, str) and NAME.fullmatch(given) is not None
+        if is_name and all(_is_given(raw, param) for param in following if param.required):
+            return
+        name = find_app_name()
+        if name is None and is_name:
+            return  # click names the argument that is missing
+        if isinstance(given, str) and (name is None or not _move_right(raw, given, following)):
+            raise click.BadParameter(f"{given!r} is not the name of an app.", ctx, self)
+        if name is None:
+            raise click.UsageError(
+                f"Missing argument 'APP': give it, or use a folder whose {MANIFEST} names the app.", ctx
+            )
+        raw["app"] = name
+
+
+def _is_given(raw: Mapping[str, Any], param: click.Argument) -> bool:
+    return isinstance(raw.get(str(param.name)), str | tuple)
+
+
+def _move_right(raw: dict[str, Any], value: str, params: list[click.Argument]) -> bool:
+    """Makes `value` the first of these arguments. Returns False if there is no room."""
+    for param in params:
+        name = str(param.name)
+        if param.nargs == -1:
+            raw[name] = (value, *(raw[name] if _is_given(raw, param) else ()))
+            return True
+        previous, raw[name] = raw.get(name), value
+        if not isinstance(previous, str):
+            return True
+        value = previous
+    return False
+
+
+# -- completion -------------------------------------------------------------------------------------------------
+
+
+def _completer(path: str, field: str, **query: Any) -> Complete:
+    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+        try:
+            with Service(*find_credentials(), timeout=STEP_SECONDS) as service:
+                found = [str(row.get(field, "")) for row in service.list_rows(path, **query)]
+        except click.ClickException:
+            return []
+        return [value for value in found if value.startswith(begun)]
+
+    return complete
+
+
+complete_app = _completer("/account/apps", "name")
+app_argument = click.argument("app", cls=AppArgument, shell_complete=complete_app)
+deploy_argument = click.argument(
+    "deploy_id", metavar="ID", shell_complete=_completer("/account/deploys", "id", limit=LISTED_DEPLOYS)
+)
+hook_argument = click.argument("hook_id", metavar="ID", shell_complete=_completer("/account/hooks", "id"))
+
+
+follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
+timeout_option = click.option(
+    "--timeout",
+    default=FOLLOW_SECONDS,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Maximum time to follow, in seconds.",
+)
+limit = click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
+)
+reason = click.option("--reason", metavar="TEXT", help="Operators: why, for the audit trail; up to 500 characters.")
+
+# What a word in the usage of a declared command means. Every other word, such as NAME, is a plain argument.
+WORDS = {
+    "APP": app_argument,
+    "ACCOUNT": click.argument("account", metavar="ID"),
+    "DEPLOY": deploy_argument,
+    "HOOK": hook_argument,
+    "--follow": follow_option,
+    "--reason": reason,
+    "--timeout": timeout_option,
+}
+
+
+@click.command()
+@click.argument("shell", metavar="[SHELL]", required=False, type=click.Choice(SHELLS))
+def completion(shell: str | None) -> None:
+    """Print the completion script for SHELL: bash, zsh or fish. The default is the shell in $SHELL.
+
+    \b
+    bash    add to ~/.bashrc:  eval "$(capsule completion bash)"
+    zsh     add to ~/.zshrc:   eval "$(capsule completion zsh)"
+    fish    capsule completion fish > ~/.config/fish/completions/capsule.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    name = shell or PurePath(os.environ.get("SHELL", "")).name
+    found = get_completion_class(name) if name in SHELLS else None
+    if found is None:
+        raise WrongUsage(f"name the shell: capsule completion {'|'.join(SHELLS)}")
+    root = click.get_current_context().find_root()
+    click.echo(found(root.command, {}, "capsule", "_CAPSULE_COMPLETE").source())
