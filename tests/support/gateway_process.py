@@ -134,8 +134,11 @@ class Gateway:
 
     def empty(self) -> None:
         """Empties Redis and the data folder for the next test. No key may be left without expiry or reason."""
-        for path in self.data_folder.iterdir():
-            subprocess.run(["rm", "-rf", path], check=True)  # builds leave folders too deep for `shutil.rmtree`
+        # Builds leave folders too deep for `shutil.rmtree`. A killed app's last write may come between rm's steps.
+        ends = time.monotonic() + 10
+        while left := [*self.data_folder.iterdir()]:
+            done = subprocess.run(["rm", "-rf", *left], capture_output=True, text=True, check=False)
+            assert not done.returncode or time.monotonic() < ends, done.stderr
         with self.redis.client() as client:
             try:
                 assert_no_leak(client)

@@ -77,6 +77,9 @@ export function announce(text) {
 // A visible message above the view.
 export const warning = (text) => h("p", { class: "late", role: "alert" }, text);
 
+// The service's messages do not know when to try again.
+const withoutAdvice = (message) => message?.replace(/ Try again shortly\.$/, "");
+
 // Returns a title and a text. The text also appears alone, so it does not depend on the title.
 export function explain({ status, message, retryAfter }) {
   const later = retryAfter ? `in ${plural(retryAfter, "second")}` : "shortly";
@@ -90,7 +93,7 @@ export function explain({ status, message, retryAfter }) {
     case 429:
       return ["Limit reached", retryAfter ? `${message} Try again ${later}.` : message];
     case 503:
-      return ["The service is unavailable", message || `The service does not answer. Try again ${later}.`];
+      return ["The service is unavailable", `${withoutAdvice(message) || "The service does not answer."} Try again ${later}.`];
     default:
       return ["The request failed", message || `The service answered with status ${status}.`];
   }
