@@ -74,7 +74,8 @@ def check_git(path: str) -> None:
     if git is not None:
         with suppress(OSError, subprocess.TimeoutExpired):
             command = [git, "--version"]
-            output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+            output = done.stdout
     found = re.match(r"git version (\d+)\.(\d+)", output)
     if found is None or tuple(map(int, found.groups())) < GIT_VERSION:
         raise DeployError(
