@@ -2,7 +2,6 @@
 
 from typing import TypeVar
 
-import structlog
 from litestar.di import NamedDependency
 
 from gateway.accounts.app_changes import AppChanges
@@ -43,8 +42,6 @@ from gateway.settings import Settings
 from gateway.storage import open_storage
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
-
-logger = structlog.get_logger()
 
 
 class ProcessState:
