@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gateway.accounts.pacing import leave_lane
 from gateway.api.apps import (
     AppChange,
     NewApp,
@@ -80,6 +81,7 @@ class AppTool(AgentTool):
         ] = "",
     ) -> dict[str, Any]:
         """Change `auth`, `repository` or `build` of `app`."""
+        leave_lane(self.scope["state"])  # a slow backend must not delay the account's other requests
         change = read_fields({"auth": auth, "repository": repository, "build": build}, AppChange)
         found, parts = await self.app(app), self.services
         changed = await apply_change(

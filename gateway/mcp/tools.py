@@ -6,6 +6,7 @@ and the messages about wrong calls are made from the methods' signatures and doc
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
@@ -185,7 +186,7 @@ def read_number(name: str, value: Any, default: int, most: int) -> int:
     """Returns an optional number from 1. Agents write numbers as texts too. Raises ToolError."""
     if value in ("", None):
         return default
-    text_of = str(value) if not isinstance(value, bool) else ""
-    if not (text_of.isascii() and text_of.isdigit() and 1 <= int(text_of[:9]) <= most):
+    digits = "" if isinstance(value, bool) else str(value)
+    if not re.fullmatch("[0-9]{1,9}", digits) or not 1 <= int(digits) <= most:
         raise ToolError(f"{name} must be a number from 1 to {most}.")
-    return int(text_of)
+    return int(digits)

@@ -26,6 +26,6 @@ async def test_days_by_app_and_model(app: App) -> None:
         assert row["nanoEuro"] > 0
         assert [each["app"] for each in await rows(by="app", days=1)] == [app.name]
         assert [bool(each["model"]) for each in await rows(by="model", days="30")] == [True]
-        for days in (0, 401, -1, "x", 1.5, True):
+        for days in (0, 401, -1, "x", 1.5, True, "000000001" + "0" * 5_000, "٣"):
             assert "days must be a number from 1 to 400" in await refused(client, TOOL, days=days)
         assert "by must be one of app, model, none" in await refused(client, TOOL, by="user")
