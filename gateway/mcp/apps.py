@@ -1,25 +1,33 @@
-"""The agent tool `service_app`."""
+"""The agent tools `service_app` and `service_limits`: an account's apps, and what they may spend and request."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 import msgspec
 
 from gateway.accounts.pacing import leave_lane
-from gateway.api.apps import (
-    AppChange,
-    NewApp,
-    apply_change,
-    delete_own_app,
-    register_app,
-    view_app_details,
-    view_apps,
-    view_settings,
-)
+from gateway.api import apps
 from gateway.api.bodies import decode_body
-from gateway.mcp.tools import AgentTool, AppName, Arg, read_fields
+from gateway.mcp.tools import AgentTool, AppName, Arg, Result
 
 MAX_FINDINGS = 50  # the most urgent ones
-RESET = ". null resets it; leave it out to keep it"
+RESET = "null resets it; leave it out to keep it"
+CLEAR = "0 refuses all requests, null clears the limit; leave it out to keep it"
+AUTH = (
+    'how the tokens of the app\'s users are verified, such as {"kind": "jwks", "url": "/api/auth/jwks"}, '
+    '{"kind": "backend", "url": "https://…"} or {"kind": "secret", "secret": "…"}. ' + RESET
+)
+REPOSITORY = 'such as {"url": "https://…", "branch": "main"}. ' + RESET
+BUILD = (
+    'such as {"command": "npm ci && npm run build", "output": "dist"}, or with "start", the command of its backend. '
+    "Applies from the next deploy on. " + RESET
+)
+OBJECT, EURO, RATE = ["object", "null"], ["string", "null"], ["integer", "null"]
+
+
+class AppFields(TypedDict, total=False):
+    auth: Annotated[Any, Arg(AUTH, OBJECT)]
+    repository: Annotated[Any, Arg(REPOSITORY, OBJECT)]
+    build: Annotated[Any, Arg(BUILD, OBJECT)]
 
 
 class AppTool(AgentTool):
@@ -27,69 +35,62 @@ class AppTool(AgentTool):
 
     name, title = "service_app", "Apps"
 
-    async def create(
-        self, app: Annotated[str, Arg("the new app's name, the first part of its address")]
-    ) -> dict[str, Any]:
+    async def create(self, app: AppName) -> Result:
         """Create the app `app`, a name of lower-case letters, digits and hyphens."""
-        new = decode_body(msgspec.json.encode({"name": app}), NewApp)
+        new = decode_body(msgspec.json.encode({"name": app}), apps.NewApp)
         parts = self.services
-        created = await register_app(self.account, new.name, parts.settings, parts.store, parts.app_changes)
+        created = await apps.register_app(self.account, new.name, parts.settings, parts.store, parts.app_changes)
         return {"app": created, "note": "Publish it with service_publish."}
 
-    async def list(self) -> dict[str, Any]:
+    async def list(self) -> Result:
         """List all apps, with status and health."""
-        apps = await self.services.registry.list_apps(self.account.id)
-        return {"apps": await view_apps(self.account, apps, self.services.settings, self.services.store)}
+        owned = await self.services.registry.list_apps(self.account.id)
+        return {"apps": await apps.view_apps(self.account, owned, self.services.settings, self.services.store)}
 
-    async def show(self, app: AppName) -> dict[str, Any]:
+    async def show(self, app: AppName) -> Result:
         """Show one `app`, with its settings, certificate, health history, open security findings and latest crashes."""
-        found, parts = await self.app(app), self.services
-        details = await view_app_details(self.account, found, parts.settings, parts.store, parts.deploys)
-        view: dict[str, Any] = msgspec.to_builtins(details)
+        found, parts = await self._find_app(app), self.services
+        details = await apps.view_app_details(self.account, found, parts.settings, parts.store, parts.deploys)
         findings, crashes = await parts.findings.find_open(found), await parts.crashes.list(found)
-        more = {"settings": view_settings(found), "findings": findings[:MAX_FINDINGS], "crashes": crashes}
-        return {"app": view | more}
+        more = {"settings": apps.view_settings(found), "findings": findings[:MAX_FINDINGS], "crashes": crashes}
+        return {"app": msgspec.to_builtins(details) | more}
 
-    async def set(
-        self,
-        app: AppName,
-        auth: Annotated[
-            Any,
-            Arg(
-                "how tokens of the app's users are verified",
-                ["object", "null"],
-                hint=', such as {"kind": "jwks", "url": "/api/auth/jwks"}, {"kind": "backend", "url": "https://…"} '
-                'or {"kind": "secret", "secret": "…"}' + RESET,
-            ),
-        ] = "",
-        repository: Annotated[
-            Any,
-            Arg(
-                "the repository that is built",
-                ["object", "null"],
-                hint=', such as {"url": "https://…", "branch": "main"}' + RESET,
-            ),
-        ] = "",
-        build: Annotated[
-            Any,
-            Arg(
-                "how the app is built and started",
-                ["object", "null"],
-                hint=', such as {"command": "npm ci && npm run build", "output": "dist"}, or with "start", the command '
-                "of its backend. Applies from the next deploy on" + RESET,
-            ),
-        ] = "",
-    ) -> dict[str, Any]:
+    async def set(self, app: AppName, **fields: Unpack[AppFields]) -> Result:
         """Change `auth`, `repository` or `build` of `app`."""
         leave_lane(self.scope["state"])  # a slow backend must not delay the account's other requests
-        change = read_fields({"auth": auth, "repository": repository, "build": build}, AppChange)
-        found, parts = await self.app(app), self.services
-        changed = await apply_change(
+        change = decode_body(msgspec.json.encode(fields), apps.AppChange)
+        found, parts = await self._find_app(app), self.services
+        changed = await apps.apply_change(
             self.account, found, change, parts.settings, parts.vault, parts.registry, parts.app_changes, parts.users
         )
         return {"settings": changed}
 
-    async def delete(self, app: AppName) -> dict[str, Any]:
+    async def delete(self, app: AppName) -> Result:
         """Delete `app` with its hooks, variables and sources, which cannot be undone."""
-        await delete_own_app(await self.app(app), self.services.app_changes, self.services.removal)
+        await apps.delete_own_app(await self._find_app(app), self.services.app_changes, self.services.removal)
         return {"deleted": app}
+
+
+class LimitFields(TypedDict, total=False):
+    dailyEuro: Annotated[Any, Arg(f'euro per UTC day of the app, as "0.50". {CLEAR}', EURO)]
+    userDailyEuro: Annotated[Any, Arg(f"euro per UTC day of each user. {CLEAR}", EURO)]
+    requestsPerMinute: Annotated[Any, Arg(f"requests per minute of the app. {CLEAR}", RATE)]
+    userRequestsPerMinute: Annotated[Any, Arg(f"requests per minute of each user. {CLEAR}", RATE)]
+
+
+class LimitsTool(AgentTool):
+    """Show or change what an app and its users may spend and request. The account's own limits stay in force."""
+
+    name, title = "service_limits", "Limits"
+
+    async def show(self, app: AppName) -> Result:
+        """Show the limits of `app`, the widest that can be set, and its spend of today in nano-euro."""
+        found = await self._find_app(app)
+        spend = await apps.read_spend(self.account, found, self.services.settings, self.services.store)
+        return {"limits": apps.view_limits(found), "spend": spend}
+
+    async def set(self, app: AppName, **fields: Unpack[LimitFields]) -> Result:
+        """Change the limits that are named."""
+        change = decode_body(msgspec.json.encode(fields), apps.LimitsChange)
+        found, parts = await self._find_app(app), self.services
+        return {"limits": await apps.apply_limits(self.account, found, change, parts.settings, parts.registry)}

@@ -1,7 +1,4 @@
-"""The agent tools over streamable HTTP. `gateway/mcp/endpoint.py` serves them at `/mcp`.
-
-Each tool calls the gateway for the account whose API key the request carries.
-"""
+"""The agent tools over streamable HTTP. `gateway/mcp/endpoint.py` serves them at `/mcp`."""
 
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
@@ -12,30 +9,15 @@ from mcp.server import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 
 from gateway.accounts.records import Account
-from gateway.mcp.apps import AppTool
+from gateway.mcp.apps import AppTool, LimitsTool
 from gateway.mcp.deliveries import DeliveryTool
-from gateway.mcp.deploys import DeployTool
-from gateway.mcp.environment import EnvironmentTool
-from gateway.mcp.hooks import HookTool
-from gateway.mcp.limits import LimitsTool
-from gateway.mcp.logs import LogsTool
-from gateway.mcp.publishing import PublishTool
-from gateway.mcp.tools import ACCOUNT, AgentTool
+from gateway.mcp.deploys import DeployTool, EnvironmentTool, HookTool, LogsTool, PublishTool
+from gateway.mcp.tools import ACCOUNT
 from gateway.mcp.usage import UsageTool
 from gateway.services import Services
 
 MESSAGE_BYTES = 4_194_304  # of a call; `service_publish` has the files of an app
-TOOLS: tuple[type[AgentTool], ...] = (
-    HookTool,
-    DeployTool,
-    AppTool,
-    DeliveryTool,
-    PublishTool,
-    LogsTool,
-    EnvironmentTool,
-    LimitsTool,
-    UsageTool,
-)
+TOOLS = (HookTool, DeployTool, AppTool, DeliveryTool, PublishTool, LogsTool, EnvironmentTool, LimitsTool, UsageTool)
 INSTRUCTIONS = (
     "Deploy hooks are secret URLs: a POST to one rebuilds its app. Anyone who has the URL can deploy the app. It is "
     "shown only once, when the hook is created: give it to the user and do not repeat it. A rollback serves an earlier "
@@ -81,6 +63,5 @@ def own_host_only(base_url: str) -> TransportSecuritySettings:
     parts = urlsplit(base_url)
     # Any port, because proxies omit it or write their own. The host name alone identifies another site.
     name = parts.netloc.removesuffix(f":{parts.port}")
-    return TransportSecuritySettings(
-        allowed_hosts=[name, f"{name}:*"], allowed_origins=[f"{parts.scheme}://{parts.netloc}"]
-    )
+    origin = f"{parts.scheme}://{parts.netloc}"
+    return TransportSecuritySettings(allowed_hosts=[name, f"{name}:*"], allowed_origins=[origin])
