@@ -24,16 +24,16 @@ class Allowance(msgspec.Struct, frozen=True):
     message: str = ""  # the rule, with `{limit}`; "": the error's own message
     error: type[ServiceError] = RateLimited
 
-    async def count(self, store: Store, *subject: str) -> None:
+    async def count(self, store: Store, *ids: str) -> None:
         """Counts one more. Raises the error, and BackboneUnavailable."""
-        counted, wait = await store.increment(self.key(*subject), self.seconds)
+        counted, wait = await store.increment(self.key(*ids), self.seconds)
         if counted > self.limit:
             rule = self.message.format(limit=self.limit)
             raise self.error(rule and f"{rule}; try again after the time in Retry-After.", retry_after=wait)
 
-    async def take_back(self, store: Store, *subject: str) -> None:
+    async def take_back(self, store: Store, *ids: str) -> None:
         """Takes back a `count`."""
-        await store.take_back(self.key(*subject), self.seconds)
+        await store.take_back(self.key(*ids), self.seconds)
 
 
 def raise_descriptor_limit() -> int:

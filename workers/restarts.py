@@ -32,7 +32,7 @@ EARLY_SECONDS = 10.0  # after its start: if the process ends earlier, the next o
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0  # of that wait, which doubles each time
 
 
-class RestartedWorker:
+class WorkerChild:
     """The process that does some work, and its successors."""
 
     def __init__(self, work: Callable[[], int]) -> None:
@@ -63,7 +63,7 @@ def keep_running(settings: Settings, works: Iterable[Callable[[], int]]) -> int:
     stopping, exit_code = threading.Event(), 0
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    children = [RestartedWorker(work) for work in works]
+    children = [WorkerChild(work) for work in works]
     while not exit_code and not stopping.wait(TICK_SECONDS):
         exit_code = max(child.check(time.monotonic()) for child in children)
     processes = [child.process for child in children if child.process is not None]

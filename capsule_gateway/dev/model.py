@@ -41,20 +41,20 @@ ABOUT = {
 }
 
 
-class AskedMessage(msgspec.Struct):
+class ModelMessage(msgspec.Struct):
     role: str
     content: str
 
 
-class AskedStreamOptions(msgspec.Struct):
+class ModelStreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
 class ChatRequest(msgspec.Struct):
-    messages: list[AskedMessage]
+    messages: list[ModelMessage]
     model: str
     stream: bool = False
-    stream_options: AskedStreamOptions | None = None
+    stream_options: ModelStreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
@@ -70,7 +70,7 @@ def choose_answer(prompt: str) -> list[str]:
     return split_tokens(SELF + about)
 
 
-class AskedCompletion:
+class ModelRequest:
     """An answer to a request, in the formats of OpenAI."""
 
     def __init__(self, request: ChatRequest) -> None:
@@ -123,7 +123,7 @@ def models() -> dict[str, Any]:
 async def chat(data: ChatRequest) -> Response[Any] | Stream:
     if not data.messages:
         raise HTTPException("messages is empty", status_code=400)
-    completion = AskedCompletion(data)
+    completion = ModelRequest(data)
     if data.stream:
         usage = data.stream_options is not None and data.stream_options.include_usage
         return Stream(

@@ -21,7 +21,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.api.audit import note
 from gateway.api.authentication import account_router, is_operator_token, operator_router, read_bearer, require_account
-from gateway.api.subjects import Caller
+from gateway.api.resources import Caller
 from gateway.deploys.states import Deploys
 from gateway.errors import (
     BackboneUnavailable,

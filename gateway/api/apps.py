@@ -38,7 +38,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.account import Spend
 from gateway.api.authentication import account_router
-from gateway.api.subjects import Caller, OwnApp, require_own_app
+from gateway.api.resources import Caller, OwnApp, require_own_app
 from gateway.deploys.addresses import host, live_url
 from gateway.deploys.states import Deploys
 from gateway.errors import (

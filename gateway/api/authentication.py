@@ -21,7 +21,7 @@ from gateway.accounts.records import Account
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
 from gateway.api.audit import begin_audit
-from gateway.api.subjects import OF_ACCOUNTS, OF_OPERATORS
+from gateway.api.resources import ACCOUNT_RESOURCES, OPERATOR_RESOURCES
 from gateway.errors import Unauthorized
 from gateway.services import Services
 
@@ -90,7 +90,7 @@ def account_router(*handlers: ControllerRouterHandler) -> Router:
         "/account",
         route_handlers=handlers,
         guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY | OF_ACCOUNTS,
+        dependencies=ACCOUNT_DEPENDENCY | ACCOUNT_RESOURCES,
         tags=["Account"],
         security=ACCOUNT_SECURITY,
     )
@@ -132,7 +132,7 @@ def operator_router(*handlers: ControllerRouterHandler) -> Router:
         "/platform",
         route_handlers=handlers,
         guards=[operators_only],
-        dependencies=OF_OPERATORS,
+        dependencies=OPERATOR_RESOURCES,
         tags=["Platform"],
         security=OPERATOR_SECURITY,
     )

@@ -13,7 +13,7 @@ from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account, App, find_suspension
 from gateway.api.authentication import account_router
 from gateway.api.deploys import QueuedDeployId
-from gateway.api.subjects import Caller, OwnApp
+from gateway.api.resources import Caller, OwnApp
 from gateway.data.commands import Action, DataAnswer, DataCommands, DataUnavailable
 from gateway.data.records import DataRecords, DataState, DeletedData, Reason, Snapshot, snapshot_key
 from gateway.deploys.actions import DeployActions

@@ -19,7 +19,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.api.authentication import account_router
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
-from gateway.api.subjects import Caller, OwnApp, OwnDeploy, require_own_app
+from gateway.api.resources import Caller, OwnApp, OwnDeploy, require_own_app
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments, VariableView
 from gateway.deploys.hooks import CreatedHook, Hooks, ListedHook

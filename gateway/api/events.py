@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.registry import Registry
 from gateway.api.authentication import account_router
-from gateway.api.subjects import Caller
+from gateway.api.resources import Caller
 from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events import deliveries
 from gateway.events.catalog import SAMPLES

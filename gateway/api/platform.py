@@ -43,7 +43,7 @@ from gateway.api.authentication import operator_router
 from gateway.api.bodies import SOURCE, declared_size
 from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
 from gateway.api.events import EventId
-from gateway.api.subjects import AnyAccount, AnyApp, require_app
+from gateway.api.resources import AnyAccount, AnyApp, require_app
 from gateway.deploys.addresses import live_url
 from gateway.deploys.environment import Environments
 from gateway.deploys.sources import read_format

@@ -16,7 +16,7 @@ from litestar.response import Stream
 
 from gateway.api.authentication import account_router, operator_router
 from gateway.api.deploys import DeployView, view_deploys
-from gateway.api.subjects import AnyAccount, Caller
+from gateway.api.resources import AnyAccount, Caller
 from gateway.deploys.states import Deploys
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso

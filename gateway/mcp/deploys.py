@@ -78,7 +78,9 @@ def pack(files: Any) -> bytes:
     if not isinstance(files, list) or not files:
         raise ToolError(f"files is needed, a list of all files of the app's source: {HOW}.")
     if len(files) > MAX_FILES:
-        raise ToolError(f"files has at most {MAX_FILES} files; publish more with: capsule deploys publish APP DIR")
+        raise ToolError(
+            f"files has at most {MAX_FILES} files; publish a larger app with: capsule deploys publish APP DIR"
+        )
     packed, paths = io.BytesIO(), set()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=3, format=tarfile.PAX_FORMAT) as tar:
         for number, file in enumerate(files):

@@ -17,7 +17,7 @@ from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
 from gateway.accounts.records import Account, App
-from gateway.api.subjects import require_deploy, require_own_app
+from gateway.api.resources import require_deploy, require_own_app
 from gateway.deploys.states import Deploy
 from gateway.errors import ServiceError
 from gateway.services import Services

@@ -18,7 +18,7 @@ SWEEP_SECONDS = 1.0  # between two checks for connections that exceed a limit
 RESERVED_DESCRIPTORS = 512  # for Redis, key sets and files; or a quarter of all descriptors, if that is less
 
 
-class TrackedConnection(Protocol):
+class ClientConnection(Protocol):
     """The methods of a connection (`protocol.py`) that this module uses."""
 
     def is_waiting_for_request(self) -> bool: ...
@@ -29,7 +29,7 @@ class TrackedConnection(Protocol):
     def close(self) -> None: ...
 
 
-CONNECTIONS: set[TrackedConnection] = set()
+CONNECTIONS: set[ClientConnection] = set()
 ENDED: collections.Counter[str] = collections.Counter()  # since the last sweep, by reason
 
 

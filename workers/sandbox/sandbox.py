@@ -209,8 +209,9 @@ class Sandbox:
             output, output_to = _pipe(files, files)
             keeper, fds = self._build_keeper(command, uid, report_to.fileno(), files)
             try:
-                to, within = output_to, START_SECONDS
-                subprocess.run(keeper, stdout=to, stderr=to, pass_fds=fds, timeout=within, cwd="/")  # noqa: S603
+                subprocess.run(  # noqa: S603
+                    keeper, stdout=output_to, stderr=output_to, pass_fds=fds, timeout=START_SECONDS, cwd="/"
+                )
             except subprocess.TimeoutExpired:
                 raise Unsafe("bubblewrap does not start here", DOCUMENTED) from None
             report_to.close()

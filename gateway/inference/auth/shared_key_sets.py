@@ -24,7 +24,7 @@ REDIS_SECONDS = 1.0  # that a call of Redis may take
 MAX_BYTES = 8_192  # of a document; a larger one is not shared
 
 
-class SharedCopy(msgspec.Struct, frozen=True):
+class KeySetCopy(msgspec.Struct, frozen=True):
     fetched_at: float  # monotonic seconds; never later than the backend sent the keys
     digest: bytes  # of the backend's document
     document: bytes
@@ -37,7 +37,7 @@ class SharedKeys:
         self._store, self._account, self._app, self._identity = store, account, app, identity
         self.checked_at = 0  # Redis's time (ms) when it was last asked for a copy; 0 if it did not answer
 
-    async def find(self, oldest: float) -> SharedCopy | None:
+    async def find(self, oldest: float) -> KeySetCopy | None:
         """Returns a copy that is at most `oldest` seconds old, or None if the caller has to fetch the keys."""
         self.checked_at = 0
         end = time.monotonic() + WAIT_SECONDS
@@ -56,7 +56,7 @@ class SharedKeys:
                 self.checked_at = found.now
                 if found.verdict == "copy":
                     # Redis counts whole milliseconds.
-                    return SharedCopy(
+                    return KeySetCopy(
                         sent - (found.age + 1) / 1000, bytes.fromhex(found.digest), found.document.encode()
                     )
                 if found.verdict == "fetch" or sent > end:

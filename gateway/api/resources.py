@@ -48,5 +48,5 @@ async def require_account(account_id: FromPath[str], registry: Injected[Registry
     return account
 
 
-OF_ACCOUNTS = {"own_app": Provide(require_own_app), "own_deploy": Provide(require_deploy)}
-OF_OPERATORS = {"any_app": Provide(require_app), "any_account": Provide(require_account)}
+ACCOUNT_RESOURCES = {"own_app": Provide(require_own_app), "own_deploy": Provide(require_deploy)}
+OPERATOR_RESOURCES = {"any_app": Provide(require_app), "any_account": Provide(require_account)}
