@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rig import SCRATCH, free_port
 
-from gateway.deploys.states import Deploy
 from gateway.settings import Settings
 from workers.hosting import caddy
 from workers.hosting.releases import Releases, Site
@@ -37,8 +36,7 @@ PAGE = "<!doctype html><p>" + "x" * 4_000  # a file of 4 KB
 
 
 def make_site(releases: Releases, name: str, deploy_id: str, page: str) -> Site:
-    fields = {"id": deploy_id, "account": "acc_1", "app": name, "appId": name, "kind": "live", "state": "checking"}
-    site = releases.site(Deploy(**fields, trigger="upload", createdAt=""))  # type: ignore[arg-type]
+    site = releases.site("acc_1", name)
     files = site.release(deploy_id) / "files"
     files.mkdir(parents=True, exist_ok=True)
     (files / "index.html").write_text(page)

@@ -29,7 +29,6 @@ from rig import SCRATCH, free_port, redis_command
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.deploys.states import Deploy
 from gateway.redis.client import Store
 from workers.hosting import caddy
 from workers.hosting.releases import Releases
@@ -48,8 +47,7 @@ SERVER = (
 
 def make_apps(releases: Releases, number: int, app: Path | None, start: str) -> None:
     for name in (f"app-{each}" for each in range(number)):
-        fields = {"id": f"dep_{name}", "account": "acc_1", "app": name, "appId": name, "kind": "live"}
-        site = releases.site(Deploy(**fields, state="live", trigger="upload", createdAt=""))  # type: ignore[arg-type]
+        site = releases.site("acc_1", name)
         release = site.release(f"dep_{name}")
         if app is None:
             (release / "app").mkdir(parents=True)

@@ -1,10 +1,11 @@
 """Preserves cancellations that a library would lose, protects work that must not be interrupted, and ends tasks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -33,6 +34,11 @@ async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> T:
         task.exception()
         raise asyncio.CancelledError
     return task.result()
+
+
+async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs the work in a thread, and waits for its end even if canceled, because the next step relies on its end."""
+    return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))
 
 
 @asynccontextmanager

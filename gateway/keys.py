@@ -113,9 +113,9 @@ published on the channel `changes`.
 | `{pNN}:serving` | zset | app ids by the version of their last change in `serving` | with the app |
 | `{pNN}:answers:<deploy id>` | hash | host → its progress with the deploy, JSON | 1 hour |
 | `{sites}:hosts` | zset | hosts that serve apps, by the time of their last heartbeat, ms | 30 s |
+| `{sites}:folder` | string | id of the data folder that holds the apps, without shared storage | 7 days |
 | `{sites}:leases` | hash | host → its lease, which all its claims depend on, JSON | 1 hour |
 | `{pNN}:claims` | hash | app id → the host that runs it and the copy of its data, JSON; `version` | each with the app |
-| `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
 | `build-positions` | string | the position and reason of each queued deploy, by deploy id, JSON | 15 s |
 
 ## Data
@@ -266,9 +266,9 @@ data_commands_key = keys_of_partition("data-commands")
 
 # -- deploys ---------------------------------------------------------------------------------------------------
 
-BUILDER_KEY = "builder"
 BUILD_POSITIONS_KEY = "build-positions"
 HOSTS_KEY = "{sites}:hosts"
+APPS_FOLDER_KEY = "{sites}:folder"
 LEASES_KEY = "{sites}:leases"
 
 hook_key = keys_of_all("hook")

@@ -18,6 +18,7 @@ from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
 from gateway.deploys.runtime_log import RuntimeLog
+from gateway.deploys.serving import Records
 from gateway.deploys.states import Deploys
 from gateway.events.webhooks import Webhooks
 from gateway.inference.auth.users import Users
@@ -76,7 +77,7 @@ class Services:
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
         self.deploys = Deploys(settings, self.registry)
-        self.deploy_actions = DeployActions(settings, self.deploys)
+        self.deploy_actions = DeployActions(Records(self.store), self.deploys)
         self.storage = open_storage(settings)
         self.data_records, self.data_commands = DataRecords(self.store), DataCommands(self.store)
         self.environments = Environments(self.store, self.vault)

@@ -72,7 +72,7 @@ async def start_parts(layout: Layout, stack: AsyncExitStack, write_template: Wri
     command = valkey.command(layout.valkey_port, layout.folder / "valkey")
     database = await enter(run_child("database", *command, log=layout.logs / "valkey.log", grace=10))
     await database.wait_until_ready(lambda: valkey.is_ready(layout.redis))
-    await valkey.forget_builder(layout.redis)
+    await valkey.forget_folder(layout.redis)
 
     await enter(serve_app(model_app(run_keys.provider_key), model_listener))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import redis.asyncio
 
 from capsule_gateway.dev.children import StartFailed
-from gateway.keys import BUILDER_KEY
+from gateway.keys import APPS_FOLDER_KEY
 
 
 def command(port: int, folder: Path) -> list[str]:
@@ -34,10 +34,10 @@ def _find_binary() -> str:
     )
 
 
-async def forget_builder(url: str) -> None:
-    """Deletes the last builder's record, so that the worker may use any data folder."""
+async def forget_folder(url: str) -> None:
+    """Forgets where the apps were at the last start, so that the workers may use any data folder."""
     async with redis.asyncio.Redis.from_url(url) as client:
-        await client.delete(BUILDER_KEY)
+        await client.delete(APPS_FOLDER_KEY)
 
 
 async def is_ready(url: str) -> bool:

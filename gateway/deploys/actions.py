@@ -1,19 +1,17 @@
 """The actions on deploys: roll back to an earlier release, promote a preview, build again, cancel a deploy.
 
 Serving a release again is a deploy of its own that only reuses the files. So it is checked, swapped in, watched and
-reported like any other deploy. The worker keeps a few releases for each address (`workers/hosting/releases.py`). Where
-this process can read their folder, a removed release is refused at once. Otherwise the deploy fails with this reason.
+reported like any other deploy. The hosts keep a few releases for each address. The address's record names them
+(`serving.py`), and a release that is no longer kept is refused at once.
 """
 
 import contextlib
-import os
-from pathlib import Path
+from collections.abc import Set
 
 from gateway.accounts.records import App
-from gateway.deploys.addresses import address
+from gateway.deploys.serving import Records
 from gateway.deploys.states import Deploy, Deploys, StaleDeploy, Trigger
 from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMalformed, TarballGone
-from gateway.settings import Settings
 
 MAX_SEARCHED = 1_000  # deploys of an account
 ATTEMPTS = 5  # to cancel a deploy that changes its state
@@ -21,9 +19,8 @@ IN_PROGRESS = ("building", "checking", "canary")
 
 
 class DeployActions:
-    def __init__(self, settings: Settings, deploys: Deploys) -> None:
-        self._settings, self._deploys = settings, deploys
-        self._releases = Path(settings.data_dir) / "releases"
+    def __init__(self, records: Records, deploys: Deploys) -> None:
+        self._records, self._deploys = records, deploys
 
     async def roll_back(self, app: App, deploy_id: str | None) -> str:
         """Queues a live deploy of an earlier release, and returns its id.
@@ -48,18 +45,18 @@ class DeployActions:
             raise RequestMalformed(f"deployId: a deploy that is {deploy.state} has no release to roll back to.")
         if deploy.id == current:
             raise RequestMalformed("deployId: this deploy is already live; choose an earlier one.")
-        self._require_release(deploy)
+        await self._require_release(deploy)
         return deploy
 
     async def _find_previous(self, app: App, current: str | None) -> Deploy:
         """Returns the newest kept release older than the live deploy, or than a newer one in progress."""
-        leaving = current
+        leaving, kept = current, await self._records.list_kept(app.account, app.id)
         for deploy in await self._deploys.list(app.account, app.id, MAX_SEARCHED):
             if deploy.kind != "live":
                 continue
             if deploy.state in IN_PROGRESS and leaving == current:
                 leaving = deploy.id
-            if deploy.state == "live" and leaving is not None and deploy.id < leaving and self._may_be_kept(deploy):
+            if deploy.state == "live" and leaving is not None and deploy.id < leaving and _may_be_kept(deploy, kept):
                 return deploy
         raise NoDeployYet(
             "This app has no earlier live release to roll back to; publish it, or trigger one of its hooks."
@@ -73,7 +70,7 @@ class DeployActions:
                 f"deploy: only a preview that is live can be promoted; this is a {deploy.kind} deploy in state "
                 f"{deploy.state}."
             )
-        self._require_release(deploy)
+        await self._require_release(deploy)
         return await self._serve_again(app, "promote", deploy)
 
     async def restore(self, app: App, snapshot: str) -> str:
@@ -86,7 +83,7 @@ class DeployActions:
         deploy = None if live is None else await self._deploys.get(live, app.account)
         if deploy is None:
             raise NoDeployYet("This app is not live yet; publish it first, then restore its data.")
-        self._require_release(deploy)
+        await self._require_release(deploy)
         return await self._serve_again(app, "restore", deploy, restores=snapshot)
 
     async def redeploy(self, deploy: Deploy, app: App) -> str:
@@ -126,15 +123,11 @@ class DeployActions:
                 deploy = found
         raise BackboneUnavailable("The deploy's state keeps changing; try again.")
 
-    def _require_release(self, deploy: Deploy) -> None:
-        if not self._may_be_kept(deploy):
+    async def _require_release(self, deploy: Deploy) -> None:
+        if not _may_be_kept(deploy, await self._records.list_kept(deploy.account, deploy.appId)):
             raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
 
-    def _may_be_kept(self, deploy: Deploy) -> bool:
-        """Returns whether the release may still be kept. False only if this process can see that it is not."""
-        if self._settings.storage_url:  # other hosts may have the release
-            return True
-        app = self._releases / deploy.appId
-        release = app / address(deploy.kind, deploy.branch) / deploy.id
-        # `os.path` returns False for folders that this process cannot read.
-        return self._settings.deploy_engine != "local" or not os.path.isdir(app) or os.path.isdir(release)
+
+def _may_be_kept(deploy: Deploy, kept: Set[str]) -> bool:
+    """Returns whether the release may be kept. With an external engine, no records say so."""
+    return not kept or deploy.id in kept

@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.events.records import QueuedEvent, flatten_event
 from gateway.keys import (
+    APPS_FOLDER_KEY,
     HOSTS_KEY,
     LEASES_KEY,
     build_queue_keys,
@@ -128,9 +129,15 @@ async def advance_deploy(store: Store, transition: Transition) -> bool:
     return bool(reply)
 
 
-async def heartbeat_host(store: Store, host: str, lifetime: int) -> list[str]:
-    """Records a host's heartbeat ('' for none); returns the hosts with a heartbeat in the last `lifetime` ms."""
-    return list(await store.run_script(_HEARTBEAT_HOST, [HOSTS_KEY], host, lifetime))
+async def heartbeat_host(store: Store, host: str, lifetime: int, folder: str, kept: int) -> list[str] | None:
+    """Records a host's heartbeat ('' for none); returns the hosts with a heartbeat in the last `lifetime` ms.
+
+    Returns None if the apps are in another data folder than `folder` ('' for shared storage). `kept`: the seconds for
+    which Redis remembers the folder.
+    """
+    script_keys = [HOSTS_KEY, APPS_FOLDER_KEY]
+    accepted, *hosts = await store.run_script(_HEARTBEAT_HOST, script_keys, host, lifetime, folder, kept)
+    return hosts if accepted == 1 else None
 
 
 async def set_serving(

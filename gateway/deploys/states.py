@@ -92,6 +92,15 @@ class StaleDeploy(Exception):
     """The deploy has changed its state since it was read."""
 
 
+class DeployError(Exception):
+    """A reason for the failure of a deploy. Account holders see the message."""
+
+
+class AppGone(DeployError):
+    def __init__(self) -> None:
+        super().__init__("the app was deleted, or now belongs to another account")
+
+
 class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     account: str

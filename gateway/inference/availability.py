@@ -20,6 +20,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import reduce
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -28,10 +29,13 @@ from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY, REFUSAL_KEY
+from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.settings import Settings
 
 logger = structlog.get_logger()
+
+T = TypeVar("T")
 
 FAILURES = 3  # failed attempts in a row after which the provider counts as unreachable
 PROBE_INTERVAL_SECONDS = 30.0  # between probes while the provider refuses the credential or is unreachable
@@ -92,6 +96,12 @@ class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
     enabled: bool | None = None
     approved: bool | None = None
 
+    def is_enabled(self, settings: Settings) -> bool:
+        return settings.inference if self.enabled is None else self.enabled
+
+    def is_approved(self, settings: Settings) -> bool:
+        return settings.processing_approved if self.approved is None else self.approved
+
 
 class InferenceState(msgspec.Struct):
     """The status, and the gates that determine it, for operators."""
@@ -114,6 +124,32 @@ def derive_status(*, enabled: bool, approved: bool, configured: bool, health: Pr
     if health.failures >= FAILURES:
         return InferenceStatus.PROVIDER_UNREACHABLE
     return InferenceStatus.OPERATIONAL
+
+
+async def is_offered(settings: Settings, store: Store) -> bool:
+    """Returns whether apps may use inference, for a process that calls no provider. Raises BackboneUnavailable."""
+    switch = await _read_record(store, INFERENCE_KEY, Switch)
+    status = derive_status(
+        enabled=switch.is_enabled(settings),
+        approved=switch.is_approved(settings),
+        configured=bool(settings.read_provider_key()),
+        health=await _read_record(store, PROVIDER_KEY, ProviderHealth),
+    )
+    return status.available and not _is_emergency_off(settings)
+
+
+def _is_emergency_off(settings: Settings) -> bool:
+    try:
+        os.lstat(settings.emergency_off_file)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # it is unknown whether the file exists, so inference is off
+    return True
+
+
+async def _read_record(store: Store, key: str, kind: type[T]) -> T:
+    return msgspec.json.decode(await store.get(key) or "{}", type=kind)
 
 
 class Availability:
@@ -146,13 +182,7 @@ class Availability:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def is_emergency_off(self) -> bool:
-        try:
-            os.lstat(self._settings.emergency_off_file)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True  # it is unknown whether the file exists, so inference is off
-        return True
+        return _is_emergency_off(self._settings)
 
     def status(self) -> InferenceStatus:
         """Returns the status. The emergency-off file needs no Redis.
@@ -183,12 +213,12 @@ class Availability:
     def _enabled(self) -> bool:
         if self._switch is None:
             raise BackboneUnavailable
-        return self._settings.inference if self._switch.enabled is None else self._switch.enabled
+        return self._switch.is_enabled(self._settings)
 
     def _approved(self) -> bool:
         if self._switch is None:
             raise BackboneUnavailable
-        return self._settings.processing_approved if self._switch.approved is None else self._switch.approved
+        return self._switch.is_approved(self._settings)
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -197,13 +227,11 @@ class Availability:
         await self._reload_health()
 
     async def _reload_switch(self) -> None:
-        switch = await self._store.get(INFERENCE_KEY)
-        self._switch = msgspec.json.decode(switch or "{}", type=Switch)
+        self._switch = await _read_record(self._store, INFERENCE_KEY, Switch)
         self._update_status()
 
     async def _reload_health(self) -> None:
-        health = await self._store.get(PROVIDER_KEY)
-        self._health = msgspec.json.decode(health or "{}", type=ProviderHealth)
+        self._health = await _read_record(self._store, PROVIDER_KEY, ProviderHealth)
         self._update_status()
 
     def _doubt_switch(self) -> None:

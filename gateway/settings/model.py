@@ -1,5 +1,7 @@
 """The settings of a process, as one frozen struct."""
 
+import re
+from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
@@ -115,3 +117,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     log_level: str = "info"
     log_format: str = "json"
+
+    def read_provider_key(self) -> str:
+        """Reads the provider's key from its file, if there is one; '' if there is no key that can be sent."""
+        key = self.provider_key
+        if self.provider_key_file:
+            try:
+                key = Path(self.provider_key_file).read_text().strip()
+            except (OSError, UnicodeDecodeError):
+                key = ""
+        return key if re.fullmatch(r"[\x21-\x7e]+", key) else ""

@@ -135,16 +135,17 @@ def _sign_wrongly() -> None:
 
 def _fail_health() -> None:
     """Fails one health check in ten."""
-    from workers.hosting.serving import DeployError, Serving
+    from gateway.deploys.states import DeployError
+    from workers.hosting.serving import Serving
 
-    check = Serving.check_health
+    check = Serving.check
 
-    async def check_or_fail(self: Serving, job: Any) -> None:
+    async def check_or_fail(self: Serving, target: Any) -> None:
         if random.random() < 0.1:
             raise DeployError("GET / returned 500")
-        await check(self, job)
+        await check(self, target)
 
-    Serving.check_health = check_or_fail
+    Serving.check = check_or_fail
 
 
 def _serve_nothing_new() -> None:

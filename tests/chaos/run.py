@@ -42,7 +42,7 @@ SMALL = {
     "workers.stream.RENEWAL_SECONDS": 1.0,
     "workers.heartbeat.RENEWAL_SECONDS": 1.0,
 }
-SMALL_DEPLOYS = {"workers.builds.shared.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE_MS": 5_000}
+SMALL_DEPLOYS = {"workers.builds.engine.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE_MS": 5_000}
 STREAM_SECONDS = 15  # timeout of a stream; a lease is 60 s longer
 PROBE_APPS = 12  # that the run probes in each shard
 COUNTERS = 3  # apps that count in SQLite, with S3, where each host has its own data folder

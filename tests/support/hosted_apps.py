@@ -10,10 +10,15 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from gateway.accounts.records import App
+from gateway.deploys.addresses import address
+from gateway.deploys.serving import Release, ReleaseArchive, Step, Wanted
 from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
 from workers.hosting import caddy
+from workers.hosting.applier import Target
+from workers.hosting.archives import write_record
 from workers.hosting.releases import Releases, Site
 
 DOMAIN = "apps.test"
@@ -40,9 +45,22 @@ class Hosting:
             branch=branch,
         )
 
+    def site(self, deploy: Deploy) -> Site:
+        return self.releases.site(deploy.account, deploy.appId, address(deploy.kind, deploy.branch))
+
+    def target(self, deploy: Deploy, app: App, step: Step = "check", served: str = "") -> Target:
+        """Returns what an applier gets for a step of a deploy. All releases are in the folder already."""
+        archive = ReleaseArchive("digest", 1)
+        releases = {path.name: path for path in self.site(deploy).releases()}
+        for path in releases.values():
+            write_record(path, archive)
+        found = {name: Release("digest", 1, (path / "start").exists()) for name, path in releases.items()}
+        wanted = Wanted(app.account, app.id, address(deploy.kind, deploy.branch), step, deploy.id, served, found)
+        return Target(wanted, app, deploy.id, [])
+
     def build(self, deploy: Deploy, files: Mapping[str, str | bytes], start: str | None = None) -> Site:
         """Writes the files of a build. With a start command, it is an app."""
-        site = self.releases.site(deploy)
+        site = self.site(deploy)
         release = site.release(deploy.id)
         release.mkdir(mode=0o755)
         for name, content in files.items():

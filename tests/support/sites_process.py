@@ -16,7 +16,11 @@ class Sites:
     """`python -m workers sites`, with some constants changed."""
 
     def __init__(self, hosting: Hosting, redis_url: str, constants: Mapping[str, float] | None = None) -> None:
-        self.hosting, self.constants = hosting, constants or {}
+        # Most tests have no records of their apps in Redis, so their addresses would be removed.
+        self.hosting, self.constants = (
+            hosting,
+            {"workers.hosting.host_agent.TIDY_SECONDS": 3_600.0, **(constants or {})},
+        )
         self.log_file = hosting.folder / f"sites-{free_port()}.log"
         self.process: Running | None = None
         self.environment = {

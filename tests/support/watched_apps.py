@@ -90,7 +90,7 @@ class Watch:
 
     def publish(self, deploy_id: str, start: str = "node server.js", *, server: str = SERVER, **which: str) -> None:
         self.build(deploy_id, start, server=server, **which)
-        self.hosting.releases.site(self.hosting.deploy(deploy_id, **which)).swap(deploy_id)  # type: ignore[arg-type]
+        self.hosting.site(self.hosting.deploy(deploy_id, **which)).swap(deploy_id)  # type: ignore[arg-type]
 
     def state(self, deploy_id: str) -> AppState:
         return read_state(self.hosting.folder, deploy_id)

@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from gateway.deploys import manifest
+from gateway.deploys.states import DeployError
 from workers.builds.registries import PUBLIC, Registries
 from workers.hosting.links import replace_link
 from workers.hosting.releases import remove_folder
-from workers.hosting.serving import DeployError
 from workers.sandbox.output import make_concealer
 from workers.sandbox.sandbox import MIB, Command, Sandbox, SandboxLimits
 

@@ -11,7 +11,7 @@ deploy ends once. A stream entry stays pending until its deploy has ended. There
 - If two workers have the same entry, only one of them can change the state. The other one gets `StaleDeploy` and stops.
 
 A data folder has one active builder, and others stand by. Without GATEWAY_STORAGE_URL all apps are in one data folder,
-so builders with another folder stand by too (`lock.py`). Redis decides which deploy is next, for the builders of all
+so builders with another folder stand by too (`engine.py`). Redis decides which deploy is next, for the builders of all
 hosts (`schedule.py`).
 """
 
@@ -35,22 +35,30 @@ from gateway.deploys.environment import Environments
 from gateway.deploys.logs import stamp_line
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
-from gateway.deploys.states import FINAL, GROUP, LOG_BYTES, STREAM, Deploy, Deploys, StaleDeploy, State
+from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.states import (
+    FINAL,
+    GROUP,
+    LOG_BYTES,
+    STREAM,
+    AppGone,
+    Deploy,
+    DeployError,
+    Deploys,
+    StaleDeploy,
+    State,
+)
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
-from gateway.inference.availability import Availability
-from gateway.inference.provider.pool import Provider
+from gateway.inference.availability import is_offered
 from gateway.keys import partition_tag
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace
-from workers.builds.engine import LocalEngine
-from workers.builds.lock import BuilderLock
+from workers.builds.compiler import Job
+from workers.builds.engine import Engine
 from workers.builds.schedule import Schedule
-from workers.builds.shared import MultiHostEngine
-from workers.hosting.archives import ReleaseArchive
-from workers.hosting.serving import DeployError, Job, find_app
 from workers.stream import Consumer, Entry, require_partition
 
 FLUSH_SECONDS = 0.5  # between flushes
@@ -141,12 +149,7 @@ class Builder:
         self._registry = Registry(self._store, vault)
         self._environments = Environments(self._store, vault)
         self._deploys = Deploys(settings, self._registry)
-        provider = Provider(settings)
-        self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
-        self._find_app = partial(find_app, self._registry)
-        find = (self._find_app, self._find_ai_url, self._find_variables)
-        shared = bool(settings.storage_url)
-        self._engine = MultiHostEngine(settings, self._store, *find) if shared else LocalEngine(settings, *find)
+        self._engine = Engine(settings, self._store, self._find_app, self._find_ai_url, self._find_variables)
         self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy)
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
@@ -161,14 +164,8 @@ class Builder:
         """Runs until canceled. Then undoes the deploys in progress and queues them again."""
         try:
             async with self._engine.open() as folder_id:
-                lock = None if self._settings.storage_url else BuilderLock(self._store, folder_id)
-                if lock is not None:
-                    await lock.acquire()
                 try:
                     async with asyncio.TaskGroup() as group:
-                        if lock is not None:
-                            group.create_task(lock.keep_extending())
-                            group.create_task(self._engine.follow_changes(self._store))
                         group.create_task(self._schedule.run(folder_id, self._consumer))
                         group.create_task(self._tidy_regularly())
                         group.create_task(self._write_positions_regularly())
@@ -316,7 +313,7 @@ class Builder:
             queued = deploy
             deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
             if app is None or app.account != deploy.account:
-                raise DeployError("the app was deleted, or now belongs to another account")
+                raise AppGone
             await self._end_if_suspended(deploy)
             recorders = partial(self._record_commit, deploy), partial(self._record_archive, deploy)
             job = Job(deploy, app, log.write_line, *recorders)
@@ -339,7 +336,7 @@ class Builder:
                 deploy = await self._finish_phase(deploy, phase)
             trace.enter("finish")
             trace.describe({"capsule.outcome": "live"})
-            await self._engine.remove_replaced(job)
+            await self._engine.finish(job)
             if deploy.restores is not None:
                 await self._command_data(deploy, "confirm", DATA_UNDO_SECONDS)
         except (DeployError, OSError) as error:
@@ -525,7 +522,7 @@ class Builder:
     async def _change_app(self, deploy: Deploy, change: Callable[[App], App]) -> None:
         """Changes the app's record, unless another account has the app."""
         for _ in range(RENAMES):
-            app = await until_redis_answers(lambda: self._registry.find_app(deploy.appId))
+            app = await self._find_app(deploy.appId)
             if app is None or app.account != deploy.account or change(app) == app:
                 return
             with contextlib.suppress(NotFound):  # it was renamed or deleted meanwhile
@@ -534,13 +531,15 @@ class Builder:
 
     # -- data for the engine ---------------------------------------------------------------------------------
 
+    async def _find_app(self, app_id: str) -> App | None:
+        return await until_redis_answers(lambda: self._registry.find_app(app_id))
+
     async def _find_variables(self, app: App) -> dict[str, str]:
         return await until_redis_answers(lambda: self._environments.open_variables(app))
 
     async def _find_ai_url(self, app: App) -> str | None:
-        await until_redis_answers(self._availability.reload)
-        available = self._availability.status().available
-        return f"{self._settings.base_url}/capsule/{app.name}/ai" if available else None
+        offered = await until_redis_answers(lambda: is_offered(self._settings, self._store))
+        return f"{self._settings.base_url}/capsule/{app.name}/ai" if offered else None
 
 
 def _begin_trace(deploy: Deploy, began: float | None) -> Trace:

@@ -1,77 +1,104 @@
-"""Engines, which carry out the steps of a deploy. The worker (`builder.py`) manages the states.
+"""The steps of a deploy. The worker (`builder.py`) manages its states.
 
-`LocalEngine` builds and serves on this machine: source → build command → release → health check → swap → canary. It
-uses the steps of `workers/hosting/serving.py`. With shared storage, the engine in `shared.py` builds for all hosts that
-serve apps. An external engine uses the operators' API instead.
+The engine makes the release on this machine (`compiler.py`). For each further step it writes a record, which all hosts
+that serve apps follow (`workers/hosting/host_agent.py`). The step is over when every live host has answered. A host
+without a heartbeat for 15 seconds does not count. One host is a cluster of one.
+
+The engine writes a step only while its deploy is in the state of the step. So a builder that was paused writes no steps
+after another builder has taken over. An external engine uses the operators' API instead.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import structlog
 
-from gateway import storage
-from gateway.accounts.records import App, Build
-from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.deploys.manifest import FILE as MANIFEST
-from gateway.deploys.manifest import Manifest, ManifestError, seal_manifest
-from gateway.deploys.sources import SOURCE_BYTES, Sources
-from gateway.deploys.states import Deploy
-from gateway.errors import StorageUnavailable
+from gateway.accounts.records import App
+from gateway.cancellation import run_in_thread
+from gateway.deploys.addresses import address
+from gateway.deploys.manifest import Manifest
+from gateway.deploys.serving import HostAnswer, Records, Release, Step, Wanted
+from gateway.deploys.states import Deploy, DeployError, StaleDeploy
+from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.keys import APPS_FOLDER_KEY
+from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
-from gateway.storage import open_storage, until_storage_answers
-from workers.builds import build, source
-from workers.builds.registries import Registries
-from workers.hosting import archives, disk
-from workers.hosting.archives import BadArchive
-from workers.hosting.release_files import read_release_manifest, write_environment, write_release_manifest
-from workers.hosting.releases import exclusive_lock, link_folder, remove_folder
-from workers.hosting.serving import DeployError, Job, Serving, run_in_thread
-from workers.sandbox.machine import Unsafe
-from workers.sandbox.sandbox import BUILD_USERS, MIB, open_sandbox
+from gateway.storage import open_storage, read_object, until_storage_answers
+from workers.builds.compiler import Compiler, Job
+from workers.hosting import archives
+from workers.hosting.releases import (
+    KEPT_AFTER_DELETION_SECONDS,
+    KEPT_PREVIEWS,
+    KEPT_RELEASES,
+    Releases,
+    exclusive_lock,
+    remove_folder,
+)
 
 logger = structlog.get_logger()
 
+POLL_SECONDS, QUICK_POLL_SECONDS = 0.2, 0.05  # between reads of the hosts' answers; at first
+QUICK_SECONDS = 5.0  # in which most hosts answer
+OUTAGE_SECONDS = 2.0  # that a read takes at most, unless Redis is unavailable
+STEP_SECONDS = 900.0  # in which all hosts must fetch and check a release; includes outages of the storage
+OWNER_SECONDS = 105.0  # in which a host must have taken an app with a start command, or taken it over
+NO_HOST_SECONDS = 15.0  # without any host, or without a host's first good probe, after which a deploy fails
+UNDO_SECONDS = 60.0  # that an `undo` waits for the hosts; a host that returns later undoes it before it serves
+JOIN_SECONDS = 1.0  # between attempts to find the apps in this data folder
 PRUNE_SECONDS = 3_600.0  # between searches for archives that are no longer needed
+TIME_BYTES = 64  # at most, in the object that holds the time of an app's deletion
+GONE = "gone"  # the name of this object
 
 
-class LocalEngine(Serving):
-    """Builds and serves on this machine.
+class Engine:
+    """The steps are `build`, `check_health` before visitors see the release, `swap`, and `watch_canary` while they do.
 
-    The steps of a deploy are `build`, `check_health` before visitors see the release, `swap`, and `watch_canary` while
-    visitors see it. Every step may raise `DeployError`, and every step may be canceled.
-
-    `find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
-    `find_variables` returns an app's environment variables. It raises NoEncryptionKey.
+    Every step may raise DeployError, and every step may be canceled. The last two arguments are those of `Compiler`.
     """
 
     def __init__(
         self,
         settings: Settings,
+        store: Store,
         find_app: Callable[[str], Awaitable[App | None]],
         find_ai_url: Callable[[App], Awaitable[str | None]],
         find_variables: Callable[[App], Awaitable[dict[str, str]]],
     ) -> None:
-        super().__init__(settings, find_app)
-        self._find_ai_url, self._find_variables = find_ai_url, find_variables
-        self._vault = Vault(settings.encryption_key)
-        self._storage = open_storage(settings)
+        self._settings, self._store, self._find_app = settings, store, find_app
+        self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
+        self._compiler = Compiler(settings, self._releases, self._storage, find_ai_url, find_variables)
+        self._records = Records(store)
+        self._made: dict[str, Release] = {}  # by deploy, until the deploy ends
+        self._canaries: dict[str, Wanted] = {}  # by deploy
         self._next_pruning = 0.0
-        self._sandbox = open_sandbox(settings, BUILD_USERS)
-        self._registries = Registries(settings.build_registries, settings.ca_file)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Waits until no other worker uses the data folder. Yields the folder's id."""
+        """Waits until this worker may build with its data folder. Yields the folder's id."""
         self._releases.create_folders()
-        try:
-            await run_in_thread(source.check_git, self._sandbox.environment["PATH"])
-        except DeployError as error:
-            logger.error("deploys.no_repositories", action=str(error))
+        await self._compiler.check_tools()
         async with exclusive_lock(self._releases.folder / "deploys.lock"):
-            yield self._releases.folder_id()
+            folder = self._releases.folder_id()
+            self._records = Records(self._store, "" if self._settings.storage_url else folder)
+            await self._until_apps_are_here()
+            yield folder
+
+    async def _until_apps_are_here(self) -> None:
+        waiting = False
+        while await until_redis_answers(self._records.list_hosts) is None:
+            if not waiting:
+                logger.warning(
+                    "deploys.elsewhere",
+                    action="the apps are in another data folder, so this builder stands by; if that folder no longer "
+                    f"exists, delete the key {APPS_FOLDER_KEY} in Redis",
+                )
+            waiting = True
+            await asyncio.sleep(JOIN_SECONDS)
 
     # -- build -----------------------------------------------------------------------------------------------
 
@@ -79,173 +106,155 @@ class LocalEngine(Serving):
         """Makes the deploy's release, from its source or from an earlier release. Returns the release's manifest."""
         try:
             if job.deploy.release is None:
-                return await self._build(job)
-            return await self._reuse(job, job.deploy.release)
+                release = await self._compiler.compile(job)
+            else:
+                release = await self._reuse(job, job.deploy.release)
         except StorageUnavailable:  # it has been unavailable for an hour
             raise DeployError("the storage does not answer; deploy again later") from None
+        self._made[job.deploy.id] = release
+        return msgspec.json.decode(release.manifest, type=Manifest) if release.manifest else None
 
-    async def _reuse(self, job: Job, former: str) -> Manifest | None:
-        await run_in_thread(self._releases.claim_folder, job.deploy)
-        found = await run_in_thread(self._releases.find_release, job.app.id, former)
-        if found is None:
+    async def _reuse(self, job: Job, former: str) -> Release:
+        records = await self._read_records(job.deploy)
+        found = next((known.releases[former] for _, known in records.values() if former in known.releases), None)
+        own = archives.archive_key(job.app.id, job.deploy.id)
+        of_former = archives.archive_key(job.app.id, former)
+        if found is None or not await until_storage_answers(lambda: self._storage.copy(of_former, own)):
             raise DeployError(f"the release of {former} is no longer kept; deploy its source again")
         job.write_line(f"Using the release of {former}; no build is needed")
-        release = self._releases.site(job.deploy).release(job.deploy.id)
-        await run_in_thread(remove_folder, release)  # left by a worker that was stopped
-        if not await link_folder(found, release):
-            raise DeployError(f"the release of {former} could not be read; deploy its source again")
-        if (release / "start").exists():
-            write_environment(release, await self._open_variables(job.app), self._vault)
-        await run_in_thread(self._bound_disk, job.deploy, release)
-        await self._archive_again(job, former, release)
-        return read_release_manifest(release)
+        variables = await self._compiler.open_variables(job.app) if found.runs else {}
+        await job.record_archive(found)
+        return msgspec.structs.replace(found, environment=self._compiler.seal_variables(variables))
 
-    async def _archive_again(self, job: Job, former: str, release: Path) -> None:
-        """Stores the archive of the earlier release under this deploy's key. Packs the release if there is none."""
-        archive, own = archives.read_record(release), archives.archive_key(job.app.id, job.deploy.id)
-        of_former = archives.archive_key(job.app.id, former)
-        if archive is not None and await until_storage_answers(lambda: self._storage.copy(of_former, own)):
-            await job.record_archive(archive)
-            return
-        folder = self._releases.builds / job.deploy.id
-        folder.mkdir(mode=0o711, exist_ok=True)
-        try:
-            await self._archive(job, release, folder / "release.tar.gz")
-        finally:
-            await run_in_thread(remove_folder, folder)
+    # -- check, swap, canary ---------------------------------------------------------------------------------
 
-    async def _open_variables(self, app: App) -> dict[str, str]:
-        """Returns the app's environment variables. Raises DeployError."""
-        try:
-            return await self._find_variables(app)
-        except NoEncryptionKey as error:
-            logger.error("deploys.sealed", app=app.id, error=str(error))
-            raise DeployError("an environment variable can't be decrypted; set it again") from None
+    async def check_health(self, job: Job) -> None:
+        wanted = await self._write_step(job.deploy, "check", state="checking")
+        await self._until_answered(wanted, job, STEP_SECONDS)
 
-    async def _build(self, job: Job) -> Manifest | None:
-        deploy = job.deploy
-        try:
-            await run_in_thread(self._sandbox.check, self._releases.folder)
-        except Unsafe as error:
-            logger.error("deploys.unsafe", action=str(error))
-            # In development the account holder is the operator.
-            detail = str(error) if self._settings.allow_private_addresses else "the worker's log has the reason"
-            raise DeployError(f"this machine can't build apps safely: {detail}") from None
-        variables = await self._open_variables(job.app)
-        folder = self._releases.builds / deploy.id
-        await run_in_thread(self._releases.claim_folder, deploy)
-        with self._sandbox.reserve_user() as uid:
-            release = self._releases.site(deploy).release(deploy.id)
-            for leftover in (folder, release):  # left by an attempt whose record Redis has lost
-                await run_in_thread(remove_folder, leftover)
-            folder.mkdir(mode=0o711)  # the worker owns the folder, and the build owns its contents
+    async def swap(self, job: Job) -> None:
+        step: Step = "canary" if job.deploy.kind == "live" else "live"
+        wanted = await self._write_step(job.deploy, step, state="checking")
+        self._canaries[job.deploy.id] = wanted
+        answers = await self._until_answered(wanted, job, STEP_SECONDS)
+        if len(answers) > 1:
+            job.write_line(f"Served by {len(answers)} hosts")
+
+    async def watch_canary(self, job: Job) -> None:
+        wanted = self._canaries[job.deploy.id]
+        patience = self._settings.canary + (OWNER_SECONDS if wanted.runs else NO_HOST_SECONDS)
+        async for seconds, hosts, answers in self._follow_answers(wanted):
+            _require_success(hosts, answers, job)
+            counts = [answers[host].good_probes for host in hosts if host in answers]
+            complete = len(counts) == len(hosts) and all(counts) and _is_checked(wanted, answers, hosts)
+            if seconds >= self._settings.canary and hosts and complete:
+                break
+            if seconds > patience:
+                raise DeployError("not every host that serves apps has passed the canary")
+        if len(counts) > 1:
+            job.write_line(f"{sum(counts)} successful probes on {len(counts)} hosts")
+        await self._write_step(job.deploy, "live", state="canary")
+
+    async def _read_records(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
+        return await until_redis_answers(lambda: self._records.read(deploy.account, deploy.appId))
+
+    async def _write_step(self, deploy: Deploy, step: Step, *, state: str) -> Wanted:
+        """Writes the step to the record of the deploy's address. Raises StaleDeploy."""
+        name = address(deploy.kind, deploy.branch)
+        before, former = (await self._read_records(deploy)).get(name, ("", None))
+        if former is not None and former.account != deploy.account:
+            former = None
+        served, releases = "", dict(former.releases) if former else {}
+        if former is not None:
+            served = former.served if former.deploy == deploy.id else former.serves
+        if step == "undo":
+            releases.pop(deploy.id, None)
+        elif deploy.id in self._made:
+            releases[deploy.id] = self._made[deploy.id]
+        kept = {*sorted(releases, reverse=True)[:KEPT_RELEASES], deploy.id, served}
+        releases = {name: release for name, release in releases.items() if name in kept}
+        wanted = Wanted(deploy.account, deploy.appId, name, step, deploy.id, served, releases)
+        while True:
             try:
-                await self._fetch_source(job, uid, folder)
-                manifest = await run_in_thread(self._read_manifest, job, uid, folder)
-                spec = (manifest.record_build if manifest else None) or job.app.build or Build(output=".")
-                if spec.command:
-                    ai_url = await self._find_ai_url(job.app)
-                    await build.run_build_command(
-                        self._sandbox,
-                        uid,
-                        folder,
-                        spec.command,
-                        ai_url,
-                        job.write_line,
-                        variables=variables,
-                        registries=self._registries,
-                    )
-                runs = spec.start is not None
-                output = "." if runs else spec.output
-                await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
-                if spec.start is not None:
-                    write_environment(release, variables, self._vault)
-                    (release / "start").write_text(spec.start)
-                write_release_manifest(release, manifest)
-                await run_in_thread(self._bound_disk, deploy, release)
-                await self._archive(job, release, folder / "release.tar.gz")
-            finally:
-                await run_in_thread(remove_folder, folder)
-        return manifest
+                await self._records.write(before, wanted, state)
+            except BackboneUnavailable:  # the record may have been written, perhaps on a server that was superseded
+                await until_redis_answers(lambda: self._records.confirm(deploy.account))
+                now = (await self._read_records(deploy)).get(name)
+                if now is None or now[1].token != wanted.token:
+                    continue
+            return wanted
 
-    def _read_manifest(self, job: Job, uid: int | None, folder: Path) -> Manifest | None:
-        try:
-            text = source.read_manifest(folder, uid)
-            if text is None:
-                return None
-            job.write_line(f"Reading {MANIFEST}")
-            return seal_manifest(text, self._vault, allow_private=self._settings.allow_private_addresses)
-        except ManifestError as error:
-            raise DeployError(str(error)) from None
+    async def _follow_answers(self, wanted: Wanted) -> AsyncIterator[tuple[float, list[str], dict[str, HostAnswer]]]:
+        """Yields the live hosts and their answers to the step, regularly.
 
-    async def _archive(self, job: Job, release: Path, packed: Path) -> None:
-        """Packs the release and puts the archive into the storage. Waits while the storage is unavailable."""
-        try:
-            archive = await archives.pack(release, packed)
-            key = archives.archive_key(job.app.id, job.deploy.id)
-            await until_storage_answers(lambda: self._storage.put(key, packed))
-        except BadArchive as error:
-            logger.error("deploys.not_archived", deploy=job.deploy.id, error=str(error))
-            raise DeployError("the release can't be packed; deploy again later") from None
-        archives.write_record(release, archive)
-        await job.record_archive(archive)
+        The first value is the time since the step was written, in seconds. Outages of Redis do not count, because the
+        hosts cannot answer in them.
+        """
+        seconds, read_at = 0.0, time.monotonic()
+        while True:
+            hosts = await until_redis_answers(self._records.list_hosts) or []
+            answers = await until_redis_answers(lambda: self._records.read_answers(wanted))
+            now = time.monotonic()
+            seconds, read_at = seconds + min(now - read_at, OUTAGE_SECONDS), now
+            yield seconds, hosts, answers
+            await asyncio.sleep(QUICK_POLL_SECONDS if seconds < QUICK_SECONDS else POLL_SECONDS)
 
-    def _bound_disk(self, deploy: Deploy, release: Path) -> None:
-        limit = self._settings.account_disk
-        if not disk.make_room(self._releases, deploy.account, release, limit * MIB):
-            remove_folder(release)
-            raise DeployError(f"the account's apps use more than {limit} MiB of disk space; make them smaller")
-
-    async def _fetch_source(self, job: Job, uid: int | None, folder: Path) -> None:
-        deploy, settings = job.deploy, self._settings
-        if deploy.source:
-            archive, key = folder / "source.tar.gz", Sources.key(deploy.appId, deploy.source)
-            if not await until_storage_answers(lambda: storage.fetch_object(self._storage, key, archive, SOURCE_BYTES)):
-                raise DeployError("the stored source was removed; publish it again")
-            await source.unpack(self._sandbox, uid, folder, archive, job.write_line)
-            return
-        if job.app.repository is None:
-            raise DeployError("the app no longer has a repository; connect one, or publish its source")
-        branch = deploy.branch or job.app.repository.branch
-        job.write_line(f"Cloning branch {branch} of {job.app.repository.url}")
-        try:
-            url = job.app.repository.clone_url(self._vault)
-        except NoEncryptionKey as error:
-            logger.error("deploys.sealed", app=job.app.id, error=str(error))
-            raise DeployError("the repository's password can't be decrypted; connect the repository again") from None
-        commit = await source.clone(
-            self._sandbox,
-            uid,
-            folder,
-            url,
-            branch,
-            job.write_line,
-            tenant=job.app.account,
-            allow_private=settings.allow_private_addresses,
-            ca_file=await run_in_thread(self._registries.write_authorities, folder),
-        )
-        job.write_line(f"Commit {commit}")
-        await job.record_commit(commit)
+    async def _until_answered(self, wanted: Wanted, job: Job, limit: float) -> dict[str, HostAnswer]:
+        """Waits until all live hosts have answered the step. Raises DeployError."""
+        seen = incomplete = 0.0  # when there was a host, when an answer was missing
+        async for seconds, hosts, answers in self._follow_answers(wanted):
+            seen = seconds if hosts else seen
+            _require_success(hosts, {host: answer for host, answer in answers.items() if not answer.served}, job)
+            if not hosts or {*hosts} - answers.keys():
+                incomplete = seconds
+            elif _is_checked(wanted, answers, hosts):
+                for line in max((answers[host] for host in hosts), key=lambda answer: answer.runs).output:
+                    job.write_line(line)
+                return {host: answers[host] for host in hosts}
+            if seconds - incomplete > OWNER_SECONDS:
+                raise DeployError("no host that serves apps could run the app; is a `sites` worker running?")
+            if seconds - seen > NO_HOST_SECONDS:
+                raise DeployError("no host serves apps; is a `sites` worker running?")
+            if seconds > limit:
+                break
+        raise DeployError("not every host that serves apps fetched and checked the release in time")
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
-    async def remove_replaced(self, job: Job) -> None:
-        """Stops and prunes the releases that the deploy has replaced, once it is live."""
-        await super().remove_replaced(job)
+    async def finish(self, job: Job) -> None:
+        """Forgets the releases and previews that are no longer kept, once the deploy is live."""
+        await self._forget(job.deploy.id)
+        records = await self._read_records(job.deploy)
+        previews = sorted((known.deploy, name) for name, (_, known) in records.items() if name != "live")
+        for _, name in previews[:-KEPT_PREVIEWS]:
+            await until_redis_answers(partial(self._records.remove_address, job.app.account, job.app.id, name))
+            del records[name]
+        kept = {deploy_id for _, known in records.values() for deploy_id in known.releases}
         with suppress(StorageUnavailable):  # the next deploy of the app removes them
-            await self._prune_archives(job.app.id)
+            await self._keep_archives(job.app.id, kept)
 
     async def undo(self, deploy: Deploy) -> None:
-        """Removes the deploy's release, and serves the release that it replaced. Can be repeated safely."""
-        await super().undo(deploy)
+        """Undoes the deploy on all hosts, unless its state has changed: then another builder continues it."""
+        await self._forget(deploy.id)
+        if deploy.state == "queued":  # when this builder read it, so this builder has done nothing with it
+            return
+        _, known = (await self._read_records(deploy)).get(address(deploy.kind, deploy.branch), ("", None))
+        if known is not None and known.deploy == deploy.id and known.account == deploy.account:
+            try:
+                wanted = known if known.step == "undo" else await self._write_step(deploy, "undo", state=deploy.state)
+            except StaleDeploy:
+                return
+            async for seconds, hosts, answers in self._follow_answers(wanted):
+                if not {*hosts} - answers.keys() or seconds > UNDO_SECONDS:
+                    break
         with suppress(StorageUnavailable):
             await self._storage.delete([archives.archive_key(deploy.appId, deploy.id)])
 
-    async def _prune_archives(self, app_id: str) -> None:
-        """Removes the archives of releases that this host no longer keeps. Raises StorageUnavailable."""
-        await self._keep_archives(
-            app_id, {path.name for path in await run_in_thread(self._releases.list_releases, app_id)}
-        )
+    async def _forget(self, deploy_id: str) -> None:
+        self._made.pop(deploy_id, None)
+        self._canaries.pop(deploy_id, None)
+        for folder in (self._releases.builds, self._releases.built):
+            await run_in_thread(remove_folder, folder / deploy_id)
 
     async def _keep_archives(self, app_id: str, kept: Set[str]) -> None:
         names = await self._storage.list_names(f"{archives.FOLDER}{app_id}/")
@@ -257,10 +266,35 @@ class LocalEngine(Serving):
 
         `in_progress`: the ids of deploys to ignore. The set changes while this runs.
         """
-        await super().tidy(in_progress)
-        if time.monotonic() < self._next_pruning:
-            return
-        self._next_pruning = time.monotonic() + PRUNE_SECONDS
-        with suppress(StorageUnavailable):
-            for app_id in await self._storage.list_folders(archives.FOLDER):
-                await self._prune_archives(app_id)
+        await run_in_thread(self._releases.tidy_builds, in_progress)
+        if time.monotonic() >= self._next_pruning:
+            self._next_pruning = time.monotonic() + PRUNE_SECONDS
+            with suppress(StorageUnavailable):
+                for app_id in await self._storage.list_folders(archives.FOLDER):
+                    await self._tidy_archives(app_id)
+
+    async def _tidy_archives(self, app_id: str) -> None:
+        """Removes the archives of an app a week after its deletion. Raises StorageUnavailable."""
+        mark = f"{archives.FOLDER}{app_id}/{GONE}"
+        since = await read_object(self._storage, mark, TIME_BYTES)
+        if await self._find_app(app_id) is not None:
+            if since is not None:
+                await self._storage.delete([mark])
+        elif since is None:
+            await self._storage.put(mark, str(int(time.time())).encode())
+        elif time.time() - int(since) > KEPT_AFTER_DELETION_SECONDS:
+            await self._storage.delete_folder(f"{archives.FOLDER}{app_id}")
+
+
+def _is_checked(wanted: Wanted, answers: dict[str, HostAnswer], hosts: list[str]) -> bool:
+    """Returns whether the host that runs the start command has answered, if there is one to be checked."""
+    checks = wanted.step in ("check", "canary") and wanted.runs
+    return not checks or any(answers[host].runs for host in hosts if host in answers)
+
+
+def _require_success(hosts: list[str], answers: dict[str, HostAnswer], job: Job) -> None:
+    for host in hosts:
+        if host in answers and not answers[host].ok:
+            for line in answers[host].output:
+                job.write_line(line)
+            raise DeployError(answers[host].reason)

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import httpx
 
-from workers.hosting.serving import DeployError
+from gateway.deploys.states import DeployError
 from workers.sandbox.network import Endpoint
 
 # Three tries of 15 seconds and short pauses: a registry that does not answer fails the build within a minute.

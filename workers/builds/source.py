@@ -22,8 +22,8 @@ import msgspec
 
 from gateway.deploys import manifest
 from gateway.deploys.manifest import ManifestError
+from gateway.deploys.states import DeployError
 from gateway.outbound import addresses
-from workers.hosting.serving import DeployError
 from workers.sandbox.sandbox import ARCHIVES, MIB, Command, Sandbox, SandboxLimits
 
 LIMITS = SandboxLimits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, free=1_024 * MIB, processes=64)

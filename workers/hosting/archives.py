@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys.serving import ReleaseArchive
 
 PACK_SECONDS = 300.0
 ARCHIVE_BYTES = 2_147_483_648  # at most: the size of the largest unpacked release
@@ -29,11 +30,6 @@ HOST_FILES = {"size", "environment", "url", "sock", "asleep", RECORD}
 
 class BadArchive(Exception):
     """The archive is damaged, or cannot be packed or unpacked."""
-
-
-class ReleaseArchive(msgspec.Struct, frozen=True):
-    digest: str  # SHA-256 of the archive, hexadecimal
-    size: int  # of the archive, bytes
 
 
 def archive_key(app_id: str, deploy_id: str) -> str:

@@ -15,6 +15,7 @@ from contextlib import suppress
 import msgspec
 import structlog
 
+from gateway.cancellation import run_in_thread
 from gateway.data.records import FOLDER, SUFFIX
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
@@ -22,7 +23,6 @@ from gateway.storage import Storage
 from workers.hosting.claims import Claim, Claims, Copy, StoredClaim
 from workers.hosting.data import AppData
 from workers.hosting.packing import DataError, DataPacker
-from workers.hosting.serving import run_in_thread
 from workers.sandbox.keeper import read_number, write_number
 
 logger = structlog.get_logger()

@@ -20,7 +20,7 @@ import structlog
 
 from gateway.accounts.records import SLUG
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_canceled
+from gateway.cancellation import end_if_canceled, run_in_thread
 from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import BackboneUnavailable, StorageUnavailable
@@ -31,7 +31,6 @@ from gateway.storage import open_storage
 from workers.hosting.data import FOLDER, GONE, REPLACED, AppData, is_empty, list_data
 from workers.hosting.packing import DataError, DataPacker
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, Releases, Site, remove_folder
-from workers.hosting.serving import run_in_thread
 from workers.hosting.watchdog import is_running, read_state
 from workers.sandbox.keeper import UNMEASURABLE
 from workers.sandbox.sandbox import MIB

@@ -17,6 +17,11 @@ from workers.sandbox.keeper import read_number, write_number
 _one_at_a_time = threading.Lock()  # two builds that end together must count each other's release
 
 
+def explain_limit(mib: int) -> str:
+    """Returns the error of a deploy for which `make_room` found no room."""
+    return f"the account's apps use more than {mib} MiB of disk space; make them smaller"
+
+
 def make_room(releases: Releases, account: str, release: Path, limit: int) -> bool:
     """Removes releases of the account until all take at most `limit` bytes. Returns False if this is not possible.
 
@@ -25,7 +30,8 @@ def make_room(releases: Releases, account: str, release: Path, limit: int) -> bo
     with _one_at_a_time:
         write_number(release / "size", read_size(release))  # releases never change, so each is measured once
         sites = [site for site in releases.sites() if site.account == account]
-        total = sum(read_size(path) for site in sites for path in site.releases())
+        others = (path for site in sites for path in site.releases() if path != release)
+        total = read_size(release) + sum(map(read_size, others))
         for path in _find_removable(sites, release):
             if total <= limit:
                 break

@@ -1,4 +1,6 @@
-"""Decides which apps with data this host runs, where several hosts serve from one storage.
+"""Decides which apps with data this host runs. One host without shared storage always runs all of them.
+
+The rest of this page is about several hosts that serve from one storage.
 
 A host runs such an app while it has the app's claim (`claims.py`) and holds its lease (`leases.py`). It copies the
 data to the storage when they change (`copies.py`). When a host stops, it stops its apps, copies their data once more
@@ -15,12 +17,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hashlib import blake2b
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from gateway.accounts.records import App
-from gateway.cancellation import end_if_canceled
+from gateway.cancellation import end_if_canceled, run_in_thread
 from gateway.deploys.states import Deploys, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.redis.client import Store, until_redis_answers
@@ -33,7 +36,6 @@ from workers.hosting.leases import LeaseLost, Leases
 from workers.hosting.neighbors import Neighbors, find_own_address
 from workers.hosting.packing import DataError, DataPacker
 from workers.hosting.releases import Releases, Site
-from workers.hosting.serving import run_in_thread
 from workers.hosting.watchdog import AppState, is_running, read_state
 from workers.sandbox import lease
 
@@ -52,7 +54,58 @@ KILL_SECONDS = 2.0  # in which a keeper must kill an app that may no longer run
 LEAVE_SECONDS = 40.0  # in which a host that stops gives up its claims
 
 
+class Owner(Protocol):
+    """Knows which start commands of live addresses run on this host."""
+
+    is_alone: bool  # whether no other host can run them
+
+    def runs(self, app_id: str) -> bool:
+        """Returns whether this host runs the app."""
+
+    def has_data(self, app_id: str) -> bool:
+        """Returns whether this host has the newest data of the app, although the app may not run any longer."""
+
+    def set_need(self, app_id: str, account: str, *, needed: bool) -> None:
+        """Says whether the app's live address has a start command, which one host has to run."""
+
+    def allow(self, app_id: str) -> None:
+        """Allows the watchdog to start the app's live releases, if this host runs the app (`watchdog.py`)."""
+
+    def pass_on(self, app_id: str) -> None:
+        """Passes requests for the app on to the host that has its claim, unless this host has it."""
+
+    async def run(self) -> None:
+        """Runs until canceled."""
+
+    async def leave(self) -> None:
+        """Gives up all apps, if other hosts can take them. Called before this worker stops."""
+
+
+class AlwaysOwner:
+    """The owner on one host. It needs no Redis, so apps live on without it."""
+
+    is_alone = True
+
+    def runs(self, app_id: str) -> bool:
+        return True
+
+    has_data = runs
+
+    def set_need(self, app_id: str, account: str, *, needed: bool) -> None: ...
+
+    def allow(self, app_id: str) -> None: ...
+
+    pass_on = allow
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def leave(self) -> None: ...
+
+
 class Ownership:
+    is_alone = False
+
     def __init__(
         self,
         settings: Settings,
@@ -88,12 +141,10 @@ class Ownership:
     # -- what others ask and say -----------------------------------------------------------------------------
 
     def runs(self, app_id: str) -> bool:
-        """Returns whether this host runs the app."""
         held = self._held.get(app_id)
         return held is not None and held.ready and self._leases.is_held()
 
     def has_data(self, app_id: str) -> bool:
-        """Returns whether this host has the newest data of the app, although the app may not run any longer."""
         if app_id in self._needed:
             return self.runs(app_id)
         account = AppData(self._releases.folder, app_id).account
@@ -101,7 +152,6 @@ class Ownership:
         return stored is not None and stored.claim.host == self._host
 
     def set_need(self, app_id: str, account: str, *, needed: bool) -> None:
-        """Says whether the app's live address has a start command, which one host has to run."""
         site = self._releases.live_site(app_id)
         if not needed:
             self._needed.pop(app_id, None)
@@ -114,7 +164,6 @@ class Ownership:
     # -- the lease -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Runs until canceled."""
         resumed = self._leases.resume()
         while True:
             if not resumed:
@@ -135,7 +184,6 @@ class Ownership:
             logger.error("sites.lease_lost", action="apps with data start again when Redis answers")
 
     async def leave(self) -> None:
-        """Gives up all claims, if other hosts can take them. Called before this worker stops."""
         if not self._leases.is_held():
             return
         alone = self._leases.list_present() == [self._host]
@@ -217,7 +265,6 @@ class Ownership:
         return next((each for each in self._claims.list_all() if each.claim.app == app_id), None)
 
     def pass_on(self, app_id: str) -> None:
-        """Passes requests for the app on to the host that has its claim, unless this host has it."""
         if app_id in self._held or app_id not in self._needed:
             return
         stored, host, address = self._find_claim(app_id), "", ""
@@ -397,7 +444,6 @@ class Ownership:
     # -- processes -------------------------------------------------------------------------------------------
 
     def allow(self, app_id: str) -> None:
-        """Allows the watchdog to start the app's live releases, if this host runs the app (`watchdog.py`)."""
         site = self._releases.live_site(app_id)
         if self.runs(app_id):
             site.allow(self._leases.path)

@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.cancellation import run_in_thread
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import fetch_object, open_storage
 from workers.hosting.data import AppData
 from workers.hosting.releases import remove_folder
-from workers.hosting.serving import run_in_thread
 from workers.sandbox.keeper import measure_data, measure_disk
 from workers.sandbox.sandbox import ARCHIVES, MIB, PACK, Command, Sandbox, SandboxLimits
 

@@ -57,9 +57,10 @@ def read_environment(release: Path, vault: Vault) -> dict[str, str]:
 
 
 def write_url(release: Path, url: str) -> None:
-    path = release / URL_FILE
-    path.unlink(missing_ok=True)  # another release may share the file
-    path.write_text(url)
+    if read_url(release) != {"APP_URL": url}:
+        path = release / URL_FILE
+        path.unlink(missing_ok=True)  # another release may share the file
+        path.write_text(url)
 
 
 def read_url(release: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The releases on disk. Links in the file system record which release is served, and each change is one rename.
 
+    built/<deploy id>/                           the release of a deploy in progress that was built on this machine
     releases/<app id>/<variant>/<deploy id>/     a release: `files` to serve, or `app` to run; it never changes
     releases/<app id>/<variant>/current          link to the release that is served
     releases/<app id>/<variant>/previous         link to the release that `current` replaced
@@ -39,8 +40,6 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys.addresses import address
-from gateway.deploys.states import Deploy
 from workers.sandbox.keeper import HASTE_SUFFIX
 
 logger = structlog.get_logger()
@@ -223,14 +222,14 @@ class Site:
 class Releases:
     def __init__(self, folder: Path) -> None:
         self.folder = folder = folder.resolve()
-        self.builds, self.running = folder / "builds", folder / "running"
+        self.builds, self.built, self.running = folder / "builds", folder / "built", folder / "running"
         self._sites, self._addresses = folder / "releases", folder / "addresses"
 
     def create_folders(self) -> None:
         """Creates the folders. Users of builds and Caddy may enter them, but not list them. `sources` is private."""
         os.umask(0o022)  # with a stricter mask, they could not read the files they need
-        inner = (self.builds, self.running, self._sites, self._addresses, self.folder / "web", self.folder / "sources")
-        for folder in (self.folder, *inner):
+        inner = (self.builds, self.built, self.running, self._sites, self._addresses)
+        for folder in (self.folder, *inner, self.folder / "web", self.folder / "sources"):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             self.folder.chmod(0o711)
@@ -245,34 +244,28 @@ class Releases:
             path.write_text(secrets.token_hex(8))
         return path.read_text()
 
-    def site(self, deploy: Deploy) -> Site:
-        folder = self._sites / deploy.appId / address(deploy.kind, deploy.branch)
+    def site(self, account: str, app_id: str, address: str = "live") -> Site:
+        """Returns the site of an address. Creates its folder if there is none."""
+        folder = self._sites / app_id / address
         for missing in (folder.parent, folder):
             missing.mkdir(mode=0o711, exist_ok=True)
         site = Site(folder)
         if not site.account:
-            (folder.parent / "account").write_text(deploy.account)
+            (folder.parent / "account").write_text(account)
         return site
 
     def live_site(self, app_id: str) -> Site:
         """Returns the site of the app's live address. Its folder may not exist."""
         return Site(self._sites / app_id / "live")
 
-    def find_release(self, app_id: str, deploy_id: str) -> Path | None:
-        """Returns a release of the app, at any of its addresses; None if it is no longer kept."""
-        for folder in _subfolders(self._sites / app_id):
-            if (release := Site(folder).release(deploy_id)).is_dir():
-                return release
-        return None
-
     def list_releases(self, app_id: str) -> list[Path]:
         """Lists the releases of the app, at all its addresses."""
         return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]
 
-    def claim_folder(self, deploy: Deploy) -> None:
+    def claim_folder(self, account: str, app_id: str) -> None:
         """Removes the releases of another account to which the app belonged before."""
-        folder = self._sites / deploy.appId
-        if Site(folder / "live").account not in ("", deploy.account):
+        folder = self._sites / app_id
+        if Site(folder / "live").account not in ("", account):
             remove_folder(folder)
 
     def sites(self) -> Iterator[Site]:
@@ -348,18 +341,16 @@ class Releases:
 
     def tidy_builds(self, in_progress: Set[str]) -> None:
         """Removes the folders of builds that a worker left behind. `in_progress` changes while this runs."""
-        for build in _subfolders(self.builds):
+        for build in (*_subfolders(self.builds), *_subfolders(self.built)):
             if build.name not in in_progress:
                 with _isolated(build):
                     remove_folder(build)
 
-    def tidy(self, apps: Collection[str], in_progress: Set[str], *, builds: bool = True) -> None:
-        """Removes files that are no longer needed. With `builds`, this includes the folders of builds.
+    def tidy(self, apps: Collection[str], in_progress: Set[str]) -> None:
+        """Removes what is no longer needed, except builds.
 
         `apps`: the ids of all existing apps. `in_progress`: ids of deploys. The set changes while this runs.
         """
-        if builds:
-            self.tidy_builds(in_progress)
         for app in _subfolders(self._sites):
             with _isolated(app):
                 self._tidy_app(app, exists=app.name in apps)

@@ -1,7 +1,7 @@
-"""Serves releases on this host: health check → swap → canary, and the undoing of these steps.
+"""Serves releases from this host's data folder (`applier.py`): fetch → check → swap → canary, and their undoing.
 
-Each step that visitors can see is one rename. So a worker may be killed at any time, and the next worker undoes its
-deploys.
+A release is unpacked only if its digest matches the record. Each step that visitors can see is one rename. So a worker
+may be killed at any time, and the host keeps serving without Redis and the storage.
 """
 
 import asyncio
@@ -9,35 +9,39 @@ import time
 from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import NoReturn
 
 import aiohttp
 import msgspec
 import structlog
 
+from gateway import storage
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.cancellation import end_if_canceled, run_in_background, run_in_thread
 from gateway.deploys.addresses import host, url_of
-from gateway.deploys.states import Deploy
+from gateway.deploys.serving import Release, ReleaseArchive, Step, Wanted
+from gateway.deploys.states import AppGone, DeployError
+from gateway.errors import StorageUnavailable
 from gateway.keys import APP
 from gateway.redis.client import Store, until_redis_answers
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import Settings
-from workers.hosting import caddy
-from workers.hosting.archives import ReleaseArchive
-from workers.hosting.release_files import read_release_manifest, write_url
-from workers.hosting.releases import Releases, Site, remove_folder
+from gateway.storage import open_storage, until_storage_answers
+from workers.hosting import archives, caddy, disk
+from workers.hosting.applier import Target
+from workers.hosting.archives import ARCHIVE_BYTES, BadArchive
+from workers.hosting.ownership import Owner
+from workers.hosting.release_files import ENVIRONMENT_FILE, MANIFEST_FILE, read_release_manifest, write_url
+from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
+FETCHES = 4  # at once
 MIN_FREE_BYTES = LIMITS.memory // 2  # of memory, to start one more app; most apps use far less than their limit
 START_SECONDS = 60.0  # in which a start command must answer
 SERVER_SECONDS = 30.0  # in which Caddy must start
@@ -47,20 +51,7 @@ DRAIN_SECONDS = 2.0  # for requests in progress, before a replaced release is st
 STOP_SECONDS = 15.0  # in which a release must stop before another one starts
 STOP_POLL_SECONDS = 0.05
 RETURN_SECONDS = 10.0  # in which an app that is served again should answer
-OVERDUE_SECONDS = 90.0  # after the end of a canary, when an unfinished canary has no builder
 OUTPUT_LINES = 100  # of a start command, copied to the deploy's log
-
-
-class DeployError(Exception):
-    """A reason for the failure of a deploy. Account holders see the message."""
-
-
-class Job(msgspec.Struct, frozen=True):
-    deploy: Deploy
-    app: App
-    write_line: Callable[[str], None]  # to the deploy's log
-    record_commit: Callable[[str], Awaitable[None]]
-    record_archive: Callable[[ReleaseArchive], Awaitable[None]]
 
 
 async def find_app(registry: Registry, app: str) -> App | None:
@@ -74,45 +65,140 @@ async def find_app(registry: Registry, app: str) -> App | None:
 
 
 class Serving:
-    """Serves releases on this host.
+    """Serves releases from this host's data folder. Implements `Applier`.
 
-    `find_app` returns the record of an app by its id or name. `builds`: whether this worker also builds. `runs_here`
-    tells whether this host runs the start commands of a site; without shared storage, it does.
+    `find_app` returns the record of an app by its id or name. `owner` knows which start commands run on this host.
+    `mark_suspended` marks a site whose app is suspended.
     """
 
     def __init__(
         self,
         settings: Settings,
         find_app: Callable[[str], Awaitable[App | None]],
-        *,
-        builds: bool = True,
-        runs_here: Callable[[Site], bool] = lambda _: True,
+        owner: Owner,
+        mark_suspended: Callable[[Site], None] = lambda _: None,
     ) -> None:
-        self._builds, self._runs_here = builds, runs_here
         self._settings, self._find_app = settings, find_app
+        self._owner, self._mark_suspended = owner, mark_suspended
         self._domain = settings.apps_domain.partition(":")[0]
-        self._releases = Releases(Path(settings.data_dir))
+        self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
         self._addresses_lock = asyncio.Lock()
+        self._fetched = self._releases.folder / "fetched"
+        self._fetching = asyncio.Semaphore(FETCHES)
+        self._checked: set[str] = set()  # deploys whose releases have passed the check here, and have not ended
+        self.outage = asyncio.Event()
+
+    async def open(self) -> None:
+        """Removes what the worker before this one was fetching."""
+        await run_in_thread(remove_folder, self._fetched)
+        self._fetched.mkdir(mode=0o700)
+
+    def set_current(self, current: bool) -> None:
+        catching_up = caddy.catching_up_file(self._releases.folder)
+        if current or self._owner.is_alone:  # otherwise other hosts may have continued without this one
+            catching_up.unlink(missing_ok=True)
+        else:
+            catching_up.touch()
+
+    def runs(self, wanted: Wanted) -> bool:
+        return wanted.address != "live" or self._owner.runs(wanted.app)
+
+    def note(self, wanted: Wanted) -> None:
+        if wanted.address == "live":
+            self._owner.set_need(wanted.app, wanted.account, needed=wanted.runs)
+
+    def _site(self, wanted: Wanted) -> Site:
+        return self._releases.site(wanted.account, wanted.app, wanted.address)
+
+    def _find_release(self, target: Target) -> tuple[Site, Path]:
+        site = self._site(target.wanted)
+        return site, site.release(target.deploy)
+
+    async def prepare(self, target: Target) -> None:
+        wanted = target.wanted
+        await run_in_thread(self._releases.claim_folder, wanted.account, wanted.app)
+        self._mark_suspended(self._site(wanted))
+        if wanted.runs and self.runs(wanted):
+            self._owner.allow(wanted.app)
+        elif wanted.runs:
+            self._owner.pass_on(wanted.app)
+
+    # -- fetch -----------------------------------------------------------------------------------------------
+
+    async def fetch(self, target: Target) -> None:
+        site, release = self._find_release(target)
+        expected = target.wanted.releases.get(target.deploy)
+        if expected is None:
+            raise DeployError(_explain_loss(target.deploy))
+        archive = ReleaseArchive(expected.digest, expected.size)
+        if archives.read_record(release) != archive:
+            async with self._fetching:
+                await run_in_thread(remove_folder, release)  # left by a worker that was stopped
+                fresh = await self._make_folder(site.app_id, target.deploy, archive)
+                archives.write_record(fresh, archive)
+                fresh.rename(release)
+        (release / ENVIRONMENT_FILE).unlink(missing_ok=True)
+        if expected.environment:
+            (release / ENVIRONMENT_FILE).touch(mode=0o600)
+            (release / ENVIRONMENT_FILE).write_text(expected.environment)
+        limit = self._settings.account_disk
+        if not await run_in_thread(disk.make_room, self._releases, target.wanted.account, release, limit * MIB):
+            await run_in_thread(remove_folder, release)
+            raise DeployError(disk.explain_limit(limit))
+
+    async def _make_folder(self, app_id: str, deploy_id: str, archive: ReleaseArchive) -> Path:
+        """Makes a folder with the files of the archive. Raises DeployError."""
+        fresh, packed, began = self._fetched / deploy_id, self._fetched / f"{deploy_id}.tar.gz", time.monotonic()
+        await run_in_thread(remove_folder, fresh)
+        for same in (self._releases.built / deploy_id, *await run_in_thread(self._releases.list_releases, app_id)):
+            if archives.read_record(same) == archive and await link_folder(same, fresh):
+                return fresh
+        try:
+            if not await until_storage_answers(lambda: self._try_to_fetch(app_id, deploy_id, packed)):
+                raise DeployError(_explain_loss(deploy_id))
+            fresh.mkdir(mode=0o755)
+            await archives.unpack(packed, archive, fresh)
+            logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
+        except StorageUnavailable:
+            raise DeployError("the storage does not answer; deploy again later") from None
+        except BadArchive as error:
+            raise DeployError(str(error)) from None
+        finally:
+            packed.unlink(missing_ok=True)
+        return fresh
+
+    async def _try_to_fetch(self, app_id: str, deploy_id: str, path: Path) -> bool:
+        key = archives.archive_key(app_id, deploy_id)
+        try:
+            found = await storage.fetch_object(self._storage, key, path, ARCHIVE_BYTES)
+        except StorageUnavailable:
+            self.outage.set()
+            raise
+        self.outage.clear()
+        return found
 
     # -- check, swap, canary ---------------------------------------------------------------------------------
 
-    async def check_health(self, job: Job) -> None:
-        site = self._releases.site(job.deploy)
-        release = site.release(job.deploy.id)
-        if (release / "start").exists():
-            if self._runs_here(site):
-                await self._check_start_command(job, release)
-        elif not (release / "files" / "index.html").is_file():
-            raise DeployError("GET / returned 404")
+    async def check(self, target: Target) -> None:
+        site, release = self._find_release(target)
+        if not (release / "start").exists():
+            if not (release / "files" / "index.html").is_file():
+                raise DeployError("GET / returned 404")
+        elif not self.runs(target.wanted):
+            return
+        elif site.is_suspended and not target.is_new:
+            self._start(target)  # the watchdog runs it once the suspension is lifted
+        else:
+            await self._check_start_command(target, site, release)
+            self._checked.add(target.deploy)
 
-    async def _check_start_command(self, job: Job, release: Path) -> None:
+    async def _check_start_command(self, target: Target, site: Site, release: Path) -> None:
         if (free := read_available_memory()) < MIN_FREE_BYTES:
-            logger.error("deploys.no_memory", app=job.app.id, available_mib=free // MIB)
+            logger.error("deploys.no_memory", app=site.app_id, available_mib=free // MIB)
             raise DeployError("this machine has no memory left for another app; stop one, or try again later")
-        site = self._releases.site(job.deploy)
         if site.current is not None:
-            await self._stop_first(site, site.release(site.current), release, job.deploy.id)
-        self.start(job)
+            await self._stop_first(site, site.release(site.current), release, target.deploy)
+        self._start(target)
         why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + START_SECONDS
         try:
             while time.monotonic() < ends:
@@ -121,7 +207,7 @@ class Serving:
                     raise DeployError(state.last)
                 if state.socket:
                     try:
-                        await self._request_root(Path(state.socket), self._host(job))
+                        await self._request_root(Path(state.socket), self._host(target))
                     except DeployError as error:
                         why = str(error)
                     else:
@@ -129,13 +215,13 @@ class Serving:
                 await asyncio.sleep(POLL_SECONDS)
             raise DeployError(f"the start command did not answer within {START_SECONDS:.0f} seconds: {why}")
         finally:
-            self._copy_output(job, release.name)
+            self._copy_output(target)
 
-    def start(self, job: Job) -> None:
-        """Starts the start command of a release, if it has one. The watchdog keeps it running."""
-        release = self._releases.site(job.deploy).release(job.deploy.id)
-        if (release / "start").exists():
-            name = host(job.app.name, job.deploy.kind, job.deploy.branch, self._settings.apps_domain)
+    def _start(self, target: Target) -> None:
+        """Starts the start command of the release, if it has one that runs here. The watchdog keeps it running."""
+        _, release = self._find_release(target)
+        if (release / "start").exists() and self.runs(target.wanted):
+            name = self._hosts(target.app, target.wanted.address, self._settings.apps_domain)[0]
             write_url(release, url_of(name, self._settings))
             self._releases.run(release)
 
@@ -155,24 +241,39 @@ class Serving:
                 return  # without a `sites` worker, nobody has noticed
             await asyncio.sleep(STOP_POLL_SECONDS)
 
-    def _copy_output(self, job: Job, deploy_id: str) -> None:
-        path = output_path(self._releases.folder, deploy_id)
+    def _copy_output(self, target: Target) -> None:
+        path = output_path(self._releases.folder, target.deploy)
         if path.exists():
-            for line in path.read_text(errors="replace").splitlines()[-OUTPUT_LINES:]:
-                job.write_line(line)
+            target.output.extend(path.read_text(errors="replace").splitlines()[-OUTPUT_LINES:])
 
-    async def swap(self, job: Job) -> None:
-        site = self._releases.site(job.deploy)
+    async def serve(self, target: Target) -> None:
+        """If the start command does not answer, a canary fails. Other steps serve the release anyway."""
+        site, _ = self._find_release(target)
+        if site.current == target.deploy:
+            self._start(target)
+            return
+        await self.fetch(target)
+        if target.deploy not in self._checked:
+            try:
+                await self.check(target)
+            except DeployError:
+                if target.is_new:
+                    raise
+        await self._swap(target, site)
+        if not target.is_new:
+            site.confirm(target.deploy)
+
+    async def _swap(self, target: Target, site: Site) -> None:
         async with self._addresses_lock:
             # Another account may have taken the app's name since the deploy began.
-            app = await self._find_app(job.app.id)
-            if app is None or app.account != job.app.account:
-                raise DeployError("the app was deleted, or now belongs to another account")
-            hosts = self._hosts(job.app, site.variant)
+            app = await self._find_app(site.app_id)
+            if app is None or app.account != target.wanted.account:
+                raise AppGone
+            hosts = self._hosts(target.app, site.variant)
             for name in hosts:
-                if await self._is_another_app_s(name, job.app, site):
+                if await self._is_another_app_s(name, target.app, site):
                     raise DeployError(f"the address {name} belongs to another app; rename one of the two")
-            site.swap(job.deploy.id, canary=job.deploy.kind == "live")
+            site.swap(target.deploy, canary=target.wanted.step == "canary")
             for name in hosts:
                 self._releases.serve_as(name, site)
             site.release_requests()
@@ -187,35 +288,21 @@ class Serving:
         namesake = await self._find_app(name.partition(".")[0]) if site.is_preview else None
         return namesake is not None and namesake.id != app.id
 
-    async def wait_for_server(self) -> None:
+    async def probe(self, target: Target) -> None:
+        """Raises DeployError unless Caddy answers for the app, and the start command keeps running."""
+        await self._wait_for_server()
+        if caddy.read_process(self._releases.folder) is None:
+            raise DeployError("no process serves the apps; is the `sites` worker running?")
+        await self._request_root(caddy.canary_socket(self._releases.folder), self._host(target))
+        if exits := read_state(self._releases.folder, target.deploy).exits:
+            self._copy_output(target)
+            raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
+
+    async def _wait_for_server(self) -> None:
         """Waits for this host's Caddy. It starts after this process, or after its host has caught up."""
         ends, socket = time.monotonic() + SERVER_SECONDS, caddy.canary_socket(self._releases.folder)
         while not await caddy.is_listening(socket) and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
-
-    async def watch_canary(self, job: Job) -> None:
-        await self.wait_for_server()
-        ends = time.monotonic() + self._settings.canary
-        while True:
-            await self.probe(job)
-            if (left := ends - time.monotonic()) <= 0:
-                self._releases.site(job.deploy).confirm(job.deploy.id)
-                return
-            await asyncio.sleep(min(self.canary_pause, left))
-
-    @property
-    def canary_pause(self) -> float:
-        """Seconds between requests of a canary."""
-        return min(1.0, self._settings.canary / 10)
-
-    async def probe(self, job: Job) -> None:
-        """Raises DeployError unless Caddy answers for the app, and the start command keeps running."""
-        if caddy.read_process(self._releases.folder) is None:
-            raise DeployError("no process serves the apps; is the `sites` worker running?")
-        await self._request_root(caddy.canary_socket(self._releases.folder), self._host(job))
-        if exits := read_state(self._releases.folder, job.deploy.id).exits:
-            self._copy_output(job, job.deploy.id)
-            raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
 
     async def _request_root(self, socket: Path, host_name: str) -> None:
         """Requests `/` at the socket. Raises DeployError unless the status is 2xx or 3xx."""
@@ -234,8 +321,10 @@ class Serving:
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
-    async def remove_replaced(self, job: Job) -> None:
-        site = self._releases.site(job.deploy)
+    async def finish(self, target: Target) -> None:
+        site, _ = self._find_release(target)
+        site.confirm(target.deploy)
+        self._checked.discard(target.deploy)
         replaced = [path.name for path in site.releases() if path.name != site.current]
         if any((self._releases.running / name).is_symlink() for name in replaced):
             await asyncio.sleep(DRAIN_SECONDS)
@@ -243,27 +332,25 @@ class Serving:
             self._releases.stop(name)
         await run_in_thread(site.prune)
 
-    async def undo(self, deploy: Deploy) -> None:
-        site = self._releases.site(deploy)
-        if site.account == deploy.account:
-            await self._serve_replaced(site, deploy.id, host(deploy.app, deploy.kind, deploy.branch, self._domain))
-        self._releases.stop(deploy.id)
-        await run_in_thread(remove_folder, site.release(deploy.id))
-        await run_in_thread(remove_folder, self._releases.builds / deploy.id)
-
-    async def _serve_replaced(self, site: Site, deploy_id: str, host_name: str) -> None:
-        """Serves the release that the deploy replaced. If it has a start command, wait until that answers."""
-        replaced = site.find_stopped(deploy_id) or site.find_replaced(deploy_id)
-        if replaced is not None and (replaced / "start").exists() and self._runs_here(site):
-            await self._stop_first(site, site.release(deploy_id), replaced, deploy_id)
+    async def resume(self, target: Target) -> None:
+        site, release = self._find_release(target)
+        self._checked.discard(target.deploy)
+        replaced = site.find_stopped(target.deploy) or site.find_replaced(target.deploy)
+        if replaced is not None and (replaced / "start").exists() and self.runs(target.wanted):
+            await self._stop_first(site, release, replaced, target.deploy)
             self._releases.run(replaced)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETURN_SECONDS):
-                    await self._until_it_answers(replaced, host_name)
-        undone = site.undo(deploy_id)
+                    await self._until_it_answers(replaced, self._host(target))
+        undone = site.undo(target.deploy)
         site.release_requests()
         if undone:
             await asyncio.sleep(DRAIN_SECONDS)
+
+    async def remove(self, target: Target) -> None:
+        await self.resume(target)
+        self._releases.stop(target.deploy)
+        await run_in_thread(remove_folder, self._find_release(target)[1])
 
     async def _until_it_answers(self, release: Path, host_name: str) -> None:
         while True:
@@ -273,34 +360,24 @@ class Serving:
                     return await self._request_root(Path(state.socket), host_name)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _undo_abandoned(self, in_progress: Set[str]) -> None:
-        """Undoes swaps and canaries whose builder was killed."""
-        for site in self._releases.sites():
-            if (deploy_id := site.unfinished) is not None and deploy_id not in in_progress:
-                await self._undo_canary(site, deploy_id)
-
-    async def _undo_canary(self, site: Site, deploy_id: str) -> None:
-        logger.warning("deploys.canary_abandoned", app=site.app_id, deploy=deploy_id)
-        await self._serve_replaced(site, deploy_id, f"{site.app_id}.{self._domain}")
-
-    async def undo_overdue(self) -> NoReturn:
-        """Undoes releases whose canaries should have ended long ago, because no live builder watches them."""
-        since: dict[str, float] = {}
-        while True:
-            now, sites = time.monotonic(), {site.unfinished: site for site in self._releases.sites()}
-            since = {deploy_id: since.get(deploy_id, now) for deploy_id in sites if deploy_id is not None}
-            for deploy_id, began in since.items():
-                if now - began > self._settings.canary + OVERDUE_SECONDS:
-                    try:
-                        await self._undo_canary(sites[deploy_id], deploy_id)
-                    except (OSError, DeployError) as error:  # such as a full disk; the next round tries again
-                        logger.error("deploys.canary_left", deploy=deploy_id, error=str(error))
-            await asyncio.sleep(OVERDUE_SECONDS / 4)
-
-    async def tidy(self, in_progress: Set[str]) -> None:
-        await self._undo_abandoned(in_progress)
+    async def tidy(self, deploys: Set[str]) -> None:
         apps = await self._tidy_addresses()
-        await run_in_thread(self._releases.tidy, apps, in_progress, builds=self._builds)
+        await run_in_thread(self._releases.tidy, apps, deploys)
+
+    async def list_served(self) -> list[Wanted]:
+        """Without shared storage only: releases that other hosts may have replaced must not come back."""
+        return await run_in_thread(self._describe_sites) if self._owner.is_alone else []
+
+    def _describe_sites(self) -> list[Wanted]:
+        found = []
+        for site in self._releases.sites():
+            if site.current is not None and site.account:
+                releases = {path.name: known for path in site.releases() if (known := _describe_release(path))}
+                step: Step = "live" if site.unverified is None else "undo"
+                replaced = site.find_replaced(site.current)
+                served = "" if replaced is None else replaced.name
+                found.append(Wanted(site.account, site.app_id, site.variant, step, site.current, served, releases))
+        return found
 
     async def _tidy_addresses(self) -> Set[str]:
         """Serves each app at its present addresses. Returns the ids of the existing apps."""
@@ -386,26 +463,38 @@ class Serving:
 
     # -- names -----------------------------------------------------------------------------------------------
 
-    def _host(self, job: Job) -> str:
-        return host(job.app.name, job.deploy.kind, job.deploy.branch, self._domain)
+    def _host(self, target: Target) -> str:
+        return self._hosts(target.app, target.wanted.address)[0]
 
-    def _hosts(self, app: App, variant: str) -> list[str]:
+    def _hosts(self, app: App, variant: str, domain: str = "") -> list[str]:
+        """Returns the host names of an address, the service's own first. `domain` may have a port."""
+        domain = domain or self._domain
         if variant != "live":
             branch = variant.removeprefix("p-") if variant.startswith("p-") else None
-            return [host(app.name, "preview", branch, self._domain)]
+            return [host(app.name, "preview", branch, domain)]
         custom = [app.customDomain] if app.customDomain and app.customDomainVerified else []
         custom = [
             name for name in custom if not name.endswith(f".{self._domain}")
         ]  # such a name may belong to another app
-        return [host(app.name, "live", None, self._domain), *custom]
+        return [host(app.name, "live", None, domain), *custom]
+
+
+def _explain_loss(deploy_id: str) -> str:
+    return f"the release of {deploy_id} is no longer kept; deploy its source again"
+
+
+def _describe_release(release: Path) -> Release | None:
+    """Describes a release on disk, as records do. Returns None if it has no archive."""
+    archive = archives.read_record(release)
+    if archive is None:
+        return None
+    environment, manifest = (
+        path.read_text() if path.exists() else "" for path in (release / ENVIRONMENT_FILE, release / MANIFEST_FILE)
+    )
+    return Release(archive.digest, archive.size, (release / "start").exists(), environment, manifest)
 
 
 def _may_overlap(*releases: Path) -> bool:
     """Returns whether the releases may run at the same time, on the same data."""
     manifests = [read_release_manifest(release) for release in releases if (release / "start").exists()]
     return len(manifests) < len(releases) or all(each is None or each.overlap for each in manifests)
-
-
-async def run_in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Runs the work in a thread, and waits for its end even if canceled, because the next step relies on its end."""
-    return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))

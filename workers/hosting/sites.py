@@ -1,8 +1,8 @@
 """The worker that decides what this host serves: it runs Caddy (`caddy.py`) and the apps (`watchdog.py`).
 
 Only the data folder determines which releases are served and run (`releases.py`). So the worker works without Redis and
-the builder, and restarts independently of them. With shared storage, `host_agent.py` updates the data folder. Caddy and
-the apps keep running while the worker is stopped, and the next worker adopts them.
+the builder, and restarts independently of them. `host_agent.py` updates the data folder when a builder wants it. Caddy
+and the apps keep running while the worker is stopped, and the next worker adopts them.
 
 One process per data folder works, and a second one stands by.
 """
@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -20,6 +21,8 @@ import structlog
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.deploys.serving import Records
+from gateway.deploys.states import Deploys
 from gateway.errors import ServiceError
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
@@ -27,14 +30,16 @@ from gateway.ids import new_id, now_iso
 from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store
 from gateway.settings import Settings
+from gateway.storage import open_storage
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.data_agent import DataAgent
 from workers.hosting.host_agent import HostAgent
+from workers.hosting.ownership import AlwaysOwner, Owner, Ownership
 from workers.hosting.packing import DataPacker
 from workers.hosting.releases import Releases, exclusive_lock
-from workers.hosting.serving import Serving
+from workers.hosting.serving import Serving, find_app
 from workers.hosting.sleep import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import LIMITS, Watchdog
@@ -59,7 +64,7 @@ async def run(settings: Settings) -> None:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
         await stack.enter_async_context(run_in_background(keep_heartbeat(reporter.store, "sites")))
         sandbox = open_sandbox(settings, APP_USERS)
-        parts, packer, agent = [], None, None
+        parts, packer = [], None
         suspensions = Suspensions(reporter.store, releases)
         await suspensions.catch_up()  # before any app runs
         try:
@@ -76,27 +81,52 @@ async def run(settings: Settings) -> None:
             )
             parts.append(await stack.enter_async_context(run_in_background(watchdog.run())))
             packer = DataPacker(settings, reporter.registry, sandbox)
-        if settings.storage_url:
-            agent = await stack.enter_async_context(aclosing(HostAgent(settings, packer, suspensions.mark)))
-            parts.append(await stack.enter_async_context(run_in_background(agent.ownership.run())))
+        agent, serving, owner = make_agent(settings, reporter.registry, releases, packer, suspensions)
+        await stack.enter_async_context(aclosing(agent))
+        await serving.open()
+        parts.append(await stack.enter_async_context(run_in_background(owner.run())))
         if packer is not None:
-            owns = agent.ownership.has_data if agent is not None else lambda _: True
-            data_agent = DataAgent(settings, reporter.registry, packer, owns)
+            data_agent = DataAgent(settings, reporter.registry, packer, owner.has_data)
             parts.append(await stack.enter_async_context(run_in_background(data_agent.run())))
-        if agent is not None:
-            await agent.catch_up()
-            parts.append(await stack.enter_async_context(run_in_background(agent.run())))
+        if owner.is_alone:
+            serving.set_current(True)
         else:
-            caddy.catching_up_file(folder).unlink(missing_ok=True)
-            serving = Serving(settings, reporter.registry.find_app, builds=False)
-            await stack.enter_async_context(run_in_background(serving.undo_overdue()))
+            await agent.catch_up()
+        parts.append(await stack.enter_async_context(run_in_background(agent.run())))
+        parts.append(await stack.enter_async_context(run_in_background(serving.follow_changes(reporter.store))))
         parts.append(await stack.enter_async_context(run_in_background(suspensions.run())))
         parts.append(await stack.enter_async_context(run_in_background(_keep_serving(settings, folder))))
-        if agent is not None:
-            stack.push_async_callback(agent.ownership.leave)
+        stack.push_async_callback(owner.leave)
         end_if_canceled()  # a step above may have lost it
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
+
+
+def make_agent(
+    settings: Settings, registry: Registry, releases: Releases, packer: DataPacker | None, suspensions: Suspensions
+) -> tuple[HostAgent, Serving, Owner]:
+    """Makes what follows the records, what serves them, and what knows which start commands run here.
+
+    Without a `packer`, this host runs no apps.
+    """
+    find_address, host = partial(find_app, registry), releases.folder_id()
+    owner: Owner = AlwaysOwner()
+    if settings.storage_url:
+        owner = Ownership(
+            settings,
+            registry.store,
+            open_storage(settings),
+            releases,
+            Deploys(settings, registry),
+            packer,
+            registry.find_app,
+            lambda app_id: agent.repeat_step(app_id),
+            lambda: agent.is_ready(),
+        )
+    serving = Serving(settings, find_address, owner, suspensions.mark)
+    records = Records(registry.store, "" if settings.storage_url else host)
+    agent = HostAgent(records, host, serving, find_address, settings.canary)
+    return agent, serving, owner
 
 
 async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:

@@ -13,11 +13,10 @@ from typing import NoReturn
 import structlog
 
 from gateway.accounts.suspended import SuspendedList
-from gateway.cancellation import end_if_canceled
+from gateway.cancellation import end_if_canceled, run_in_thread
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
 from workers.hosting.releases import Releases, Site
-from workers.hosting.serving import run_in_thread
 
 logger = structlog.get_logger()
 

@@ -5,9 +5,7 @@ A sweep counts the time of all streams and connections; there is no timer for ea
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -51,14 +49,8 @@ class Provider:
     # -- the credential --------------------------------------------------------------------------------------
 
     def read_key(self) -> None:
-        """Reads the key from the settings or their file. Each probe does so again, so a replaced key takes effect."""
-        key = self._settings.provider_key
-        if self._settings.provider_key_file:
-            try:
-                key = Path(self._settings.provider_key_file).read_text().strip()
-            except (OSError, UnicodeDecodeError):
-                key = ""
-        self._key = key if re.fullmatch(r"[\x21-\x7e]+", key) else ""
+        """Reads the key. Each probe does so again, so a replaced key takes effect."""
+        self._key = self._settings.read_provider_key()
         parts = urlsplit(self._settings.provider_url)
         self._head = (
             f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\n"

@@ -1,18 +1,12 @@
 """Deploys are rolled back, promoted and canceled, or refused, over HTTP. The test is the outside engine."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from gateway.accounts.registry import Registry
-from gateway.accounts.vault import Vault
-from gateway.deploys.actions import DeployActions
-from gateway.deploys.states import Deploys
-from gateway.errors import TarballGone
+from gateway.deploys.serving import Records, Release, Wanted
 from gateway.redis.client import Store
-from gateway.settings import Settings
 from tests.support.accounts import Account
 from tests.support.deploys import a_hook, an_app, publish, queued_events, report_phase, report_phases, trigger
 from tests.support.gateway_process import Gateway
@@ -133,22 +127,22 @@ async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway, account: Acc
     assert "roll back" in (await refused(account, f"/account/deploys/{checked}/cancel"))[2]
 
 
-async def test_a_release_that_is_missing_on_this_host(
-    gw: Gateway, tmp_path: Path, account: Account, store: Store
-) -> None:
-    """With a shared storage, other hosts may have it. Without one, it is refused at once."""
+async def test_a_release_that_no_record_names_is_refused_at_once(gw: Gateway, account: Account, store: Store) -> None:
+    """Without any record, as with an outside engine, it may be kept."""
     name = await an_app(account)
     first = await live(gw, account, name)
-    await live(gw, account, name)
-    registry = Registry(store, Vault(""))
-    app = await registry.find_app(name)
-    assert app is not None
-    (tmp_path / "releases" / app.id).mkdir(parents=True)
-    alone = Settings(data_dir=str(tmp_path), deploy_engine="local")
-    shared = replace(alone, storage_url=f"file://{tmp_path}")
-    with pytest.raises(TarballGone):
-        await DeployActions(alone, Deploys(alone, registry)).roll_back(app, first)
-    assert await DeployActions(shared, Deploys(shared, registry)).roll_back(app, first)
+    second = await live(gw, account, name)
+    records = Records(store)
+    kept = {deploy: Release("digest", 1) for deploy in (first, second)}
+    wanted = Wanted(account.id, name, "live", "live", second, first, kept)
+    await records.write("", wanted, "")
+    [(text, _)] = (await records.read(account.id, name)).values()
+    await records.write(text, replace(wanted, releases={second: kept[second]}), "")
+    body = {"deployId": first}
+    assert (await refused(account, f"/account/apps/{name}/rollback", body))[:2] == (410, "TARBALL_GONE")
+    assert (await refused(account, f"/account/apps/{name}/rollback"))[:2] == (409, "NO_DEPLOY_YET")
+    await records.remove_address(account.id, name, "live")
+    assert (await account.call("POST", f"/account/apps/{name}/rollback", body)).status_code == 202
 
 
 async def test_the_quota_counts_rollbacks(gw: Gateway, account: Account, app: str) -> None:

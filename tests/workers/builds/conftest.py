@@ -12,7 +12,7 @@ from tests.support.deployment import Host, host_on, hosting
 from tests.support.fixtures import folder_fixture
 from tests.support.redis_servers import free_port
 
-TIDY = "workers.builds.builder.TIDY_SECONDS"
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.hosting.host_agent.TIDY_SECONDS": 0.3}
 CANARY = {"GATEWAY_CANARY": "0.2"}
 
 
@@ -35,7 +35,7 @@ async def own(idle: Host) -> AsyncIterator[Host]:
 @folder_fixture
 async def busy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
     async with FakeProvider() as provider, hosting(provider, tmp_path_factory.mktemp("busy"), **CANARY) as host:
-        await host.worker("deploys", "webhooks", constants={TIDY: 0.3})
+        await host.worker("deploys", "webhooks", constants=OFTEN)
         yield host
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BUILD = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}
-OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2}
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.hosting.host_agent.TIDY_SECONDS": 0.2}
 # The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
 

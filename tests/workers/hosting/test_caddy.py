@@ -17,7 +17,8 @@ from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from workers.hosting import caddy
-from workers.hosting.serving import Job, Serving
+from workers.hosting.ownership import AlwaysOwner
+from workers.hosting.serving import Serving
 
 SHOP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
 FILES: dict[str, str | bytes] = {
@@ -307,9 +308,8 @@ async def test_a_data_folder_may_have_a_long_path() -> None:
         hosting.publish("dep_1", {"index.html": "far"})
         async with hosting.served():
             assert (await hosting.ask("/")).body == b"far"
-            serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), find_nothing)
-            await serving.wait_for_server()
-            await serving.probe(Job(hosting.deploy("dep_1"), SHOP, print, find_nothing, find_nothing))
+            settings = Settings(data_dir=str(hosting.folder), apps_domain="apps.test")
+            await Serving(settings, find_nothing, AlwaysOwner()).probe(hosting.target(hosting.deploy("dep_1"), SHOP))
 
 
 async def find_nothing(_: object) -> None: ...

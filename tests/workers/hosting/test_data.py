@@ -224,7 +224,7 @@ def test_only_files_of_its_owners_are_given(tmp_path: Path) -> None:
 
 
 async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(apps: Apps, hosting: Hosting) -> None:
-    hosting.releases.serve_as(HOST, hosting.releases.site(hosting.deploy("dep_1")))
+    hosting.releases.serve_as(HOST, hosting.site(hosting.deploy("dep_1")))
     began = asyncio.get_running_loop().time()
     apps.publish(
         "dep_1", "[ -e $DATA_DIR/big ] || head -c 6000000 /dev/zero > $DATA_DIR/big; echo done; exec sleep 1000"
@@ -237,7 +237,7 @@ async def test_an_app_beyond_its_limit_is_stopped_until_it_fits(apps: Apps, host
     assert data.used > 6_000_000
     assert "larger than its plan allows" in read_state(hosting.folder, "dep_1").last
     async with hosting.served():
-        await wait_until(lambda: (hosting.releases.site(hosting.deploy("dep_1")).folder / "stopped").exists(), 10)
+        await wait_until(lambda: (hosting.site(hosting.deploy("dep_1")).folder / "stopped").exists(), 10)
         said = await hosting.ask("/")
         assert (said.status, said.headers["retry-after"]) == (503, "5")
     await apps.stop()

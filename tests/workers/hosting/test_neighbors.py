@@ -170,7 +170,7 @@ async def test_hosts_with_certificates_speak_tls_to_each_other() -> None:
 
 def test_an_address_that_changes_replaces_the_one_before(tmp_path: Path) -> None:
     hosting = Hosting(tmp_path)
-    site, neighbors = hosting.releases.site(hosting.deploy("dep_1")), Neighbors(tmp_path)
+    site, neighbors = hosting.site(hosting.deploy("dep_1")), Neighbors(tmp_path)
     for address in ("10.0.0.1:80", "[fd00::1]:8080"):
         neighbors.pass_on(site, "ab12", address)
         assert [path.name for path in (site.folder / "owner").iterdir()] == [address]

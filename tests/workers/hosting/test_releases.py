@@ -35,10 +35,10 @@ def hosting() -> Iterator[Hosting]:
 
 
 def test_each_kind_of_deploy_has_its_own_site(hosting: Hosting) -> None:
-    live = hosting.releases.site(hosting.deploy("dep_1"))
-    stable = hosting.releases.site(hosting.deploy("dep_2", kind="preview"))
-    branch = hosting.releases.site(hosting.deploy("dep_3", kind="preview", branch="Feature/One!"))
-    same = hosting.releases.site(hosting.deploy("dep_4", kind="preview", branch="feature one"))
+    live = hosting.site(hosting.deploy("dep_1"))
+    stable = hosting.site(hosting.deploy("dep_2", kind="preview"))
+    branch = hosting.site(hosting.deploy("dep_3", kind="preview", branch="Feature/One!"))
+    same = hosting.site(hosting.deploy("dep_4", kind="preview", branch="feature one"))
     assert [site.variant for site in (live, stable, branch)] == ["live", "preview", "p-feature-one"]
     assert same.folder == branch.folder
     assert {site.folder for site in hosting.releases.sites()} == {live.folder, stable.folder, branch.folder}
@@ -139,11 +139,14 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     started("dep_3", "here", swap=False)
     gone = started("dep_4", "gone", swap=True)
     (hosting.releases.running / "dep_5").symlink_to("../releases/none/live/dep_5")
+    folders = (hosting.releases.builds, hosting.releases.built)
     for build in ("dep_3", "dep_6"):
-        (hosting.releases.builds / build / "source").mkdir(parents=True)
+        for folder in folders:
+            (folder / build / "source").mkdir(parents=True)
+    hosting.releases.tidy_builds({"dep_3"})
     hosting.releases.tidy(["here"], {"dep_3"})
     assert {path.name for path in hosting.releases.running.iterdir()} == {"dep_1", "dep_3"}
-    assert [path.name for path in hosting.releases.builds.iterdir()] == ["dep_3"]
+    assert [[path.name for path in folder.iterdir()] for folder in folders] == [["dep_3"], ["dep_3"]]
     assert gone.release("dep_4").is_dir(), "its record may have been lost"
     marker = gone.folder.parent / "gone"
     since = marker.stat().st_mtime
@@ -178,7 +181,7 @@ def test_the_release_that_an_unverified_one_replaced_keeps_running(hosting: Host
 def test_the_number_of_previews_is_bounded(hosting: Hosting) -> None:
     hosting.publish("dep_0", {"index.html": "live"})
     for number in range(KEPT_PREVIEWS + 2):
-        site = hosting.releases.site(hosting.deploy(f"dep_{number}", kind="preview", branch=f"b{number}"))
+        site = hosting.site(hosting.deploy(f"dep_{number}", kind="preview", branch=f"b{number}"))
         os.utime(site.folder, (number, number))
     hosting.releases.tidy(["shop"], set())
     variants = {site.variant for site in hosting.releases.sites()}
@@ -271,6 +274,7 @@ def test_tidying_continues_after_a_failed_step(hosting: Hosting, monkeypatch: py
     link = hosting.releases.running / "dep_9"
     link.symlink_to(link)  # a circle: can't be resolved
     (hosting.releases.running / "dep_8").symlink_to("../releases/none/live/dep_8")
+    hosting.releases.tidy_builds(set())
     hosting.releases.tidy(["broken"], set())
     assert list(hosting.releases.builds.iterdir()) == []
     assert (gone.folder.parent / "gone").exists()

@@ -1,6 +1,5 @@
-"""Deploys whose app was deleted or moved, and canaries whose builder died."""
+"""Deploys whose app was deleted or moved."""
 
-import asyncio
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,12 @@ import pytest
 
 from gateway.accounts.records import App
 from gateway.deploys.addresses import host
+from gateway.deploys.states import DeployError
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
 from tests.support.hosted_apps import Hosting
-from tests.support.polling import wait_until
-from workers.hosting import serving as module
-from workers.hosting.serving import DeployError, Job, Serving
+from workers.hosting.ownership import AlwaysOwner
+from workers.hosting.serving import Serving
 
 APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
 
@@ -30,24 +29,22 @@ class Apps:
         return self.found if app == APP.id else None
 
 
-async def nothing(_: object) -> None: ...
-
-
 @pytest.mark.parametrize("found", [None, msgspec.structs.replace(APP, account="acc_2")], ids=["deleted", "moved"])
 async def test_the_deploy_of_a_deleted_app_gets_no_address(tmp_path: Path, found: App | None) -> None:
     """The name may belong to another account's app by now."""
     hosting = Hosting(tmp_path)
     apps = Apps(APP)
-    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), apps.find)
-    job = Job(hosting.deploy("dep_1"), APP, print, nothing, nothing)
-    site = hosting.build(job.deploy, {"index.html": "x"})
+    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), apps.find, AlwaysOwner())
+    deploy = hosting.deploy("dep_1")
+    site = hosting.build(deploy, {"index.html": "x"})
+    target = hosting.target(deploy, APP, "canary")
     apps.found = found
     with pytest.raises(DeployError, match="deleted"):
-        await serving.swap(job)
+        await serving.serve(target)
     assert site.current is None
     assert not list((hosting.folder / "addresses").iterdir())
     apps.found = APP
-    await serving.swap(job)
+    await serving.serve(target)
     assert site.current == "dep_1"
 
 
@@ -77,30 +74,13 @@ async def deploy_both(folder: Path, victim: App, attacker: App, kind: Kind) -> N
     async def find_app(app: str) -> App | None:
         return apps.get(app) or next((each for each in apps.values() if each.name == app), None)
 
-    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), find_app)
+    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), find_app, AlwaysOwner())
     try:
         for number, app in enumerate((victim, attacker)):
             deploy = hosting.deploy(f"dep_{number}", app.id, kind)
             deploy = msgspec.structs.replace(deploy, app=app.name, account=app.account)
             hosting.build(deploy, {"index.html": app.id})
-            await serving.swap(Job(deploy, app, print, nothing, nothing))
+            await serving.serve(hosting.target(deploy, app, "live"))
     finally:
         served = hosting.folder / "addresses" / host(victim.name, kind, None, "apps.test")
         assert (served / "current" / "files" / "index.html").read_text() == victim.id
-
-
-async def test_a_canary_without_a_builder_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds even if all builders are dead."""
-    monkeypatch.setattr(module, "OVERDUE_SECONDS", 0.2)
-    monkeypatch.setattr(module, "DRAIN_SECONDS", 0)
-    hosting = Hosting(tmp_path)
-    for number in (1, 2):
-        site = hosting.build(hosting.deploy(f"dep_{number}"), {"index.html": "x"})
-        site.swap(f"dep_{number}", canary=number == 2)
-    serving = Serving(Settings(data_dir=str(hosting.folder), canary=1.8), Apps(APP).find, builds=False)
-    watching = asyncio.create_task(serving.undo_overdue())
-    await asyncio.sleep(0.3)
-    assert site.current == "dep_2", "it may still be in progress"
-    await wait_until(lambda: site.current == "dep_1")
-    assert site.unverified is None
-    watching.cancel()

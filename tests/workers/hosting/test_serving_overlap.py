@@ -10,6 +10,8 @@ import pytest_asyncio
 
 from gateway.accounts.records import App
 from gateway.deploys.manifest import Manifest, ManifestBuild
+from gateway.deploys.serving import Step
+from gateway.deploys.states import DeployError
 from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import DOMAIN, HOST, Hosting
@@ -17,8 +19,10 @@ from tests.support.polling import wait_until
 from tests.support.watched_apps import Watch, watching
 from workers.hosting import caddy
 from workers.hosting import serving as module
+from workers.hosting.applier import Target
+from workers.hosting.ownership import AlwaysOwner
 from workers.hosting.release_files import write_release_manifest
-from workers.hosting.serving import DeployError, Job, Serving
+from workers.hosting.serving import Serving
 
 APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
 # It logs its life, and answers with the name of its release.
@@ -39,42 +43,39 @@ class Shop:
 
     def __init__(self, watch: Watch, hosting: Hosting) -> None:
         self.watch, self.hosting = watch, hosting
-        self.serving = self.make_serving(canary=0.5)
-        self.site = hosting.releases.site(hosting.deploy("dep_1"))
+        self.canary = 0.5
+        settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
+        self.serving = Serving(settings, self.find_app, AlwaysOwner())
+        self.site = hosting.site(hosting.deploy("dep_1"))
         self.lines: list[str] = []
         self.answers: list[str] = []
         self.longest = 0.0  # seconds
         self.may_fail = False
         self.over = False
 
-    def make_serving(self, canary: float) -> Serving:
-        settings = Settings(data_dir=str(self.hosting.folder), apps_domain=DOMAIN, canary=canary)
-        return Serving(settings, self.find_app, builds=False)
-
     async def find_app(self, _: str) -> App:
         return APP
 
-    def job(self, deploy_id: str) -> Job:
-        async def record(_: object) -> None: ...
+    def target(self, deploy_id: str, step: Step = "check") -> Target:
+        return self.hosting.target(self.hosting.deploy(deploy_id), APP, step, "dep_1" if deploy_id > "dep_1" else "")
 
-        return Job(self.hosting.deploy(deploy_id), APP, self.lines.append, record, record)
-
-    def build(self, deploy_id: str, start: str = "exec node server.js", *, overlap: bool = False) -> Job:
-        job = self.job(deploy_id)
-        self.hosting.build(job.deploy, {"server.js": SERVER, "name": deploy_id}, start)
+    def build(self, deploy_id: str, start: str = "exec node server.js", *, overlap: bool = False) -> None:
+        self.hosting.build(self.hosting.deploy(deploy_id), {"server.js": SERVER, "name": deploy_id}, start)
         manifest = Manifest(build=ManifestBuild(start=start, overlap=overlap))
         write_release_manifest(self.site.release(deploy_id), manifest)
-        return job
 
     async def deploy(self, deploy_id: str, **more: str) -> None:
-        job = self.build(deploy_id, **more)  # type: ignore[arg-type]
+        self.build(deploy_id, **more)  # type: ignore[arg-type]
         try:
-            await self.serving.check_health(job)
-            await self.serving.swap(job)
-            await self.serving.watch_canary(job)
-            await self.serving.remove_replaced(job)
+            await self.serving.check(self.target(deploy_id))
+            canary, ends = self.target(deploy_id, "canary"), asyncio.get_running_loop().time() + self.canary
+            await self.serving.serve(canary)
+            while asyncio.get_running_loop().time() < ends:
+                await self.serving.probe(canary)
+                await asyncio.sleep(0.1)
+            await self.serving.finish(self.target(deploy_id, "live"))
         except DeployError:
-            await self.serving.undo(job.deploy)
+            await self.serving.remove(self.target(deploy_id, "undo"))
             raise
 
     async def visit(self, client: aiohttp.ClientSession, number: int) -> None:
@@ -125,7 +126,7 @@ async def test_the_former_release_ends_before_the_next_one_begins(shop: Shop) ->
 
 @pytest.mark.parametrize("start", ["exit 3", "node server.js & sleep 2; exit 3"], ids=["health check", "canary"])
 async def test_a_deploy_that_fails_starts_the_former_release_again(shop: Shop, start: str) -> None:
-    shop.serving, shop.may_fail = shop.make_serving(canary=3), "server.js" in start
+    shop.canary, shop.may_fail = 3, "server.js" in start
     with pytest.raises(DeployError):
         await shop.deploy("dep_2", start=start)
     assert shop.site.current == "dep_1"
@@ -138,12 +139,12 @@ async def test_a_deploy_that_fails_starts_the_former_release_again(shop: Shop, s
 
 
 async def test_a_builder_that_dies_leaves_no_app_stopped(shop: Shop) -> None:
-    job = shop.build("dep_2")
-    checking = asyncio.create_task(shop.serving.check_health(job))
+    shop.build("dep_2")
+    checking = asyncio.create_task(shop.serving.check(shop.target("dep_2")))
     await wait_until(lambda: (shop.hosting.releases.running / "dep_2").is_symlink(), 20)
     checking.cancel()
     await asyncio.gather(checking, return_exceptions=True)
-    await shop.serving.tidy(set())
+    await shop.serving.resume(shop.target("dep_2"))
     assert shop.site.current == "dep_1"
     await wait_until(lambda: shop.watch.state("dep_1").socket, 10)
     count = len(shop.answers)

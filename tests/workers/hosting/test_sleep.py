@@ -68,7 +68,7 @@ async def shop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
         async with watching(hosting, monkeypatch) as watch, hosting.served():
             watch.sleeps_after = SLEEP_SECONDS
             watch.publish("dep_1", server=SERVER)
-            hosting.releases.serve_as(HOST, hosting.releases.site(hosting.deploy("dep_1")))
+            hosting.releases.serve_as(HOST, hosting.site(hosting.deploy("dep_1")))
             shop = Shop(watch, hosting)
             async with shop.client:
                 yield shop
@@ -184,7 +184,7 @@ async def test_a_replaced_app_that_sleeps_is_removed(shop: Shop) -> None:
     shop.watch.sleeps_after = None
     shop.watch.build("dep_2", server=SERVER)
     born = await shop.watch.ask("dep_2")
-    shop.hosting.releases.site(shop.hosting.deploy("dep_2")).swap("dep_2")
+    shop.hosting.site(shop.hosting.deploy("dep_2")).swap("dep_2")
     shop.hosting.releases.stop("dep_1")
     await wait_until(lambda: not [*shop.hosting.releases.running.glob("dep_1*")], 10)
     assert await shop.ask() == born

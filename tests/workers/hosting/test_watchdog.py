@@ -55,7 +55,7 @@ async def test_an_app_runs_alone(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.start()
     who = eval(await watch.ask("dep_1", "/who"))
-    assert who["cwd"] == str(watch.hosting.releases.site(watch.hosting.deploy("dep_1")).release("dep_1") / "app")
+    assert who["cwd"] == str(watch.hosting.site(watch.hosting.deploy("dep_1")).release("dep_1") / "app")
     assert (who["uid"] in USERS) == (os.geteuid() == 0)
     assert await watch.ask("dep_1", "/write") == "kept"
     assert await watch.ask("dep_1", "/deface") == "EROFS"
@@ -285,7 +285,7 @@ async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: 
     secret = f"secret-{secrets.token_hex(8)}"
     watch.publish("dep_1", 'echo "it is $TOKEN"; exec node server.js')
     vault = Vault(base64.b64encode(os.urandom(32)).decode())
-    write_environment(hosting.releases.site(hosting.deploy("dep_1")).release("dep_1"), {"TOKEN": secret}, vault)
+    write_environment(hosting.site(hosting.deploy("dep_1")).release("dep_1"), {"TOKEN": secret}, vault)
     watch.vault = vault
     watch.start()
     await watch.ask("dep_1")
@@ -296,7 +296,7 @@ async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: 
 async def test_nothing_fails_while_running_releases_are_swapped(watch: Watch, hosting: Hosting) -> None:
     watch.publish("dep_1")
     watch.publish("dep_2")
-    site = hosting.releases.site(hosting.deploy("dep_1"))
+    site = hosting.site(hosting.deploy("dep_1"))
     hosting.releases.serve_as(HOST, site)
     watch.start()
     for deploy_id in ("dep_1", "dep_2"):

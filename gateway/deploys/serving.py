@@ -1,7 +1,8 @@
 """The serving records in Redis: one record per address of an app, and the hosts' answers.
 
 A builder writes the record of an address for each step of a deploy. Every host follows the records of all addresses and
-answers each step. A host that was away needs no history, because each record has the current step.
+answers each step. A host that was away needs no history, because each record has the current step. One host is a
+cluster of one.
 
 | step | action of a host |
 | --- | --- |
@@ -11,6 +12,10 @@ answers each step. A host that was away needs no history, because each record ha
 | `undo` | serves `served` again, and removes the release |
 
 One host runs the start command of a live address. Only that host starts it and checks it in these steps.
+
+All hosts read the releases from one storage. Without shared storage, it is the data folder of one host. Redis then
+remembers the id of this folder for a week after its last heartbeat. A host or a builder with another data folder, such
+as an empty one on a new machine, stands by: it does not have the apps, and visitors could not reach what it serves.
 """
 
 import secrets
@@ -21,19 +26,31 @@ import msgspec
 import structlog
 
 from gateway.deploys import scripts
-from gateway.deploys.addresses import address
-from gateway.deploys.states import Deploy, StaleDeploy
-from gateway.keys import PARTITION_TAGS, answers_key, partition_tag, served_apps_key, serving_key, tagged_serving_key
+from gateway.deploys.states import StaleDeploy
+from gateway.keys import (
+    HOSTS_KEY,
+    PARTITION_TAGS,
+    answers_key,
+    partition_tag,
+    served_apps_key,
+    serving_key,
+    tagged_serving_key,
+)
 from gateway.redis.client import Store
-from workers.hosting.archives import ReleaseArchive
 
 logger = structlog.get_logger()
 
 HOST_LIFETIME_SECONDS = 15.0  # without a heartbeat, after which a host does not count
+FOLDER_SECONDS = 7 * 86_400  # after the last heartbeat, in which Redis remembers the folder that holds the apps
 ANSWER_SECONDS = 3_600  # that answers are kept
 BATCH_RECORDS = 100  # read in one round trip
 
 Step = Literal["check", "canary", "live", "undo"]
+
+
+class ReleaseArchive(msgspec.Struct, frozen=True):
+    digest: str  # SHA-256 of the archive, hexadecimal
+    size: int  # of the archive, bytes
 
 
 class Release(ReleaseArchive, frozen=True):
@@ -74,46 +91,45 @@ class HostAnswer(msgspec.Struct, frozen=True):
     token: str
     ok: bool
     reason: str = ""
+    served: bool = False  # whether visitors got the release before this host failed, in the canary
     good_probes: int = 0  # in the canary so far
     output: list[str] = []  # the last lines of a start command
     runs: bool = False  # whether this host runs the start command, if there is one
 
 
 class Records:
-    """The serving records. Every method raises BackboneUnavailable."""
+    """The serving records. Every method raises BackboneUnavailable.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    `folder`: the id of the data folder that is the storage; '' for a shared storage.
+    """
+
+    def __init__(self, store: Store, folder: str = "") -> None:
+        self._store, self._folder = store, folder
 
     async def read(self, account: str, app_id: str) -> dict[str, tuple[str, Wanted]]:
         """Reads the records of an app: for each address, the stored text and the decoded record."""
         found: dict[str, str] = await self._store.client.hgetall(serving_key(account, app_id))
         return {name: (text, msgspec.json.decode(text, type=Wanted)) for name, text in found.items()}
 
-    async def write(self, deploy: Deploy, before: str, wanted: Wanted, state: str) -> None:
+    async def list_kept(self, account: str, app_id: str) -> set[str]:
+        """Returns the ids of the deploys whose releases are kept."""
+        return {deploy for _, wanted in (await self.read(account, app_id)).values() for deploy in wanted.releases}
+
+    async def write(self, before: str, wanted: Wanted, state: str) -> None:
         """Replaces the record `before`.
 
         Raises StaleDeploy if the deploy is not in this state ('' for any), or the record has changed.
         """
-        if not await scripts.set_serving(
-            self._store,
-            deploy.account,
-            deploy.appId,
-            deploy.id,
-            state,
-            address(deploy.kind, deploy.branch),
-            before,
-            msgspec.json.encode(wanted).decode(),
-        ):
+        account, app, text = wanted.account, wanted.app, msgspec.json.encode(wanted).decode()
+        if not await scripts.set_serving(self._store, account, app, wanted.deploy, state, wanted.address, before, text):
             raise StaleDeploy
 
     async def confirm(self, account: str) -> None:
         """Waits until replicas have the account's earlier writes, if the settings require replicas."""
         await self._store.confirm_writes(partition_tag(account))
 
-    async def remove_address(self, deploy: Deploy, name: str) -> None:
-        """Removes the record of an address of the deploy's app."""
-        await self._store.client.hdel(serving_key(deploy.account, deploy.appId), name)
+    async def remove_address(self, account: str, app_id: str, name: str) -> None:
+        await self._store.client.hdel(serving_key(account, app_id), name)
 
     async def read_changes(self, seen: dict[str, float]) -> AsyncIterator[list[Wanted]]:
         """Yields the records that have changed in any partition since `seen`, and updates `seen`.
@@ -137,12 +153,21 @@ class Records:
 
     # -- hosts -----------------------------------------------------------------------------------------------
 
-    async def send_heartbeat(self, host: str) -> None:
-        await scripts.heartbeat_host(self._store, host, round(HOST_LIFETIME_SECONDS * 1000))
+    async def send_heartbeat(self, host: str) -> bool:
+        """Counts the host for a while. Returns False, and does not count it, if the apps are in another data folder."""
+        return await self._heartbeat(host) is not None
 
-    async def list_hosts(self) -> list[str]:
-        """Lists the hosts that have a heartbeat."""
-        return await scripts.heartbeat_host(self._store, "", round(HOST_LIFETIME_SECONDS * 1000))
+    async def list_hosts(self) -> list[str] | None:
+        """Lists the hosts that have a heartbeat. Returns None if the apps are in another data folder."""
+        return await self._heartbeat("")
+
+    async def _heartbeat(self, host: str) -> list[str] | None:
+        lifetime = round(HOST_LIFETIME_SECONDS * 1000)
+        return await scripts.heartbeat_host(self._store, host, lifetime, self._folder, FOLDER_SECONDS)
+
+    async def leave(self, host: str) -> None:
+        """Ends the heartbeat of a host that stops."""
+        await self._store.client.zrem(HOSTS_KEY, host)
 
     async def write_answer(self, wanted: Wanted, host: str, answer: HostAnswer) -> None:
         key = answers_key(wanted.account, wanted.deploy)

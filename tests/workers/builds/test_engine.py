@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.cancellation import end_if_canceled
+from gateway.deploys.serving import HostAnswer, Records
 from gateway.keys import HOSTS_KEY, partition_tag, served_apps_key, serving_key
 from gateway.redis.client import Store
 from tests.fakes import FakeProvider
@@ -24,7 +25,6 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
 from workers.hosting import caddy
-from workers.hosting.records import HostAnswer, Records
 from workers.hosting.release_files import read_release_manifest
 
 PAGE = {"command": "sh build.sh", "output": "dist"}
@@ -165,8 +165,8 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 
 
 @contextlib.asynccontextmanager
-async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
-    """Simulates a host that answers only these steps, and has no good probe in a canary."""
+async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> AsyncIterator[None]:
+    """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once."""
     store = Store(host.gateway.environment["GATEWAY_REDIS_URL"])
     records = Records(store)
 
@@ -175,7 +175,9 @@ async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
             end_if_canceled()
             await records.send_heartbeat("phantom")
             for _, wanted in (await records.read(host.account.id, app)).values():
-                if wanted.step in (*steps, "undo"):
+                if wanted.step == "canary" and failure:
+                    await records.write_answer(wanted, "phantom", HostAnswer(wanted.token, False, failure, served=True))
+                elif wanted.step in (*steps, "undo"):
                     await records.write_answer(wanted, "phantom", HostAnswer(wanted.token, True))
             await asyncio.sleep(0.05)
 
@@ -200,14 +202,24 @@ async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
 async def test_each_step_waits_for_every_host(
     host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str], error: str
 ) -> None:
-    monkeypatch.setitem(QUICK, "workers.builds.shared.STEP_SECONDS", 10.0)  # the good deploy needs some of it
-    monkeypatch.setitem(QUICK, "workers.builds.shared.NO_HOST_SECONDS", 8.0)
+    monkeypatch.setitem(QUICK, "workers.builds.engine.STEP_SECONDS", 10.0)  # the good deploy needs some of it
+    monkeypatch.setitem(QUICK, "workers.builds.engine.NO_HOST_SECONDS", 8.0)
     (one,) = await start(host, "one")
     app = await host.app(build=PAGE)
     await live(host, app, page("good"))
     async with phantom(host, app, *steps):
         failed = await host.over(await host.publish(app, page("bad")))
     assert (failed["state"], failed["error"].partition(": ")[2]) == ("failed", error), failed
+    await until_served([one], app, "good")
+
+
+async def test_a_host_that_fails_at_once_fails_the_canary_and_not_the_swap(host: Host) -> None:
+    (one,) = await start(host, "one")
+    app = await host.app(build=PAGE)
+    await live(host, app, page("good"))
+    async with phantom(host, app, "check", failure="GET / returned 500"):
+        failed = await host.over(await host.publish(app, page("bad")))
+    assert failed["error"] == "canary: GET / returned 500"
     await until_served([one], app, "good")
 
 

@@ -1,0 +1,73 @@
+"""The interface between the records of what is served, and what serves it.
+
+`host_agent.py` follows the records and answers them. It knows no folders, processes or servers. `serving.py` serves
+from this host's data folder. An engine for many machines could do the same behind this interface.
+"""
+
+import asyncio
+from collections.abc import Set
+from typing import Protocol
+
+import msgspec
+
+from gateway.accounts.records import App
+from gateway.deploys.serving import Wanted
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A release at an address of an app, and the step of its record."""
+
+    wanted: Wanted
+    app: App
+    deploy: str  # the id of the deploy that made the release
+    output: list[str]  # receives lines of the start command, for the deploy's log
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the release has not passed its checks."""
+        return self.wanted.step in ("check", "canary") and self.deploy == self.wanted.deploy
+
+
+class Applier(Protocol):
+    """Serves releases. Every method can be repeated. Those with a target may raise DeployError."""
+
+    outage: asyncio.Event  # set while no release can be fetched
+
+    def set_current(self, current: bool) -> None:
+        """Answers requests, or holds them off while visitors could get a release that was replaced."""
+
+    async def prepare(self, target: Target) -> None:
+        """Makes room for the address. Every step begins with this."""
+
+    async def fetch(self, target: Target) -> None:
+        """Gets the release, unless it is here."""
+
+    async def check(self, target: Target) -> None:
+        """Starts the release and requests `/`. Visitors still get the one before."""
+
+    async def serve(self, target: Target) -> None:
+        """Gives visitors the release. Fetches and checks it if necessary."""
+
+    async def probe(self, target: Target) -> None:
+        """Requests `/` as visitors do, in the canary."""
+
+    async def finish(self, target: Target) -> None:
+        """Ends the canary, and stops and removes what the release has replaced."""
+
+    async def resume(self, target: Target) -> None:
+        """Gives visitors the release again that this one has stopped or replaced."""
+
+    async def remove(self, target: Target) -> None:
+        """Gives visitors the release before again, and removes this one."""
+
+    def runs(self, wanted: Wanted) -> bool:
+        """Returns whether start commands at this address run here, if there are any."""
+
+    def note(self, wanted: Wanted) -> None:
+        """Takes note of a new record, before its step is applied."""
+
+    async def list_served(self) -> list[Wanted]:
+        """Describes everything that is served here, as records. Only the one host without shared storage knows it."""
+
+    async def tidy(self, deploys: Set[str]) -> None:
+        """Removes what is no longer needed, except for these deploys."""
