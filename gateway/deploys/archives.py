@@ -7,6 +7,8 @@ The whole archive is refused if it contains absolute names, names or links that 
 a link, devices, or more than the limits allow. The target of a link may contain `..` only at its start, where it goes
 up from real folders. After a name, `..` would go up from the target of the link with that name. A zip is refused
 besides if two programs could unpack it differently: for two entries of one name, a backslash in a name, any link.
+
+What macOS and Windows add to folders is not unpacked. If a single folder is left at the top, its content is the source.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ from pathlib import PurePosixPath
 from typing import BinaryIO
 
 PAGE = "index.html"
+ADDED_NAMES, ADDED_PREFIX = {"__MACOSX", ".DS_Store", "Thumbs.db"}, "._"  # by macOS and Windows
 ENCRYPTED = 0x1 | 0x40 | 0x2000  # flags of a zip's entry: encrypted, strongly, and its header too
 UTF8 = 0x800  # the flag of a name in UTF-8
 CHUNK_BYTES = 1_048_576
@@ -46,6 +49,7 @@ def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int) -> No
             _extract(plain, folder, max_files, max_bytes)
             while plain.read(65_536):  # read up to the checksum at the end, which `tarfile` ignores
                 pass
+        _unwrap_folder(folder)
     except Refused:
         raise
     except Exception as error:  # of any kind, because the bytes come from a customer
@@ -70,9 +74,29 @@ def _extract(plain: gzip.GzipFile, folder: str, max_files: int, max_bytes: int) 
         if hasattr(tarfile, "data_filter"):  # Python's own checks in addition to ours
             tar.extraction_filter = tarfile.data_filter
         for member in _check_members(tar, max_files, max_bytes):
+            if _is_added(PurePosixPath(member.name)):
+                continue
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.mtime = now  # the archive's time may be outside the calendar
             tar.extract(member, folder, set_attrs=not member.issym())
+
+
+def _is_added(path: PurePosixPath) -> bool:
+    """Returns whether the system, and not the author, made the file."""
+    return any(part in ADDED_NAMES or part.startswith(ADDED_PREFIX) for part in path.parts)
+
+
+def _unwrap_folder(folder: str) -> None:
+    """Moves the content of the only folder at the top to the top."""
+    names = os.listdir(folder)
+    if len(names) != 1 or not stat.S_ISDIR(os.lstat(os.path.join(folder, names[0])).st_mode):
+        return
+    # Under this name, it is in the way of no entry: the archive's own names of this kind are dropped.
+    wrapper = os.path.join(folder, f"{ADDED_PREFIX}wrapper")
+    os.rename(os.path.join(folder, names[0]), wrapper)
+    for name in os.listdir(wrapper):
+        os.rename(os.path.join(wrapper, name), os.path.join(folder, name))
+    os.rmdir(wrapper)
 
 
 def _check_members(tar: tarfile.TarFile, max_files: int, max_bytes: int) -> Iterator[tarfile.TarInfo]:

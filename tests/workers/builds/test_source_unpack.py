@@ -149,3 +149,33 @@ async def test_bombs_after_the_archive_and_in_a_header_end_at_a_limit(room: Room
 async def test_a_removed_source_is_reported(room: Room) -> None:
     with pytest.raises(DeployError, match="publish it again"):
         await source.unpack(room.sandbox, room.uid, room.build, room.top / "gone", room.lines.append)
+
+
+ADDED = [  # by macOS and Windows
+    member("__MACOSX/site/._index.html", data=b"x"),
+    member(".DS_Store", data=b"x"),
+    member("site/.DS_Store", data=b"x"),
+    member("site/._index.html", data=b"x"),
+    member("site/Thumbs.db", data=b"x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("members", "names"),
+    [
+        ([member("site/index.html"), member("site/a/b"), *ADDED], ["a", "a/b", "index.html"]),
+        ([member("./site/site/x"), member("./site/.hidden")], [".hidden", "site", "site/x"]),
+        ([member("site/x"), member("capsule.toml"), *ADDED], ["capsule.toml", "site", "site/x"]),
+        ([member("site/x"), member("other", FOLDER)], ["other", "site", "site/x"]),
+        ([member("site", FOLDER), member("link", LINK, "site")], ["link", "site"]),
+        ([member("a/b/c")], ["b", "b/c"]),
+        ([member("index.html")], ["index.html"]),
+        ([member("site", FOLDER)], []),
+        (ADDED, []),
+    ],
+)
+async def test_what_systems_add_is_dropped_and_a_single_folder_is_the_source(
+    room: Room, members: list[tuple[tarfile.TarInfo, bytes]], names: list[str]
+) -> None:
+    found = await unpack(room, packed(*members))
+    assert sorted(str(path.relative_to(found)) for path in found.rglob("*")) == names
