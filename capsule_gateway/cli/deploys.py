@@ -133,7 +133,7 @@ def deploys_publish(app: str, source: Path, follow: bool, timeout: int) -> None:
     """Deploy the source in DIR as APP's live version, or FILE: a page (.html), a .zip or a .tar.gz.
 
     DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
-    omits .git, node_modules, and files of secrets such as .env.
+    omits .git, node_modules, virtual environments, caches, and files of secrets such as .env.
     """
     publish_source(app, source, follow, timeout)
 
@@ -146,8 +146,9 @@ def publish_source(app: str, folder_or_file: Path, follow: bool, timeout: int) -
         chunks = _report_progress(source.read_chunks(), source.size, screen)
         address = path("account", "apps", app, "source")
         queued = open_service().upload_source(address, chunks, source.size, source.media_type)
-    count = f"{source.files} file{'s' if source.files > 1 else ''}"
-    _show_queued(queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout)
+    count = f"{source.files:,} file{'s' if source.files > 1 else ''}"
+    omitted = f", {source.omitted:,} left out" if source.omitted else ""
+    _show_queued(queued, f"Published {count} ({format_size(source.size)} packed{omitted})", follow, timeout)
 
 
 def _report_progress(chunks: Iterator[bytes], size: int, screen: Screen) -> Iterator[bytes]:

@@ -2,7 +2,8 @@
 
 It omits files that `.gitignore` and `.capsuleignore` exclude, with git's rules in every folder. Each folder's
 `.capsuleignore` is read after its `.gitignore`, so it can include a file again (`!dist`). Repositories, installed
-packages, files of secrets and the data of `capsule dev` are always omitted, whatever those files say.
+packages, virtual environments, caches, files of secrets, what systems add to folders, and the data of `capsule dev` are
+always omitted, whatever those files say. The dashboard has the same rules, in `ignored.js`.
 """
 
 import os
@@ -20,9 +21,13 @@ from capsule_gateway.cli.service import ServiceRefusal
 
 SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
 # `.env`, `.envrc`, `.dev.vars` and all names derived from them: of environments, of copies, and of editors' backups.
-# Examples are published. The dashboard has the same rule, in `packing.js`.
-SECRETS = r"[.#~]*\.(env|dev\.vars)(?!\.(example|sample|template)$)(rc|s)?([^a-z].*)?"
-ALWAYS_IGNORED = re.compile(rf"\.git|node_modules|\.capsule|{SECRETS}", re.IGNORECASE)
+# Examples are published, and `.env.production`, with which tools such as Vite build.
+SECRETS = r"[.#~]*\.(env(?!\.production$)|dev\.vars)(?!\.(example|sample|template)$)(rc|s)?([^a-z].*)?"
+CACHES = r"__pycache__|.*\.pyc|\.(pytest_|mypy_|ruff_|parcel-|eslint)?cache|\.tox|\.nox|\.turbo|\.ipynb_checkpoints"
+ADDED = r"__MACOSX|\.DS_Store|Thumbs\.db|\._.*"  # by macOS and Windows
+ALWAYS_IGNORED = rf"\.git|node_modules|\.?venv|\.capsule|{CACHES}|{ADDED}|{SECRETS}"
+ENVIRONMENT_FILE = "pyvenv.cfg"  # at the top of each virtual environment
+MAX_COUNTED = 100_000  # files that are left out
 IGNORE_FILES = (".gitignore", ".capsuleignore")
 
 Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder is last, and its rules take precedence
@@ -40,6 +45,7 @@ MEDIA_TYPES = {
 class PackedSource(NamedTuple):
     file: BinaryIO
     files: int
+    omitted: int  # files that were left out, at most MAX_COUNTED
     size: int  # bytes
     media_type: str = "application/gzip"
 
@@ -63,7 +69,7 @@ def open_source(path: Path) -> Iterator[PackedSource]:
         size = path.stat().st_size
         if size > SOURCE_BYTES:
             raise _too_large()
-        yield PackedSource(file, 1, size, media_type)
+        yield PackedSource(file, 1, 0, size, media_type)
 
 
 @contextmanager
@@ -71,9 +77,9 @@ def pack_source(folder: Path) -> Iterator[PackedSource]:
     """Yields the folder as a tar.gz in an unnamed temporary file. Raises ServiceRefusal, OSError."""
     folder = folder.resolve()
     with tempfile.TemporaryFile() as file:
-        files = 0
+        files, selection = 0, _Selection(folder)
         with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-            for path in _select_files(folder):
+            for path in selection.select():
                 # Without this, tar would store a hard link's second name as a link.
                 tar.inodes.clear()  # type: ignore[attr-defined]
                 tar.add(path, arcname=path.relative_to(folder).as_posix(), recursive=False, filter=_drop_owner)
@@ -84,7 +90,7 @@ def pack_source(folder: Path) -> Iterator[PackedSource]:
             raise ServiceRefusal(f"nothing to publish in {folder}: it is empty, or all its files are ignored")
         if file.tell() > SOURCE_BYTES:
             raise _too_large()
-        yield PackedSource(file, files, file.tell())
+        yield PackedSource(file, files, selection.omitted, file.tell())
 
 
 def _too_large() -> ServiceRefusal:
@@ -97,13 +103,6 @@ def _drop_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
-
-
-def _select_files(folder: Path) -> Iterator[Path]:
-    rules = _read_rules_above(folder)
-    if _is_ignored(folder, True, rules):
-        rules = []  # the user named this folder, so a rule that ignores the whole folder does not apply
-    return _walk_folder(folder, folder, rules)
 
 
 def _read_rules_above(folder: Path) -> Rules:
@@ -136,19 +135,40 @@ def _is_ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
     return False
 
 
-def _walk_folder(top: Path, folder: Path, rules: Rules) -> Iterator[Path]:
-    rules = rules + _read_rules(folder)
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
-        if ALWAYS_IGNORED.fullmatch(entry.name) or _is_ignored(path, is_folder, rules):
-            continue
-        if is_folder:
-            yield from _walk_folder(top, path, rules)
-        elif entry.is_symlink():
-            _check_link(path, top)
-            yield path
-        elif entry.is_file():
-            yield path
+class _Selection:
+    """Selects the files of a folder to publish, and counts the others."""
+
+    def __init__(self, top: Path) -> None:
+        self._top, self.omitted = top, 0
+
+    def select(self) -> Iterator[Path]:
+        rules = _read_rules_above(self._top)
+        if _is_ignored(self._top, True, rules):
+            rules = []  # the user named this folder, so a rule that ignores the whole folder does not apply
+        return self._walk(self._top, rules)
+
+    def _walk(self, folder: Path, rules: Rules) -> Iterator[Path]:
+        rules = rules + _read_rules(folder)
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
+            if (
+                re.fullmatch(ALWAYS_IGNORED, entry.name, re.IGNORECASE)
+                or (is_folder and (path / ENVIRONMENT_FILE).exists())
+                or _is_ignored(path, is_folder, rules)
+            ):
+                self._omit(path, is_folder)
+            elif is_folder:
+                yield from self._walk(path, rules)
+            elif entry.is_symlink():
+                _check_link(path, self._top)
+                yield path
+            elif entry.is_file():
+                yield path
+
+    def _omit(self, path: Path, is_folder: bool) -> None:
+        counts = (len(names) for _, _, names in os.walk(path)) if is_folder else iter([1])
+        while self.omitted < MAX_COUNTED and (count := next(counts, None)) is not None:
+            self.omitted = min(self.omitted + count, MAX_COUNTED)
 
 
 def _check_link(link: Path, top: Path) -> None:

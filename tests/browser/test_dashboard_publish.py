@@ -25,6 +25,24 @@ DROP = """(zone, files) => {
     zone.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 }"""
 
+# A drop of a folder, of which scripts can only play the entries.
+DROP_FOLDER = """(zone, files) => {
+    const entryOf = (name, below) => ({
+        name,
+        isFile: typeof below === "string",
+        isDirectory: typeof below !== "string",
+        file: (resolve) => resolve(new File([below], name)),
+        createReader() {
+            const batches = Object.entries(below).map(([name, inside]) => [entryOf(name, inside)]);
+            return { readEntries: (resolve) => resolve(batches.shift() ?? []) };
+        },
+    });
+    DataTransferItem.prototype.webkitGetAsEntry = () => entryOf("site", files);
+    const transfer = new DataTransfer();
+    transfer.items.add(new File(["x"], "site"));
+    zone.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+}"""
+
 DRAGGED = """() => {
     const transfer = new DataTransfer();
     transfer.items.add(new File(["x"], "index.html"));
@@ -43,7 +61,9 @@ async def published(holder: Holder, app: str) -> dict[str, bytes]:
 
 def write_folder(folder: Path) -> dict[str, bytes]:
     files = {"index.html": PAGE.encode(), LONG: b"x" * 1_000, "assets/empty.js": b"", "big.bin": b"\0" * 3_000_000}
-    for name, content in {**files, ".env": b"SECRET=1", "node_modules/x/i.js": b"x", ".git/HEAD": b"x"}.items():
+    ignored = dict.fromkeys(("node_modules/x/i.js", ".git/HEAD", ".DS_Store", "a.log", "assets/b.log", "env/x"), b"x")
+    files |= {".gitignore": b"*.log\n", "assets/.gitignore": b"!kept.log\n", "assets/kept.log": b""}
+    for name, content in {**files, **ignored, ".env": b"SECRET=1", "env/pyvenv.cfg": b""}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return files
@@ -61,6 +81,7 @@ async def test_a_folder_becomes_a_deploy(holder: Holder, tmp_path: Path) -> None
         .and_(holder.page.locator("input"))
         .set_input_files(tmp_path / "site")
     )
+    await expect(holder.page.get_by_role("status").first).to_have_text(f"Published {app}. 8 files left out.")
     assert await published(holder, app) == files
 
 
@@ -77,6 +98,25 @@ async def test_dropped_files_pages_and_archives(holder: Holder) -> None:
         await page.locator("main").dispatch_event("dragenter", {"dataTransfer": await page.evaluate_handle(DRAGGED)})
         await page.get_by_role("dialog", name=f"Publish {app}").locator(".drop").evaluate(DROP, files)
         assert await published(holder, app) == expected
+
+
+async def test_a_dropped_folder(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.log_in()
+    await holder.go(f"apps/{app}")
+    await holder.button("Publish", exact=True).click()
+    files = {
+        "node_modules": {"x": {"i.js": "", "j.js": ""}},
+        "env": {"bin": {"python": ""}, "pyvenv.cfg": ""},
+        "logs": {"a.log": "", "kept.log": "x", ".gitignore": "!kept.log"},
+        "index.html": PAGE,
+        ".env": "",
+        ".gitignore": "*.log",
+    }
+    await page.get_by_role("dialog", name=f"Publish {app}").locator(".drop").evaluate(DROP_FOLDER, files)
+    await expect(page.get_by_role("status").first).to_have_text(f"Published {app}. 6 files left out.")
+    kept = {"index.html": PAGE, ".gitignore": "*.log", "logs/.gitignore": "!kept.log", "logs/kept.log": "x"}
+    assert await published(holder, app) == {name: text.encode() for name, text in kept.items()}
 
 
 async def test_a_refused_source_says_why(holder: Holder) -> None:

@@ -1,13 +1,12 @@
 // Packs the files that a user drops or chooses as a tar.gz, in the browser. Archives and single pages stay as they are.
 
 import { Refused } from "./api.js";
+import { IgnoredFiles, decides } from "./ignored.js";
 
 const MAX_FILES = 50_000;
 const MAX_BYTES = 1_073_741_824; // before compression
 const MAX_PACKED = 104_857_600;
-// Never published: repositories, installed packages, secrets, and the files of the system.
-const SECRETS = /[.#~]*\.(env|dev\.vars)(?!\.(example|sample|template)$)(rc|s)?([^a-z].*)?/; // as in the command line
-const IGNORED = new RegExp(`^(\\.git|node_modules|\\.capsule|\\.DS_Store|Thumbs\\.db|__MACOSX|${SECRETS.source})$`, "i");
+const MAX_COUNTED = 10_000; // files that are left out of a drop
 const TYPES = [
   [/\.html?$/i, "text/html"],
   [/\.zip$/i, "application/zip"],
@@ -18,52 +17,75 @@ const encoder = new TextEncoder();
 
 const refuse = (message) => new Refused(400, { message });
 
-// Resolves with the files of a drop: { path, file, alone }. Call it during the event, because the browser forgets the
-// items after it. The files of a single folder are relative to it. `alone` marks a file that was dropped by itself.
+// Resolves with the files of a drop, { path, file, alone }, and how many were left out. Call it during the event, because
+// the browser forgets the items after it. The files of a single folder are relative to it. `alone` marks a file that was
+// dropped by itself.
 export async function readDrop(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
-  if (!entries.length) return readChosen(transfer.files);
+  if (!entries.length) return readChosen([...transfer.files]);
+  const found = { files: [], omitted: 0, ignored: new IgnoredFiles() };
   const alone = entries.length === 1;
-  const found = [];
-  for (const entry of entries) await walk(entry, alone && entry.isDirectory ? "" : entry.name, alone, found);
+  if (alone && entries[0].isDirectory) await walk(await list(entries[0]), "", false, found);
+  else await walk(entries, "", alone, found);
   return found;
 }
 
-async function walk(entry, path, alone, found) {
-  if (IGNORED.test(entry.name)) return;
-  if (entry.isFile) {
-    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
-    found.push({ path, file, alone });
-    if (found.length > MAX_FILES) throw refuse(`A source has at most ${MAX_FILES} files.`);
-    return;
-  }
-  const reader = entry.createReader();
-  for (;;) {
-    const entries = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (!entries.length) return; // it reads a hundred at a time
-    for (const each of entries) await walk(each, path ? `${path}/${each.name}` : each.name, false, found);
+async function walk(entries, folder, alone, found) {
+  const { ignored, files } = found;
+  const pathOf = ({ name }) => (folder ? `${folder}/${name}` : name);
+  const open = async (entry) => ({ path: pathOf(entry), file: await new Promise((resolve, reject) => entry.file(resolve, reject)) });
+  await ignored.read(await Promise.all(entries.filter(({ isFile, name }) => isFile && decides(name)).map(open)));
+  if (ignored.hasFolder(folder)) return count(entries, found);
+  for (const entry of entries) {
+    if (!entry.isFile) await walk(await list(entry), pathOf(entry), false, found);
+    else if (ignored.has(pathOf(entry))) found.omitted += 1;
+    else if (files.push({ ...(await open(entry)), alone }) > MAX_FILES) throw tooMany();
   }
 }
 
-// Returns the files of an input. Those of a folder are relative to it.
-export const readChosen = (files) =>
-  [...files].map((file) => {
+async function list(folder) {
+  const reader = folder.createReader();
+  const found = [];
+  for (;;) {
+    const entries = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (!entries.length) return found; // it reads a hundred at a time
+    found.push(...entries);
+  }
+}
+
+async function count(entries, found) {
+  for (const entry of entries) {
+    if (found.omitted >= MAX_COUNTED) return;
+    if (entry.isFile) found.omitted += 1;
+    else await count(await list(entry), found);
+  }
+}
+
+// Resolves with the files of an input, and how many were left out. Those of a folder are relative to it.
+export async function readChosen(chosen) {
+  const all = chosen.map((file) => {
     const folder = file.webkitRelativePath;
-    return { path: folder ? folder.slice(folder.indexOf("/") + 1) : file.name, file, alone: !folder && files.length === 1 };
+    return { path: folder ? folder.slice(folder.indexOf("/") + 1) : file.name, file, alone: !folder && chosen.length === 1 };
   });
+  const ignored = new IgnoredFiles();
+  await ignored.read(all);
+  const files = all.filter(({ path }) => !ignored.has(path));
+  return { files, omitted: all.length - files.length };
+}
+
+const tooMany = () => refuse(`A source has at most ${MAX_FILES} files.`);
 
 // Resolves with what to upload: { body, type, count }.
 export async function pack(files) {
   const type = files.length === 1 && files[0].alone && TYPES.find(([name]) => name.test(files[0].path))?.[1];
   if (type) return check({ body: files[0].file, type, count: 1 });
-  const kept = files.filter(({ path }) => !path.split("/").some((name) => IGNORED.test(name)));
-  if (!kept.length) throw refuse("There is nothing to publish: the folder is empty, or has only files that are left out.");
-  if (kept.length > MAX_FILES) throw refuse(`A source has at most ${MAX_FILES} files.`);
-  if (kept.reduce((sum, { file }) => sum + file.size, 0) > MAX_BYTES) throw refuse("A source has at most 1 GiB.");
-  const tar = new Blob([...kept.flatMap(({ path, file }) => entry(path, file)), new Uint8Array(2 * BLOCK)]);
+  if (!files.length) throw refuse("There is nothing to publish: the folder is empty, or has only files that are left out.");
+  if (files.length > MAX_FILES) throw tooMany();
+  if (files.reduce((sum, { file }) => sum + file.size, 0) > MAX_BYTES) throw refuse("A source has at most 1 GiB.");
+  const tar = new Blob([...files.flatMap(({ path, file }) => entry(path, file)), new Uint8Array(2 * BLOCK)]);
   try {
     const body = await new Response(tar.stream().pipeThrough(new CompressionStream("gzip"))).blob();
-    return check({ body, type: "application/gzip", count: kept.length });
+    return check({ body, type: "application/gzip", count: files.length });
   } catch (error) {
     throw error instanceof Refused ? error : refuse("A file could not be read. Was it changed or removed? Try again.");
   }

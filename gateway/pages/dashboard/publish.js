@@ -23,12 +23,14 @@ export function publishZone(nameApp, signal) {
       const app = nameApp();
       if (!app) throw { status: 400, message: "Choose an app first." };
       say("Packing …");
-      const { body, type, count } = await pack(await reading);
+      const { files, omitted } = await reading;
+      const { body, type, count } = await pack(files);
+      const omission = omitted ? ` ${plural(omitted, "file")} left out.` : "";
       bar.hidden = false;
-      say(`Uploading ${plural(count, "file")} …`);
+      say(`Uploading ${plural(count, "file")} …${omission}`);
       const path = `/account/apps/${encodeURIComponent(app)}/source`;
       const { deployId } = await upload(path, body, type, (share) => (bar.value = share), signal);
-      announce(`Published ${app}.`);
+      announce(`Published ${app}.${omission}`);
       if (!signal.aborted) location.hash = `#/deploys/${deployId}`;
     } catch (error) {
       if (signal.aborted) return;
@@ -73,9 +75,9 @@ export function publishZone(nameApp, signal) {
 function chooser(label, properties, publish) {
   const input = h("input", { type: "file", hidden: true, "aria-label": label, ...properties });
   input.addEventListener("change", () => {
-    const files = readChosen(input.files);
+    const files = [...input.files];
     input.value = ""; // the same file can be chosen again
-    if (files.length) publish(files);
+    if (files.length) publish(readChosen(files));
   });
   return [h("button", { type: "button", onclick: () => input.click() }, label), input];
 }

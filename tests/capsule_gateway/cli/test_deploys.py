@@ -37,7 +37,7 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
     before = {*sources.glob("*/*.tar.gz")}
     run = await capsule("deploys", "publish", hosted.name, str(folder))
     published = re.fullmatch(
-        r"Published 1 file \(\d+ bytes packed\) as (dep_\w+)\.\n"
+        r"Published 1 file \(\d+ bytes packed, 1 left out\) as (dep_\w+)\.\n"
         r"Follow it with: capsule deploys show \1 --follow\n",
         run.out,
     )
