@@ -23,7 +23,9 @@ LOCUSTFILE = Path("docs/examples/locustfile.py")  # runs in the reader's environ
 
 def python_files(folder: str) -> list[Path]:
     found = (path.relative_to(ROOT) for path in sorted((ROOT / folder).rglob("*.py")))
-    return [path for path in found if "node_modules" not in path.parts]
+    return [
+        path for path in found if not {"node_modules", "fixtures"} & {*path.parts}
+    ]  # installed, or of example projects
 
 
 def service_files(*without: str) -> list[Path]:

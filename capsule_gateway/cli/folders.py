@@ -15,6 +15,7 @@ import gateway
 from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name, timeout_option
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.deploys import publish_source
+from capsule_gateway.cli.manifest import ensure_manifest
 from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, open_service, path
 from capsule_gateway.cli.show import as_json, print_note, show_line, wants_json
 
@@ -108,14 +109,17 @@ def _list_next_steps(folder: Path) -> list[tuple[str, str]]:
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--yes", is_flag=True, help="Do not ask before writing a capsule.toml.")
 @timeout_option
 @as_json
-def deploy(folder: Path, timeout: int) -> None:
+def deploy(folder: Path, yes: bool, timeout: int) -> None:
     """Publish the app in DIR, by default the current folder, and print its address.
 
-    capsule.toml in DIR names the app. The command creates it if your account has no app of this name, and follows the
-    deploy to its end. The upload omits the same files as 'capsule deploys publish'.
+    capsule.toml in DIR names the app. If there is none, the command writes it as 'capsule init' does; on a terminal, it
+    asks first. It creates the app if your account has none of this name, and follows the deploy to its end. The upload
+    omits the same files as 'capsule deploys publish'.
     """
+    ensure_manifest(folder, ask=not yes)
     name = read_manifest(folder).name
     if not name:
         raise WrongUsage(f'{folder / MANIFEST} has no name; begin it with a line such as: name = "my-app"')
@@ -133,9 +137,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return parse_manifest((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
-        raise WrongUsage(
-            f"{folder / MANIFEST} does not exist; write it, or begin an app with: capsule new NAME"
-        ) from None
+        raise WrongUsage(f"{folder / MANIFEST} does not exist; write it with: capsule init {folder}") from None
     except ManifestError as error:
         raise WrongUsage(str(error)) from None
 

@@ -43,6 +43,7 @@ COMMANDS = {
     "folders": ("deploy", "new", "open"),
     "api_keys": ("keys",),
     "limits": ("limits",),
+    "manifest": ("init",),
     "operators": ("accounts", "audit", "inference"),
     "processes": ("serve", "worker"),
     "usage": ("requests", "usage"),

@@ -355,7 +355,8 @@ async def read_logs(
 
     The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
     """
-    if own_app.build is None or own_app.build.start is None:
+    live = await deploys.find_live_id(own_app)
+    if not runtime_log.has_start_command(own_app, live):
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
@@ -366,7 +367,6 @@ async def read_logs(
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
         return Stream(_events(own_app, deploys, runtime_log, process, tail), headers=headers)
-    live = await deploys.find_live_id(own_app)
     lines = [] if live is None else await runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)

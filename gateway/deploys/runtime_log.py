@@ -3,8 +3,11 @@
     GATEWAY_DATA_DIR/running/<deploy id>.output         the latest output
     GATEWAY_DATA_DIR/running/<deploy id>.output.former  the output before it; replaced when the other file is full
 
-Together the files have at most 1 MiB (`workers/sandbox/output.py`).
+Together the files have at most 1 MiB (`workers/sandbox/output.py`). The keeper of a sandbox imports this module in a
+Python without other packages.
 """
+
+from __future__ import annotations
 
 import asyncio
 import os
@@ -12,6 +15,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.accounts.records import App
 
 POLL_SECONDS = 0.5
 DEPLOY_SECONDS = 2.0  # between two checks of which deploy is live
@@ -23,6 +30,15 @@ class RuntimeLog:
     def __init__(self, data_dir: str) -> None:
         self._folder = Path(data_dir) / "running"
         self.followers: Counter[str] = Counter()  # of this process, by account
+
+    def has_start_command(self, app: App, live: str | None) -> bool:
+        """Returns whether the app has a start command, or has run one here that its build recognized.
+
+        `live` is the id of the app's live deploy.
+        """
+        if app.build is not None:
+            return app.build.start is not None
+        return live is not None and (self._folder / f"{live}.output").exists()
 
     async def tail(self, deploy_id: str, lines: int) -> list[str]:
         """Returns the last complete lines. Empty if nothing was written, or the app does not run here."""

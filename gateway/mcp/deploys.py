@@ -155,8 +155,8 @@ class LogsTool(AgentTool):
     async def show(self, app: AppName, deploy: LogOf = "", tail: Tail = 200) -> Result:
         """Show the last lines of a log, and whose log it is."""
         found = await self._find_app(app)
-        if not deploy and found.build is not None and found.build.start is not None:
-            live = await self.services.deploys.find_live_id(found)
+        live = await self.services.deploys.find_live_id(found)
+        if not deploy and self.services.runtime_log.has_start_command(found, live):
             lines = [] if live is None else await self.services.runtime_log.tail(live, tail)
             return {"of": "start command", "log": "".join(line + "\n" for line in lines)[-LOG_CHARACTERS:]}
         if not deploy:

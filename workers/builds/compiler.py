@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from gateway import storage
-from gateway.accounts.records import App, Build
+from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.cancellation import run_in_thread
 from gateway.deploys.manifest import FILE as MANIFEST
@@ -22,6 +22,7 @@ from gateway.deploys.states import Deploy, DeployError
 from gateway.settings import Settings
 from gateway.storage import Storage, until_storage_answers
 from workers.builds import build, source
+from workers.builds.recognition import choose_build
 from workers.builds.registries import Registries
 from workers.hosting import archives, disk
 from workers.hosting.archives import BadArchive
@@ -86,7 +87,7 @@ class Compiler:
             try:
                 await self._fetch_source(job, uid, folder)
                 manifest = await run_in_thread(self._read_manifest, job, uid, folder)
-                spec = (manifest.record_build if manifest else None) or job.app.build or Build(output=".")
+                spec = await run_in_thread(choose_build, folder / "source", manifest, job.app.build, job.write_line)
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
                     await build.run_build_command(

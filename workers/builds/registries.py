@@ -64,7 +64,8 @@ class Registries:
         """Returns the variables of a build. `authorities` is the path that `write_authorities` returned."""
         environment = BASE_ENVIRONMENT | (dict.fromkeys(AUTHORITIES_VARIABLES, authorities) if authorities else {})
         if self._npm.hostname:
-            environment["NPM_CONFIG_REGISTRY"] = _without_credentials(self._npm).geturl()
+            registry = _without_credentials(self._npm).geturl()
+            environment |= dict.fromkeys(("NPM_CONFIG_REGISTRY", "YARN_NPM_REGISTRY_SERVER"), registry)
         if self._pip.hostname:
             environment |= dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), self._pip.geturl())
             if self._pip.scheme == "http":

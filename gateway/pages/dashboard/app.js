@@ -58,7 +58,7 @@ export async function draw(signal, { app: name }) {
     card("Deploys", deploys),
     card("Health", health),
     troubles,
-    app.build?.start && card("Output of the start command", output(at, app.name, signal)),
+    (!app.build || app.build.start) && output(at, app.name, signal),
   ];
 }
 
@@ -147,15 +147,26 @@ function deployList(deploys, name) {
 
 // -- output -----------------------------------------------------------------------------------------------------
 
-// Shows the last lines, and new ones as they arrive. When the stream ends, it starts again with the last lines.
+// Shows the last lines, and new ones as they arrive. When the stream ends, it starts again with the last lines. Shows
+// nothing if the app has no start command.
 function output(at, name, signal) {
   const none = "No output yet.";
   const log = new LogView("Output", `${name}.log`, none);
   const add = (lines) => log.add(lines.map((text) => ({ text, at: null })));
+  const shown = h("div", { hidden: true }, card("Output of the start command", log.panel));
   poll(500, signal, async (answered) => {
     log.clear();
     log.say(none);
-    await stream(`${at}/logs?tail=${TAIL}`, signal, add, answered);
+    const show = () => {
+      shown.hidden = false;
+      answered();
+    };
+    try {
+      await stream(`${at}/logs?tail=${TAIL}`, signal, add, show);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return "done";
+    }
   });
-  return log.panel;
+  return shown;
 }

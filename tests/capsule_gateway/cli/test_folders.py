@@ -72,7 +72,8 @@ def folder(tmp_path: Path) -> Path:
 
 async def deploy_to_the_end(capsule: Tool, gw: Gateway, folder: Path, *options: str, ok: bool = True) -> Run:
     running = asyncio.create_task(capsule("deploy", str(folder), *options))
-    app = (folder / "capsule.toml").read_text().split('"')[1]
+    manifest = folder / "capsule.toml"
+    app = manifest.read_text().split('"')[1] if manifest.exists() else folder.name
 
     async def is_queued() -> list[dict[str, Any]]:
         response = await gw.platform("GET", "deploys?state=queued")
@@ -110,10 +111,26 @@ async def test_the_first_deploy_creates_the_app_and_the_second_only_publishes(
     assert "failed: build: why" in run.err
 
 
+async def test_the_first_deploy_of_a_folder_writes_its_manifest(
+    capsule: Tool, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsule_gateway.cli.deploys.POLL_SECONDS", 0.02)
+    folder = tmp_path / f"app-{secrets.token_hex(4)}"
+    folder.mkdir()
+    (folder / "package.json").write_text(
+        json.dumps({"dependencies": {"vite": "8"}, "scripts": {"build": "vite build"}})
+    )
+    run = await deploy_to_the_end(capsule, account.gateway, folder, "--yes")
+    assert run.code == 0, run
+    said = ["Found Vite. Wrote capsule.toml: npm install && npm run build → dist.", f"Created the app {folder.name}."]
+    assert run.err.splitlines() == said
+    assert f"Live at https://{folder.name}.apps.localhost after " in run.out
+
+
 @pytest.mark.parametrize(
     ("manifest", "says"),
     [
-        (None, "capsule.toml does not exist"),
+        (None, "no framework was recognized. There is no index.html"),
         ("", "has no name"),
         ('[build]\noutput = "dist"\n', "has no name"),
         ('name = "notes"\nnam = 1\n', "capsule.toml, line 2: "),

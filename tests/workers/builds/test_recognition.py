@@ -1,0 +1,119 @@
+"""Sources without a manifest, from end to end: real projects with their packages from npm and PyPI."""
+
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from capsule_gateway.dev.registries import find_registries
+from gateway.settings.addresses import read_build_registries
+from tests.fakes import FakeProvider
+from tests.support.deployment import Host, host_on, hosting
+from tests.support.fixtures import module_fixture
+from tests.support.frameworks import PROJECTS, TEXT, UNBUILDABLE, Project
+from workers.builds.registries import Registries
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+BUILD_SECONDS = 600.0
+PUBLIC = "npm=https://registry.npmjs.org,pip=https://pypi.org/simple"
+
+
+def require_registries(setting: str) -> None:
+    """Skips tests on a machine that can't reach the package registries. In CI, they fail."""
+    for endpoint in Registries(read_build_registries(setting)).endpoints:
+        try:
+            socket.create_connection(endpoint, timeout=10).close()
+        except OSError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"the package registry {endpoint[0]} can't be reached: {error}")
+
+
+@module_fixture
+async def deployment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
+    """A deployment whose builds use the package registries of this machine."""
+    folder = tmp_path_factory.mktemp("frameworks")
+    registries = await find_registries(folder)
+    require_registries(registries.get("GATEWAY_BUILD_REGISTRIES", PUBLIC))
+    async with FakeProvider() as provider, hosting(provider, folder, GATEWAY_CANARY="0.2") as host:
+        await host.worker("deploys", **registries)
+        yield host
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def host(deployment: Host) -> AsyncIterator[Host]:
+    async with host_on(deployment.gateway, deployment.receiver, deployment.apps_port) as host:
+        try:
+            yield host
+        finally:
+            await host.remove_apps()
+
+
+BUILT = [project for project in PROJECTS if project.folder not in UNBUILDABLE]
+
+
+@pytest.mark.parametrize("project", BUILT, ids=lambda project: project.folder)
+async def test_a_project_is_built_and_served_as_it_is(host: Host, project: Project) -> None:
+    app = await host.app()
+    deploy_id = await host.publish(app, project.files)
+    deploy = await host.in_state(deploy_id, "live", "failed", "canceled", timeout=BUILD_SECONDS)
+    assert deploy["state"] == "live", deploy["log"]
+    first, *_ = deploy["log"].splitlines()
+    assert first.startswith(f"Recognised as {project.rule}"), first
+    assert TEXT in await host.page(app)
+
+
+@pytest.mark.parametrize(
+    ("files", "build", "error"),
+    [
+        ({"docs/a/index.html": "", "site/index.html": ""}, None, "found: site/index.html, docs/a/index.html"),
+        ({"notes.txt": ""}, None, "There is no index.html at the top of what you published"),
+        ({"site/a.txt": "", "index.html": ""}, {"output": "site"}, "There is no index.html at the top of site"),
+        ({"package.json": '{"dependencies": {"@sveltejs/kit": "2"}}'}, None, "SvelteKit needs an adapter"),
+    ],
+)
+async def test_what_can_not_be_served_fails_at_once(
+    host: Host, files: dict[str, str], build: dict[str, str] | None, error: str
+) -> None:
+    app = await host.app(**({"build": build} if build else {}))
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "failed", deploy["log"]
+    assert deploy["error"].startswith("build: "), deploy["error"]
+    assert error in deploy["error"]
+
+
+@pytest.mark.parametrize(
+    ("files", "build"),
+    [
+        ({"capsule.toml": 'name = "app"\n', "index.html": TEXT}, None),
+        ({"capsule.toml": "[build]\ncommand = 'mkdir dist && cp page dist/index.html'\n", "page": TEXT}, None),
+        ({"page": TEXT}, {"command": "mkdir dist && cp page dist/index.html"}),
+    ],
+    ids=["manifest", "manifest-with-build", "setting"],
+)
+async def test_a_manifest_and_the_setting_of_the_app_come_first(
+    host: Host, files: dict[str, str], build: dict[str, str] | None
+) -> None:
+    app = await host.app(**({"build": build} if build else {}))
+    package = '{"dependencies": {"vite": "8"}, "scripts": {"build": "exit 1"}}'
+    deploy = await host.over(await host.publish(app, {"package.json": package, **files}))
+    assert deploy["state"] == "live", deploy["log"]
+    assert "Recognised" not in deploy["log"]
+    assert await host.page(app) == TEXT
+
+
+async def test_the_output_of_a_recognized_start_command(host: Host) -> None:
+    app = await host.app()
+    server = (
+        "console.log('listening'); require('http').createServer((_, answer) => answer.end()).listen(process.env.PORT)"
+    )
+    package = '{"scripts": {"start": "node server.js"}}'
+    deploy = await host.over(await host.publish(app, {"package.json": package, "server.js": server}))
+    assert deploy["state"] == "live", deploy["log"]
+    answer = await host.account.call("GET", f"/account/apps/{app}/logs")
+    assert "listening" in answer.text.splitlines()
+    other = await host.app()
+    await host.over(await host.publish(other, {"index.html": TEXT}))
+    assert (await host.account.call("GET", f"/account/apps/{other}/logs")).status_code == 404
