@@ -24,13 +24,13 @@ const answers = {
   '/write': () => { fs.writeFileSync(HOME + '/note', 'x'); return 'kept' },
   '/deface': () => { fs.writeFileSync('index.html', 'x'); return 'done' },
   '/born': () => String(born),
-  '/neighbours': () => JSON.stringify(fs.readdirSync(HOME + '/..').filter(name => !name.endsWith('.scratch'))),
-  '/releases': () => JSON.stringify(fs.readdirSync('../../../..')),
+  '/neighbours': () => JSON.stringify(fs.readdirSync(HOME + '/..')),
   '/exit': () => process.exit(3),
   '/kill': () => process.kill(process.pid, 'SIGKILL'),
   '/eat': () => { const all = []; for (;;) all.push(Buffer.alloc(1 << 24, 1)) },
 }
 const server = http.createServer((request, response) => {
+  if (request.url.startsWith('/exists/')) return response.end(String(fs.existsSync(request.url.slice(7))))
   if (request.url === '/slow') return setTimeout(() => response.end('slow'), 700)
   try { response.end((answers[request.url] ?? (() => 'release ' + fs.readFileSync('name')))()) }
   catch (error) { response.writeHead(500).end(error.code) }

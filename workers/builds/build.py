@@ -13,9 +13,11 @@ from workers.builds.registries import PUBLIC, Registries
 from workers.hosting.links import replace_link
 from workers.hosting.releases import remove_folder
 from workers.sandbox.output import make_concealer
-from workers.sandbox.sandbox import MIB, Command, Sandbox, SandboxLimits
+from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP, Command, Sandbox, SandboxLimits
 
 LIMITS = SandboxLimits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
+AUTHORITIES = "/etc/capsule/authorities.pem"
+WORLD = {"home": HOME, "data": DATA, "tmp": TMP}  # of a build: its folders beside the source; none of them is kept
 PORTS = [443]  # packages are downloaded over https
 STATIC_FILES, STATIC_BYTES = 20_000, 512 * MIB
 APP_FILES, APP_BYTES = 200_000, 2_048 * MIB
@@ -33,8 +35,8 @@ async def run_build_command(
     registries: Registries = PUBLIC,
 ) -> None:
     """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
-    for name in ("home", "tmp"):
-        (folder / name).mkdir(mode=0o700)
+    for name in WORLD:
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
         sandbox.give_to_user(folder / name, uid)
     npmrc, secrets = folder / "home" / ".npmrc", {**variables, **registries.secrets}
     if registries.npmrc:
@@ -42,17 +44,20 @@ async def run_build_command(
         sandbox.give_to_user(npmrc, uid)
     write_line(f"$ {make_concealer(secrets)(command)}")
     authorities = await asyncio.to_thread(registries.write_authorities, folder)
-    environment = {**sandbox.environment, "CI": "true", **registries.make_environment(authorities), **variables}
-    environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    seen = {Path(authorities): AUTHORITIES} if authorities else {}
+    trusted = registries.make_environment(AUTHORITIES if authorities else "")
+    environment = {**sandbox.environment, "CI": "true", **trusted, **variables}
+    environment |= {"HOME": HOME, "TMPDIR": TMP, "DATA_DIR": DATA}
     if ai_url is not None:
         environment["VITE_SERVICE_AI_URL"] = ai_url
     outcome = await sandbox.run(
         Command(
             arguments=["sh", "-c", command],
-            folder=folder / "source",
+            folder=Path(APP),
+            places={folder / "source": APP, **{folder / name: place for name, place in WORLD.items()}, **seen},
             environment=environment,
-            read=[Path(authorities)] if authorities else [],
-            write=[folder / name for name in ("source", "home", "tmp")],
+            read=[*seen],
+            write=[folder / name for name in ("source", *WORLD)],
             connect=PORTS,
             endpoints=registries.endpoints,
             limits=limits,

@@ -2,7 +2,8 @@
 
 An app that ends is restarted after a growing pause. If it was served live, the watchdog reports a crash. Each app has a
 port in its own network, which a Unix socket leads to. It can read its release, and has a scratch folder until it ends.
-A live release also has the app's data (`data.py`), and a preview an empty folder in its scratch folder instead.
+A live release also has the app's data (`data.py`), and a preview an empty folder in its scratch folder instead. Each
+app sees these folders at the same paths as its build (`sandbox.py`).
 
 The app of a suspended site (`suspensions.py`) is ended, and starts again when that is lifted.
 
@@ -37,7 +38,20 @@ from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.sleep import Idle, ask_relay, until_readable
 from workers.sandbox import lease
 from workers.sandbox.keeper import listen_for_visitors
-from workers.sandbox.sandbox import DATA_FULL, MIB, Command, Detached, Outcome, Sandbox, SandboxLimits, read_outcome
+from workers.sandbox.sandbox import (
+    APP,
+    DATA,
+    DATA_FULL,
+    HOME,
+    MIB,
+    TMP,
+    Command,
+    Detached,
+    Outcome,
+    Sandbox,
+    SandboxLimits,
+    read_outcome,
+)
 
 
 def start_time(pid: int) -> int | None:
@@ -76,7 +90,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0  # before a restart
 STABLE_SECONDS = 60.0  # of running, after which the pause is short again
 # Apps may connect to https, mail servers and common databases at public addresses.
 PORTS = [443, 465, 587, 3306, 5432, 27017]
-DATA = "data"  # in the scratch folder
+SCRATCH = {"home": HOME, "tmp": TMP}  # the folders in the scratch folder; `data` too for a preview
 DATA_LIMIT = 256 * MIB  # until the account's plan is known
 PORT = 8080  # where an app listens; each app has its own network
 LIMITS = SandboxLimits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, processes=512, cpus=1, nice=5, grace=10)
@@ -286,11 +300,15 @@ class Watchdog:
     def _start(self, release: Path, state: AppState) -> AppState:
         scratch, listener = self._path(release, "scratch"), self._listeners.get(release.name)
         remove_folder(scratch)
-        folders = [scratch, *([scratch / DATA] if Site(release.parent).is_preview else [])]
+        scratch.mkdir(mode=0o711)
+        data = find_data(self._folder, release)
+        folders = {scratch / name: place for name, place in SCRATCH.items()}
+        folders |= {scratch / "data": DATA} if data is None else {}
         for folder in folders:
             folder.mkdir(mode=0o700)
         variables = read_environment(release, self._vault)
-        command = self._command(release, scratch, variables)
+        places = {release / "app": APP, **folders, **({data.files: DATA} if data is not None else {})}
+        command = self._command(release, places, [*folders], variables)
         detached = Detached(
             link=self._releases.running / release.name,
             socket=self._path(release, "sock"),
@@ -352,13 +370,15 @@ class Watchdog:
     def _path(self, release: Path, kind: str) -> Path:
         return self._releases.running / f"{release.name}.{kind}"
 
-    def _command(self, release: Path, scratch: Path, variables: Mapping[str, str]) -> Command:
-        data = find_data(self._folder, release)
+    def _command(
+        self, release: Path, places: Mapping[Path, str], write: list[Path], variables: Mapping[str, str]
+    ) -> Command:
         return Command(
             # The shell ignores SIGTERM, but its children do not. If the shell ended first, they would be killed at
             # once.
             arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
-            folder=release / "app",
+            folder=Path(APP),
+            places=places,
             environment={
                 **self._sandbox.environment,
                 "NODE_ENV": "production",
@@ -366,12 +386,12 @@ class Watchdog:
                 **read_url(release),
                 "PORT": str(PORT),
                 "HOST": "127.0.0.1",
-                "HOME": str(scratch),
-                "TMPDIR": str(scratch),
-                "DATA_DIR": str(data.files if data else scratch / DATA),
+                "HOME": HOME,
+                "TMPDIR": TMP,
+                "DATA_DIR": DATA,
             },
             read=[release / "app"],
-            write=[scratch],
+            write=write,
             connect=PORTS,
             limits=self._limits,
             secrets=variables,

@@ -46,14 +46,15 @@ def build_arguments(spec: Spec, info_fd: int) -> list[str]:
         words += ["--size", size, "--perms", "1777", "--tmpfs", folder]
     for path in SYSTEM:
         words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+    places = spec["places"]
     for path in (*(f"/etc/{name}" for name in ETC.split()), *spec["tools"]):
-        words += ["--ro-bind-try", path, path]
+        words += ["--ro-bind-try", path, places.get(path, path)]
     for path, text in FILES.items():
         words += ["--perms", "0444", "--ro-bind-data", str(_create_memory_file(text.encode())), path]
     write = [*spec["write"], *([f"{spec['data']}/{DATA_FILES}"] if spec["data"] else [])]
     for option, paths in (("--ro-bind", spec["read"]), ("--bind", write)):
         for path in paths:
-            words += [option, path, path]
+            words += [option, path, places.get(path, path)]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", spec["folder"], "--"]
     return [*words, *_build_limits(spec["limits"], files_bounded=not spec["data"]), *spec["command"]]
 

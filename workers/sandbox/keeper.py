@@ -101,11 +101,20 @@ def enter_unconfined(spec: Spec, parent: int, output: int) -> NoReturn:
         os.dup2(output, 2)
         change_user(spec["uid"], parent)
         restore_signals()
-        os.chdir(spec["folder"])
-        os.execvpe(spec["command"][0], spec["command"], spec["environment"])  # noqa: S606
+        os.chdir(find_real_path(spec, spec["folder"]))
+        environment = {name: find_real_path(spec, value) for name, value in spec["environment"].items()}
+        os.execvpe(spec["command"][0], spec["command"], environment)  # noqa: S606
     except BaseException as error:
         os.write(2, f"the command could not be started: {error}\n".encode())
     os._exit(126)
+
+
+def find_real_path(spec: Spec, text: str) -> str:
+    """Returns the machine's path of what a command in the sandbox would see at this path; other text as it is."""
+    for path, place in spec["places"].items():
+        if text == place or text.startswith(f"{place}/"):
+            return path + text.removeprefix(place)
+    return text
 
 
 class Keeper:

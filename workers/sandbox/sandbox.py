@@ -49,6 +49,9 @@ BUILD_USERS, APP_USERS = range(CADDY_USER + 1, 60_594), range(60_594, 61_184)
 USERS = Path("/run/capsule/users")
 EFFECTIVE = os.access in os.supports_effective_ids
 COPIES = "tools"  # in the data folder
+NODE = "/opt/capsule/node"  # where commands see the copy of Node.js
+# Where a build and a start command see their folders, on every host. So a virtual environment of the build starts.
+APP, HOME, DATA, TMP = "/app", "/home/app", "/data", "/tmp"  # noqa: S108
 MIB = 1 << 20
 CHUNK_BYTES = 16_384  # per read of output
 LINES_PER_PAUSE, PAUSE_SECONDS = 256, 0.01  # a pause after so many lines, so that other tasks run
@@ -111,7 +114,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Sequence[str] = ()
     program: str = ""  # a Python program that gets the arguments, in place of a command
-    folder: Path  # the working folder
+    folder: Path  # the working folder, as the command sees it
+    places: Mapping[Path, str] = {}  # path in `read`, `write` or the data → where the command sees it, if elsewhere
     environment: Mapping[str, str]
     read: Sequence[Path] = ()
     write: Sequence[Path] = ()
@@ -151,7 +155,10 @@ class Sandbox:
         folders = [folder for folder in folders if os.access(folder, os.X_OK, effective_ids=EFFECTIVE)]
         if self._root:  # leave out tools that only root can start
             folders = [folder for folder in folders if not closed_folders(folder.resolve())]
-        self.path = os.pathsep.join(map(str, folders))
+        if sys.prefix != sys.base_prefix:  # the service's own packages are no tools
+            folders = [folder for folder in folders if not folder.is_relative_to(sys.prefix)]
+        self._folders, self._tool_places = [*map(str, folders)], dict[str, str]()
+        self.path = os.pathsep.join(self._folders)  # as commands see it
         self._python = _find_python(any_user=self._root)
 
     def check(self, folder: Path) -> None:
@@ -168,7 +175,10 @@ class Sandbox:
                 self._check_cgroups()
                 self._try_out()
             if node := tools.find_node(self.path, folder / COPIES):
-                self.path = f"{node}{os.pathsep}{self.path}"
+                self._folders.insert(0, f"{node}/bin")
+                if not self._trusted:
+                    self._tool_places = {f"{node}/{name}": f"{NODE}/{name}" for name in ("bin", "lib")}
+                self.path = os.pathsep.join(self._tool_places.get(each, each) for each in self._folders)
             self._checked = True
 
     def _check_user(self, folder: Path) -> None:
@@ -398,6 +408,7 @@ class Sandbox:
             "limits": msgspec.to_builtins(command.limits),
             "read": read,
             "write": [os.fspath(path) for path in command.write],
+            "places": {os.fspath(path): place for path, place in command.places.items()} | self._tool_places,
             "tools": self._list_tool_folders(),
             "connect": [*command.connect],
             "hosts": [*command.hosts],
@@ -428,7 +439,7 @@ class Sandbox:
 
         `share` is left out, because it may contain personal data.
         """
-        folders = [folder for folder in self.path.split(os.pathsep) if folder and not folder.startswith("/usr/")]
+        folders = [folder for folder in self._folders if not folder.startswith("/usr/")]
         beside = [f"{os.path.dirname(folder)}/{name}" for folder in folders for name in ("include", "lib", "libexec")]
         return [*folders, *(path for path in beside if path.count("/") > 1), "/nix/store"]
 

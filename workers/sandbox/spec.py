@@ -26,10 +26,11 @@ class Spec(TypedDict):
     bwrap: str  # path of bubblewrap
     command: list[str]
     environment: dict[str, str]
-    folder: str  # the working folder
+    folder: str  # the working folder, as the command sees it
     limits: Limits
     read: list[str]  # paths that the command can read
     write: list[str]  # folders that it can write to
+    places: dict[str, str]  # path of the machine → where the command sees it, if that is elsewhere
     tools: list[str]  # folders of tools of the machine
     connect: list[int]  # TCP ports of public addresses
     hosts: list[str]  # addresses that may be reached although they are not public

@@ -37,21 +37,25 @@ def taken(room: Room, output: str = "dist", *, runs: bool = False) -> Path:
 async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path, ai_url: str | None) -> None:
     await run(room, "exec env", ai_url)
     seen = dict(line.split("=", 1) for line in room.lines[1:])
-    assert seen.pop("PWD") == str(made)  # the shell sets it
+    assert seen.pop("PWD") == "/app"  # the shell sets it
     expected = {
         "PATH": room.sandbox.path,
         "LANG": "C.UTF-8",
-        "HOME": str(room.build / "home"),
-        "TMPDIR": str(room.build / "tmp"),
+        "HOME": "/home/app",
+        "TMPDIR": "/tmp",
+        "DATA_DIR": "/data",
         "CI": "true",
         **BASE_ENVIRONMENT,
     }
     assert seen == expected | ({"VITE_SERVICE_AI_URL": ai_url} if ai_url else {})
+    assert not [value for value in seen.values() if str(room.top) in value], "no path of the host is visible"
 
 
 async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
     (made / "page.txt").write_text("hello")
-    await run(room, "mkdir dist; touch $HOME/a $TMPDIR/b; tr a-z A-Z < page.txt > dist/index.html; echo made")
+    await run(
+        room, "mkdir dist; touch $HOME/a $TMPDIR/b $DATA_DIR/c; tr a-z A-Z < page.txt > dist/index.html; echo made"
+    )
     assert room.lines[1:] == ["made"]
     assert (taken(room) / "index.html").read_text() == "HELLO"
 

@@ -129,3 +129,25 @@ async def test_an_app_without_a_start_command_has_no_output(host: Host) -> None:
     answer = await host.account.get(f"/account/apps/{app}/logs")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
     assert "no start command" in answer.json()["error"]["message"]
+
+
+SERVE = """
+import http.server, os, pathlib, sys
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(" ".join([sys.prefix, os.getcwd(), os.environ["HOME"], os.environ["DATA_DIR"]]).encode())
+pathlib.Path(os.environ["DATA_DIR"], "note").write_text("kept")
+http.server.HTTPServer((os.environ["HOST"], int(os.environ["PORT"])), Page).serve_forever()
+"""
+
+
+async def test_a_virtual_environment_that_the_build_made_starts(host: Host) -> None:
+    """Its programs contain the path at which it was made."""
+    made = "python3 -m venv --without-pip .venv && (echo '#!'$PWD/.venv/bin/python; cat serve.py) > .venv/bin/serve"
+    app = await host.app(build={"command": f"{made} && chmod +x .venv/bin/serve", "start": "exec .venv/bin/serve"})
+    deploy = await host.over(await host.publish(app, {"serve.py": SERVE}))
+    assert deploy["state"] == "live", deploy["log"]
+    assert await host.page(app) == "/app/.venv /app /home/app /data"
+    assert str(host.gateway.data_folder) not in deploy["log"]
