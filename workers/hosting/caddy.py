@@ -69,6 +69,7 @@ START_SECONDS = 20.0
 DRAIN_SECONDS = 12.0  # after SIGTERM; Caddy cuts what is left after 10
 POLL_SECONDS = 0.2
 SILENCE_SECONDS = 300  # of an app, after which its response is cut off
+ERROR_PAGE_DEPTH = 8  # folders of a path that are searched for an error page, besides the top
 SLOW_SECONDS = 60  # in which a visitor must read some of the response
 HELD_SECONDS = 10  # in which an app must start for which requests wait
 # By file extension. Python's table rather than the machine's, so that every machine answers the same.
@@ -316,6 +317,12 @@ def asks_itself(settings: Settings) -> bool:
     return bool(settings.acme) and settings.upstream.startswith(UNIX)
 
 
+def _render_error_page(depth: int) -> str:
+    """Returns the path of the error page in the folder of a request's path that is so deep."""
+    parts = "/".join(f"{{http.request.uri.path.{number}}}" for number in range(depth))
+    return f"/{parts}/404.html"
+
+
 def render_configuration(settings: Settings, ask: tuple[int, int] | None = None) -> str:
     types = [
         f'{spelling} "{kind}{"; charset=utf-8" if kind in TEXT_TYPES else ""}"'
@@ -331,6 +338,7 @@ def render_configuration(settings: Settings, ask: tuple[int, int] | None = None)
         slow_seconds=SLOW_SECONDS,
         held_seconds=HELD_SECONDS,
         monitor=MONITOR,
+        folders=" ".join(map(_render_error_page, range(ERROR_PAGE_DEPTH, 0, -1))),
         types="\n\t\t\t".join(types),
         lower_case="\n\t".join(
             f"request_header @other_spelling Host {letter} {letter.lower()}" for letter in string.ascii_uppercase

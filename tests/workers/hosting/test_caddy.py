@@ -67,6 +67,61 @@ async def test_each_host_has_its_release(hosting: Hosting) -> None:
             assert said.kept == (200, text.encode(), PAGE), written
             assert "server" not in said.headers
 
+STATIC = {
+    "index.html": "home",
+    "404.html": "nothing here",
+    "docs/404.html": "no such document",
+    "docs/index.html": "docs",
+    "docs/old/a.html": "a",
+    "assets/index-GpEN3EET.js": "1",
+    "assets/index.js": "2",
+    "_app/immutable/nodes/0.B1c2D3e4.js": "3",
+    "_next/static/chunks/main-0a1b2c3d4e.js": "4",
+    "images/index-GpEN3EET.js": "5",
+}
+IMMUTABLE = "public, max-age=31536000, immutable"
+
+
+async def test_an_app_has_error_pages_of_its_own(hosting: Hosting) -> None:
+    """The nearest one upwards counts, and unknown paths are no routes of a page's script then."""
+    hosting.publish("dep_10", STATIC, "pages.apps.test", app_id="pages")
+    for path, text in {
+        "/none": "nothing here",
+        "/none/deep/path.js": "nothing here",
+        "/docs/none": "no such document",
+        "/docs/none/": "no such document",
+        "/docs/old/deeper/none.css": "no such document",
+        "/a/b/c/d/e/f/g/h/i/j/k": "nothing here",
+        "/docs/a/b/c/d/e/f": "no such document",
+        "/docs/%2e%2e/none": "nothing here",
+    }.items():
+        said = await hosting.ask(path, "Accept: text/html", host="pages.apps.test")
+        assert (said.status, said.body.decode()) == (404, text), path
+        assert said.headers["content-type"] == "text/html; charset=utf-8"
+        assert said.headers["cache-control"] == "no-cache"
+    for path, text in {"/": "home", "/docs/": "docs", "/docs/old/a": "a"}.items():
+        said = await hosting.ask(path, host="pages.apps.test")
+        assert (said.status, said.body.decode()) == (200, text), path
+
+
+async def test_a_fallback_answers_for_every_unknown_path(hosting: Hosting) -> None:
+    hosting.publish("dep_11", {**STATIC, "200.html": "app"}, "single.apps.test", app_id="single")
+    for path in ("/none", "/none/deep/path.js", "/docs/none"):
+        said = await hosting.ask(path, host="single.apps.test")
+        assert (said.status, said.body) == (200, b"app"), path
+    assert (await hosting.ask("/docs/old/a", host="single.apps.test")).body == b"a"
+
+
+async def test_files_with_a_digest_in_their_name_are_kept_by_browsers(hosting: Hosting) -> None:
+    hosting.publish("dep_12", STATIC, "digests.apps.test", app_id="digests")
+    for path in STATIC:
+        said = await hosting.ask(f"/{path}", host="digests.apps.test")
+        hashed = path.startswith(("assets/index-", "_app", "_next"))
+        assert said.headers["cache-control"] == (IMMUTABLE if hashed else "no-cache"), path
+        assert said.headers["etag"]
+    missing = await hosting.ask("/assets/gone-GpEN3EET.js", host="digests.apps.test")
+    assert (missing.status, missing.headers["cache-control"]) == (404, "no-cache")
+
 
 async def test_previews_ask_not_to_be_listed(hosting: Hosting) -> None:
     for path in ("/", "/index.html", "/some/route"):
