@@ -176,6 +176,8 @@ class Compiler:
     async def _package(self, job: Job, release: Path, packed: Path) -> ReleaseArchive:
         """Packs the release and puts the archive into the storage. Waits while the storage is unavailable."""
         try:
+            if not (release / "start").exists():
+                await archives.compress(release)
             archive = await archives.pack(release, packed)
             key = archives.archive_key(job.app.id, job.deploy.id)
             await until_storage_answers(lambda: self._storage.put(key, packed))

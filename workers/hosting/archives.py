@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.serving import ReleaseArchive
+from workers.hosting.compression import compress_files
 
 PACK_SECONDS = 300.0
 ARCHIVE_BYTES = 2_147_483_648  # at most: the size of the largest unpacked release
@@ -40,6 +41,11 @@ async def pack(release: Path, target: Path) -> ReleaseArchive:
     """Packs the release into the file `target`. Raises BadArchive."""
     await _run("pack", release, target)
     return await asyncio.to_thread(_measure, target)
+
+
+async def compress(release: Path) -> None:
+    """Compresses the files of a release that is served (`compression.py`). Raises BadArchive."""
+    await _run("compress", release, release)
 
 
 async def unpack(source: Path, expected: ReleaseArchive, folder: Path) -> None:
@@ -133,6 +139,7 @@ def _unpack(source: Path, folder: Path) -> None:
 
 def main() -> None:
     try:
-        {"pack": _pack, "unpack": _unpack}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+        actions = {"compress": lambda release, _: compress_files(release), "pack": _pack, "unpack": _unpack}
+        actions[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -67,6 +67,7 @@ async def test_each_host_has_its_release(hosting: Hosting) -> None:
             assert said.kept == (200, text.encode(), PAGE), written
             assert "server" not in said.headers
 
+
 STATIC = {
     "index.html": "home",
     "404.html": "nothing here",
