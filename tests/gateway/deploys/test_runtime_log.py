@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gateway.accounts.records import App, Build
 from gateway.deploys import runtime_log
 from gateway.deploys.runtime_log import FORMER, RuntimeLog
 
@@ -59,3 +61,13 @@ async def test_an_app_that_wrote_nothing(running: Path) -> None:
 async def test_an_id_with_a_path_reads_nothing(running: Path) -> None:
     (running.parent / "secret.output").write_text("secret\n")
     assert await RuntimeLog(str(running.parent)).tail("dep_none", 10) == []
+
+
+def test_an_app_has_a_start_command_by_its_setting_or_because_it_has_run_one(running: Path) -> None:
+    log, app = RuntimeLog(str(running.parent)), App(id="app_1", name="notes", account="acc", createdAt="")
+    (running / "dep_1.output").touch()
+    assert log.has_start_command(app, "dep_1")
+    assert not log.has_start_command(app, "dep_2")
+    assert not log.has_start_command(app, None)
+    assert not log.has_start_command(msgspec.structs.replace(app, build=Build()), "dep_1")
+    assert log.has_start_command(msgspec.structs.replace(app, build=Build(start="x")), None)
