@@ -110,9 +110,10 @@ def _list_next_steps(folder: Path) -> list[tuple[str, str]]:
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--yes", is_flag=True, help="Do not ask before writing a capsule.toml.")
+@click.option("--no-cache", is_flag=True, help="Download all packages again.")
 @timeout_option
 @as_json
-def deploy(folder: Path, yes: bool, timeout: int) -> None:
+def deploy(folder: Path, yes: bool, no_cache: bool, timeout: int) -> None:
     """Publish the app in DIR, by default the current folder, and print its address.
 
     capsule.toml in DIR names the app. If there is none, the command writes it as 'capsule init' does; on a terminal, it
@@ -127,6 +128,8 @@ def deploy(folder: Path, yes: bool, timeout: int) -> None:
     _create_missing_app(service, name)
     if _uses_better_auth(folder):
         _set_missing_secret(service, name)
+    if no_cache:
+        service.send("POST", path("account", "apps", name, "build-cache", "clear"))
     publish_source(name, folder, True, timeout)
 
 

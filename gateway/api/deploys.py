@@ -297,6 +297,15 @@ async def cancel(account: Caller, own_deploy: OwnDeploy, deploy_actions: Injecte
     return DeployView.of(await deploy_actions.cancel(own_deploy))
 
 
+@post("/apps/{app:str}/build-cache/clear", status_code=204, errors=[NotFound])
+async def clear_build_cache(account: Caller, own_app: OwnApp, deploys: Injected[Deploys]) -> None:
+    """Clear an app's build cache.
+
+    The app's next build downloads all packages again.
+    """
+    await deploys.clear_build_cache(own_app)
+
+
 # -- variables and output --------------------------------------------------------------------------------------
 
 
@@ -411,6 +420,7 @@ ROUTES: list[ControllerRouterHandler] = [
         roll_back,
         promote,
         redeploy,
+        clear_build_cache,
         cancel,
         list_variables,
         change_variables,

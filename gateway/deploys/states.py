@@ -325,6 +325,14 @@ class Deploys:
         live: str | None = await self._store.client.hget(site_key(app.account, app.id), "live")
         return live
 
+    async def clear_build_cache(self, app: App) -> None:
+        """Makes the app's next builds begin without a cache, on every builder."""
+        await self._store.client.hset(site_key(app.account, app.id), "cache", new_id("clr"))
+
+    async def find_cache_clearing(self, app: App) -> str:
+        """Returns the id of the last clearing of the app's build cache; '' for none."""
+        return await self._store.client.hget(site_key(app.account, app.id), "cache") or ""
+
     async def find_live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
         """Returns the ids of the deploys that these apps serve."""
         found = await self._store.read_each(app_ids, lambda pipe, app: pipe.hget(site_key(account_id, app), "live"))

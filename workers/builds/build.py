@@ -17,6 +17,13 @@ from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP, Command, Sandbox,
 
 LIMITS = SandboxLimits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
 AUTHORITIES = "/etc/capsule/authorities.pem"
+CACHE = "home/.cache"  # of the build's folder: what stays until the app's next build (`caches.py`)
+# Where package managers keep what they have downloaded, if they do not use `~/.cache` anyway, as pip and uv do.
+DOWNLOADS = {
+    "NPM_CONFIG_CACHE": f"{HOME}/.cache/npm",
+    "NPM_CONFIG_STORE_DIR": f"{HOME}/.cache/pnpm",
+    "YARN_CACHE_FOLDER": f"{HOME}/.cache/yarn",
+}
 WORLD = {"home": HOME, "data": DATA, "tmp": TMP}  # of a build: its folders beside the source; none of them is kept
 PORTS = [443]  # packages are downloaded over https
 STATIC_FILES, STATIC_BYTES = 20_000, 512 * MIB
@@ -36,7 +43,7 @@ async def run_build_command(
 ) -> None:
     """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
     for name in WORLD:
-        (folder / name).mkdir(mode=0o700, exist_ok=True)
+        (folder / name).mkdir(mode=0o700, exist_ok=True)  # a cache may be there already
         sandbox.give_to_user(folder / name, uid)
     npmrc, secrets = folder / "home" / ".npmrc", {**variables, **registries.secrets}
     if registries.npmrc:
@@ -46,7 +53,7 @@ async def run_build_command(
     authorities = await asyncio.to_thread(registries.write_authorities, folder)
     seen = {Path(authorities): AUTHORITIES} if authorities else {}
     trusted = registries.make_environment(AUTHORITIES if authorities else "")
-    environment = {**sandbox.environment, "CI": "true", **trusted, **variables}
+    environment = {**sandbox.environment, "CI": "true", **DOWNLOADS, **trusted, **variables}
     environment |= {"HOME": HOME, "TMPDIR": TMP, "DATA_DIR": DATA}
     if ai_url is not None:
         environment["VITE_SERVICE_AI_URL"] = ai_url

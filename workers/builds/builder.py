@@ -149,7 +149,8 @@ class Builder:
         self._registry = Registry(self._store, vault)
         self._environments = Environments(self._store, vault)
         self._deploys = Deploys(settings, self._registry)
-        self._engine = Engine(settings, self._store, self._find_app, self._find_ai_url, self._find_variables)
+        find = (self._find_app, self._find_ai_url, self._find_variables, self._find_clearing)
+        self._engine = Engine(settings, self._store, *find)
         self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start_deploy)
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
@@ -536,6 +537,9 @@ class Builder:
 
     async def _find_variables(self, app: App) -> dict[str, str]:
         return await until_redis_answers(lambda: self._environments.open_variables(app))
+
+    async def _find_clearing(self, app: App) -> str:
+        return await until_redis_answers(lambda: self._deploys.find_cache_clearing(app))
 
     async def _find_ai_url(self, app: App) -> str | None:
         offered = await until_redis_answers(lambda: is_offered(self._settings, self._store))

@@ -22,6 +22,7 @@ from gateway.deploys.states import Deploy, DeployError
 from gateway.settings import Settings
 from gateway.storage import Storage, until_storage_answers
 from workers.builds import build, source
+from workers.builds.caches import BuildCaches
 from workers.builds.recognition import choose_build
 from workers.builds.registries import Registries
 from workers.hosting import archives, disk
@@ -46,7 +47,8 @@ class Compiler:
     """Makes releases from sources.
 
     `find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
-    `find_variables` returns an app's environment variables. It raises NoEncryptionKey.
+    `find_variables` returns an app's environment variables. It raises NoEncryptionKey. `find_clearing` returns the id
+    of the last clearing of an app's cache.
     """
 
     def __init__(
@@ -56,7 +58,10 @@ class Compiler:
         storage: Storage,
         find_ai_url: Callable[[App], Awaitable[str | None]],
         find_variables: Callable[[App], Awaitable[dict[str, str]]],
+        find_clearing: Callable[[App], Awaitable[str]],
     ) -> None:
+        self.caches = BuildCaches(releases.folder, settings.build_cache * MIB)
+        self._find_clearing = find_clearing
         self._settings, self._releases, self._storage = settings, releases, storage
         self._find_ai_url, self._find_variables = find_ai_url, find_variables
         self._vault = Vault(settings.encryption_key)
@@ -90,6 +95,10 @@ class Compiler:
                 spec = await run_in_thread(choose_build, folder / "source", manifest, job.app.build, job.write_line)
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
+                    origin = f"{job.app.account} {await self._find_clearing(job.app)}"
+                    (folder / build.CACHE).parent.mkdir(mode=0o700)
+                    if await self.caches.copy(job.app.id, origin, folder / build.CACHE, uid):
+                        job.write_line("Using the packages that the last deploy downloaded")
                     await build.run_build_command(
                         self._sandbox,
                         uid,
@@ -100,6 +109,8 @@ class Compiler:
                         variables=variables,
                         registries=self._registries,
                     )
+                    if job.deploy.kind == "live":
+                        await self.caches.set_aside(job.deploy.id, origin, folder / build.CACHE)
                 runs = spec.start is not None
                 output = "." if runs else spec.output
                 await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)

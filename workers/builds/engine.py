@@ -58,7 +58,7 @@ GONE = "gone"  # the name of this object
 class Engine:
     """The steps are `build`, `check_health` before visitors see the release, `swap`, and `watch_canary` while they do.
 
-    Every step may raise DeployError, and every step may be canceled. The last two arguments are those of `Compiler`.
+    Every step may raise DeployError, and every step may be canceled. The last three arguments are those of `Compiler`.
     """
 
     def __init__(
@@ -68,10 +68,12 @@ class Engine:
         find_app: Callable[[str], Awaitable[App | None]],
         find_ai_url: Callable[[App], Awaitable[str | None]],
         find_variables: Callable[[App], Awaitable[dict[str, str]]],
+        find_clearing: Callable[[App], Awaitable[str]],
     ) -> None:
         self._settings, self._store, self._find_app = settings, store, find_app
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
-        self._compiler = Compiler(settings, self._releases, self._storage, find_ai_url, find_variables)
+        found = (find_ai_url, find_variables, find_clearing)
+        self._compiler = Compiler(settings, self._releases, self._storage, *found)
         self._records = Records(store)
         self._made: dict[str, Release] = {}  # by deploy, until the deploy ends
         self._canaries: dict[str, Wanted] = {}  # by deploy
@@ -222,7 +224,8 @@ class Engine:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def finish(self, job: Job) -> None:
-        """Forgets the releases and previews that are no longer kept, once the deploy is live."""
+        """Keeps the build's cache, and forgets the releases and previews that are no longer kept."""
+        await self._compiler.caches.adopt(job.deploy.id, job.app.id)
         await self._forget(job.deploy.id)
         records = await self._read_records(job.deploy)
         previews = sorted((known.deploy, name) for name, (_, known) in records.items() if name != "live")
@@ -253,6 +256,7 @@ class Engine:
     async def _forget(self, deploy_id: str) -> None:
         self._made.pop(deploy_id, None)
         self._canaries.pop(deploy_id, None)
+        await self._compiler.caches.drop(deploy_id)
         for folder in (self._releases.builds, self._releases.built):
             await run_in_thread(remove_folder, folder / deploy_id)
 
@@ -269,6 +273,7 @@ class Engine:
         await run_in_thread(self._releases.tidy_builds, in_progress)
         if time.monotonic() >= self._next_pruning:
             self._next_pruning = time.monotonic() + PRUNE_SECONDS
+            await run_in_thread(self._compiler.caches.tidy, in_progress)
             with suppress(StorageUnavailable):
                 for app_id in await self._storage.list_folders(archives.FOLDER):
                     await self._tidy_archives(app_id)

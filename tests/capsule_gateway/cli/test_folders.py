@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.keys import partition_tag
 from tests.support.accounts import Account, App
 from tests.support.command_line import Run, Tool
 from tests.support.deploys import report_phases
@@ -109,6 +110,11 @@ async def test_the_first_deploy_creates_the_app_and_the_second_only_publishes(
     run = await deploy_to_the_end(capsule, gw, folder, ok=False)
     assert run.code == 1
     assert "failed: build: why" in run.err
+    sites = f"{partition_tag(account.id)}:site:*"
+    with gw.redis.client() as client:
+        assert not [site for site in client.scan_iter(sites) if client.hexists(site, "cache")]
+        assert (await deploy_to_the_end(capsule, gw, folder, "--no-cache")).code == 0
+        assert [site for site in client.scan_iter(sites) if client.hexists(site, "cache")]
 
 
 async def test_the_first_deploy_of_a_folder_writes_its_manifest(
