@@ -102,7 +102,11 @@ def enter_unconfined(spec: Spec, parent: int, output: int) -> NoReturn:
         change_user(spec["uid"], parent)
         restore_signals()
         os.chdir(find_real_path(spec, spec["folder"]))
-        environment = {name: find_real_path(spec, value) for name, value in spec["environment"].items()}
+        environment = {
+            # The paths of tools are the machine's own already.
+            name: value if name == "PATH" else find_real_path(spec, value)
+            for name, value in spec["environment"].items()
+        }
         os.execvpe(spec["command"][0], spec["command"], environment)  # noqa: S606
     except BaseException as error:
         os.write(2, f"the command could not be started: {error}\n".encode())
@@ -110,9 +114,12 @@ def enter_unconfined(spec: Spec, parent: int, output: int) -> NoReturn:
 
 
 def find_real_path(spec: Spec, text: str) -> str:
-    """Returns the machine's path of what a command in the sandbox would see at this path; other text as it is."""
+    """Returns the machine's path of what a command in the sandbox would see at this path; other text as it is.
+
+    Paths below /tmp are the machine's own.
+    """
     for path, place in spec["places"].items():
-        if text == place or text.startswith(f"{place}/"):
+        if text == place or (place not in bwrap.IN_MEMORY and text.startswith(f"{place}/")):
             return path + text.removeprefix(place)
     return text
 

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
 from workers.hosting.watchdog import is_running, start_time
 from workers.sandbox import sandbox
-from workers.sandbox.keeper import DataFolder, read_number, write_number
+from workers.sandbox.keeper import DataFolder, find_real_path, read_number, write_number
 from workers.sandbox.sandbox import COPIES, MIB, Command, Outcome, SandboxLimits
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -323,3 +324,17 @@ async def test_the_command_dies_with_its_worker_and_with_its_keeper(room: Room, 
                 os.kill(int(child), signal.SIGKILL)
         await wait_until(lambda: f"sleep {room.mark} " not in marked(room.mark), 5)
         process.kill()
+
+
+def test_without_a_sandbox_the_paths_of_a_command_are_the_machine_s() -> None:
+    """Tools and other files of the machine may be below /tmp, or below a folder of the name that a command sees."""
+    spec: Any = {"places": {"/srv/x/app": "/app", "/srv/x/home": "/home/app", "/srv/x/tmp": "/tmp"}}
+    for text, real in {
+        "/app": "/srv/x/app",
+        "/home/app/.cache/npm": "/srv/x/home/.cache/npm",
+        "/tmp": "/srv/x/tmp",
+        "/tmp/node/bin:/usr/bin": "/tmp/node/bin:/usr/bin",
+        "/application": "/application",
+        "https://example.com/app": "https://example.com/app",
+    }.items():
+        assert find_real_path(spec, text) == real
