@@ -84,16 +84,19 @@ def test_gaps_are_reported_where_they_are(pipe: Pipe, monkeypatch: pytest.Monkey
     lines = writer(pipe[1])
     dropped: list[int] = []
     lines.on_drop = dropped.append
+    full = threading.Event()
 
     def talk() -> None:
         for number in range(200_000):
             lines.write(b"%d\n" % number)
+            if number == 100_000:  # more than the queue and the pipe hold
+                full.set()
             if number > 100_000 and number % 100 == 0:
                 time.sleep(0.001)
 
     talking = threading.Thread(target=talk)
     talking.start()
-    time.sleep(0.1)
+    assert full.wait(30)
     assert read_numbers(pipe[0], 200_000) == sum(dropped) > 0
     talking.join()
 
