@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip
 
-.PHONY: run test test-all check bench soak chaos screenshots lock clean
+.PHONY: run test test-all test-frameworks check bench soak chaos screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev $(ARGS)
@@ -16,6 +16,10 @@ test: SELECTED := -n 6 -m "not long"
 test-all: SELECTED := -n 4
 test test-all: $(VENV)/dev.stamp
 	$(BIN)/pytest --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS)
+
+# Builds and serves the projects of every framework, with their packages from npm and PyPI.
+test-frameworks: $(VENV)/dev.stamp
+	EVERY_FRAMEWORK=1 $(BIN)/pytest tests/workers/builds/test_recognition.py $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
