@@ -49,7 +49,7 @@ async def run_own_app(layout: Layout, keys: Keys, record: DemoApp) -> AsyncItera
         "VITE_SERVICE_AI_URL": layout.ai,
         "BETTER_AUTH_SECRET": os.environ.get("BETTER_AUTH_SECRET") or keys.session_secret,
     }
-    environment = _inherit_environment(layout.data_dir) | variables
+    environment = inherit_environment(layout.data_dir) | variables
     log = layout.logs / "app.log"
     name = f"app {own.name}"
     async with run_shell(
@@ -60,7 +60,7 @@ async def run_own_app(layout: Layout, keys: Keys, record: DemoApp) -> AsyncItera
                 yield child
 
 
-def _inherit_environment(data_dir: Path) -> dict[str, str]:
+def inherit_environment(data_dir: Path) -> dict[str, str]:
     """Returns the terminal's variables. If its Node.js is too old for apps, the one of builds comes first."""
     from workers.sandbox.sandbox import COPIES
     from workers.sandbox.tools import find_node

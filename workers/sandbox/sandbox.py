@@ -175,9 +175,9 @@ class Sandbox:
                 self._check_cgroups()
                 self._try_out()
             if node := tools.find_node(self.path, folder / COPIES):
-                self._folders.insert(0, f"{node}/bin")
+                self._folders.insert(0, node)
                 if not self._trusted:
-                    self._tool_places = {f"{node}/{name}": f"{NODE}/{name}" for name in ("bin", "lib")}
+                    self._tool_places = {f"{Path(node).parent}/{name}": f"{NODE}/{name}" for name in ("bin", "lib")}
                 self.path = os.pathsep.join(self._tool_places.get(each, each) for each in self._folders)
             self._checked = True
 

