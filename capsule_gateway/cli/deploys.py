@@ -109,7 +109,7 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int) -> None:
             **texts(position="position", waits_for="waitsFor"),
             "took": duration_of("durationMs"),
             "phases": _format_phases,
-            **texts(address="url", error="error"),
+            **texts(address="url", warning="warning", error="error"),
         },
     )
     lines = _log_lines(deploy)

@@ -55,9 +55,12 @@ class BackendAuth(_Auth, frozen=True, tag="backend"):
 Auth = JwksAuth | SecretAuth | BackendAuth
 
 
+DEFAULT_BRANCH = "main"  # unless one is named; a repository without it is cloned at its own default branch
+
+
 class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     url: Url  # without user name and password
-    branch: Branch = "main"
+    branch: Branch = DEFAULT_BRANCH
     credentials: Sealed = ""  # user name and password
 
     def clone_url(self, vault: Vault) -> str:

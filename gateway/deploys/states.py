@@ -115,6 +115,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     restores: str | None = None  # the storage's key of the snapshot whose data it restores
     branch: str | None = None
     commit: str | None = None
+    warning: str | None = None  # what its source lacks
     digest: str | None = None  # hexadecimal SHA-256 of the archive of its release
     size: int | None = None  # bytes of the archive
     startedAt: str | None = None
@@ -472,8 +473,10 @@ class Deploys:
             found = await self.get(deploy.id, deploy.account)
         raise BackboneUnavailable("A deploy's state keeps changing; try again.")
 
-    async def record_commit(self, deploy: Deploy, commit: str) -> Deploy:
-        return await self._move(deploy, state=deploy.state, commit=commit)
+    async def record_commit(self, deploy: Deploy, commit: str, warning: str) -> Deploy:
+        """Records what was cloned, and what it lacks."""
+        found: dict[str, Any] = {"commit": commit, "warning": warning} if warning else {"commit": commit}
+        return await self._move(deploy, state=deploy.state, **found)
 
     async def record_archive(self, deploy: Deploy, digest: str, size: int) -> Deploy:
         return await self._move(deploy, state=deploy.state, digest=digest, size=str(size))

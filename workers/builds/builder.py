@@ -430,8 +430,8 @@ class Builder:
                 end_if_canceled()
                 return changed
 
-    async def _record_commit(self, deploy: Deploy, commit: str) -> None:
-        await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit))
+    async def _record_commit(self, deploy: Deploy, commit: str, warning: str) -> None:
+        await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit, warning))
 
     async def _record_archive(self, deploy: Deploy, archive: ReleaseArchive) -> None:
         await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))

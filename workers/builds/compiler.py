@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from gateway import storage
-from gateway.accounts.records import App
+from gateway.accounts.records import DEFAULT_BRANCH, App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.cancellation import run_in_thread
 from gateway.deploys.manifest import FILE as MANIFEST
@@ -29,6 +29,7 @@ from workers.hosting import archives, disk
 from workers.hosting.archives import BadArchive
 from workers.hosting.release_files import write_release_manifest
 from workers.hosting.releases import Releases, remove_folder
+from workers.hosting.rules import compile_rules
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import BUILD_USERS, MIB, open_sandbox
 
@@ -39,7 +40,7 @@ class Job(msgspec.Struct, frozen=True):
     deploy: Deploy
     app: App
     write_line: Callable[[str], None]  # to the deploy's log
-    record_commit: Callable[[str], Awaitable[None]]
+    record_commit: Callable[[str, str], Awaitable[None]]  # the commit, and what it lacks
     record_archive: Callable[[ReleaseArchive], Awaitable[None]]
 
 
@@ -116,6 +117,9 @@ class Compiler:
                 await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
+                else:
+                    for problem in await run_in_thread(compile_rules, release):
+                        job.write_line(problem)
                 write_release_manifest(release, manifest)
                 await run_in_thread(self._bound_disk, job.deploy, release)
                 archive = await self._package(job, release, folder / "release.tar.gz")
@@ -162,11 +166,16 @@ class Compiler:
             branch,
             job.write_line,
             tenant=job.app.account,
+            or_default=not deploy.branch and branch == DEFAULT_BRANCH,
             allow_private=self._settings.allow_private_addresses,
             ca_file=await run_in_thread(self._registries.write_authorities, folder),
         )
         job.write_line(f"Commit {commit}")
-        await job.record_commit(commit)
+        pointers = await run_in_thread(source.find_lfs_pointers, folder / "source")
+        warning = source.explain_lfs_pointers(pointers)
+        if warning:
+            job.write_line(warning)
+        await job.record_commit(commit, warning)
 
     def _read_manifest(self, job: Job, uid: int | None, folder: Path) -> Manifest | None:
         try:

@@ -1,8 +1,8 @@
 """Fetches a build's source: the latest commit of a branch, or a stored tar.gz. Both run inside the sandbox, because
 their bytes come from a customer.
 
-git gets its own environment and configuration. It never prompts, runs no hooks, fetches no submodules, uses only the
-listed protocols, and connects only to the checked addresses. git reads the user name and password of a repository's
+git gets its own environment and configuration. It never prompts, runs no hooks, uses only the listed protocols, and
+connects only to the checked addresses, for submodules too. git reads the user name and password of a repository's
 address from a file of the build. They never appear in command lines, logs or errors.
 """
 
@@ -29,12 +29,16 @@ from workers.sandbox.sandbox import ARCHIVES, MIB, Command, Sandbox, SandboxLimi
 LIMITS = SandboxLimits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, free=1_024 * MIB, processes=64)
 ARCHIVE_FILES, ARCHIVE_BYTES = 50_000, 1_024 * MIB
 RESOLVE_SECONDS = 10.0  # seconds
+MAX_SUBMODULES, MAX_SUBMODULE_DEPTH = 50, 5
 BRANCH = re.compile(r"(?!-)[^\x00-\x20\x7f~^:?*\[\\]{1,250}")
 COMMIT = re.compile(r"[0-9a-f]{40,64}")
 SSH = re.compile(r"(git\+)?ssh://|[^/@]+@[^/:@]+:(?!//)")
 CREDENTIALS = re.compile(r"^([^:/?#]+:/*)?([^/?#]*)@")
 GIT_VERSION = (2, 37)  # older versions ignore `http.curloptResolve`, and would bypass the check of addresses
 OPTIONS = ["--depth=1", "--single-branch", "--no-tags", "--no-recurse-submodules", "--template="]
+
+LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/v1\n", 1_024
+NAMED_POINTERS = 10
 
 CONFIGURATION = """\
 [core]
@@ -51,8 +55,9 @@ CONFIGURATION = """\
 """
 
 # Patterns of git's errors, and the messages for account holders.
+MISSING_BRANCH = "Remote branch .* not found"
 MEANINGS = {
-    "Remote branch .* not found": "the repository has no branch {branch}",
+    MISSING_BRANCH: "the repository has no branch {branch}",
     "could not read Username|Authentication failed": "the repository is private, or does not exist",
     "returned error: 30[1-8]": "the repository's address redirects to another one; connect that address",
 }
@@ -99,45 +104,139 @@ async def clone(
     tenant: str,
     allow_private: bool,
     ca_file: str,
+    or_default: bool = False,
     limits: SandboxLimits = LIMITS,
 ) -> str:
-    """Clones into the build's `source` folder for an account. Returns the commit. Raises DeployError."""
+    """Clones into the build's `source` folder for an account. Returns the commit. Raises DeployError.
+
+    With `or_default`, a repository without the branch is cloned at its default branch.
+    """
     await asyncio.to_thread(check_git, sandbox.environment["PATH"])
     if not BRANCH.fullmatch(branch):
         raise DeployError("git does not accept this branch name")
     remote = await _check_remote(url, tenant=tenant, allow_private=allow_private)
-    source, configuration = _make_source_folder(sandbox, uid, build), build / "gitconfig"
-    command = Command(
-        folder=source,
-        environment={
-            **sandbox.environment,
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": str(configuration),
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_ALLOW_PROTOCOL": "https:http:file" if allow_private else "https",
-        },
-        read=[configuration, *remote.read, *([Path(ca_file)] if ca_file else [])],
-        write=[source],
-        connect=remote.ports,
-        hosts=remote.hosts,
-        limits=limits,
+    git = _Git(
+        sandbox, uid, build, write_line, tenant=tenant, allow_private=allow_private, ca_file=ca_file, limits=limits
     )
-    output = _GitOutput(remote.secrets, write_line)
     try:
-        configuration.touch(mode=0o600)
-        trusted = f'[http]\n    sslCAInfo = "{ca_file}"\n' if ca_file else ""
-        configuration.write_text(CONFIGURATION + remote.settings + trusted)
-        sandbox.give_to_user(configuration, uid)
-        for arguments in (["clone", *OPTIONS, f"--branch={branch}", "--", remote.url, "."], ["rev-parse", "HEAD"]):
-            git = msgspec.structs.replace(command, arguments=["git", *arguments])
-            outcome = await sandbox.run(git, uid, output.add_line)
-            if not outcome.ok:
-                raise DeployError(outcome.describe("git clone", limits) if outcome.why else output.explain(branch))
+        cloned = await git.run(remote, "clone", *OPTIONS, f"--branch={branch}", "--", remote.url, ".")
+        if cloned.lacks_branch and or_default:
+            write_line(f"There is no branch {branch}; cloning the default branch")
+            cloned = await git.run(remote, "clone", *OPTIONS, "--", remote.url, ".")
+        if cloned.failure is not None:
+            raise DeployError(cloned.failure or f"git clone failed: {cloned.explain(branch)}")
+        head = await git.run(remote, "rev-parse", "--verify", "HEAD")
+        if not COMMIT.fullmatch(head.last):
+            raise DeployError("the repository is empty; push a commit first")
+        await git.fetch_submodules(remote)
     finally:
-        configuration.unlink(missing_ok=True)
-    if not COMMIT.fullmatch(output.last):
-        raise DeployError("git reported no commit")
-    return output.last
+        git.configuration.unlink(missing_ok=True)
+    return head.last
+
+
+class _Git:
+    """git in the sandbox of a build."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        uid: int | None,
+        build: Path,
+        write_line: Callable[[str], None],
+        *,
+        tenant: str,
+        allow_private: bool,
+        ca_file: str,
+        limits: SandboxLimits,
+    ) -> None:
+        self._source, self.configuration = _make_source_folder(sandbox, uid, build), build / "gitconfig"
+        self._sandbox, self._uid, self._write_line, self._limits = sandbox, uid, write_line, limits
+        self._tenant, self._allow_private, self._ca_file = tenant, allow_private, ca_file
+        self._submodules = 0
+
+    async def run(self, remote: _Remote, *arguments: str, top: _Remote | None = None) -> "_GitOutput":
+        """Runs a command that may reach the remote. `top` is the repository whose submodule the remote is."""
+        trusted = f'[http]\n    sslCAInfo = "{self._ca_file}"\n' if self._ca_file else ""
+        self.configuration.touch(mode=0o600)
+        self.configuration.write_text(CONFIGURATION + (top.settings if top else "") + remote.settings + trusted)
+        self._sandbox.give_to_user(self.configuration, self._uid)
+        output = _GitOutput([*remote.secrets, *(top.secrets if top else [])], self._write_line)
+        command = Command(
+            arguments=["git", *arguments],
+            folder=self._source,
+            environment={
+                **self._sandbox.environment,
+                "GIT_CONFIG_NOSYSTEM": "1",
+                "GIT_CONFIG_GLOBAL": str(self.configuration),
+                "GIT_TERMINAL_PROMPT": "0",
+                "GIT_ALLOW_PROTOCOL": "https:http:file" if self._allow_private else "https",
+            },
+            read=[self.configuration, *remote.read, *([Path(self._ca_file)] if self._ca_file else [])],
+            write=[self._source],
+            connect=remote.ports,
+            hosts=remote.hosts,
+            limits=self._limits,
+        )
+        outcome = await self._sandbox.run(command, self._uid, output.add_line)
+        if not outcome.ok:
+            output.failure = outcome.describe("git clone", self._limits) if outcome.why else ""
+        return output
+
+    async def fetch_submodules(
+        self, top: _Remote, parent: _Remote | None = None, folder: str = ".", depth: int = 1
+    ) -> None:
+        """Fetches what the folder's `.gitmodules` names, and their own submodules. Raises DeployError."""
+        parent = parent or top
+        for name, path, url in await self._list_submodules(folder):
+            shown = path if folder == "." else f"{folder}/{path}"
+            self._submodules += 1
+            if self._submodules > MAX_SUBMODULES or depth > MAX_SUBMODULE_DEPTH:
+                raise DeployError(f"submodule {shown}: more than {MAX_SUBMODULES}, or nested too deeply")
+            try:
+                remote = await _check_remote(
+                    _resolve_url(parent.url, url), tenant=self._tenant, allow_private=self._allow_private
+                )
+            except DeployError as error:
+                raise DeployError(f"submodule {shown}: {error}") from None
+            for arguments in (
+                ["submodule", "--quiet", "init", "--", path],
+                ["config", f"submodule.{name}.url", remote.url],
+                ["submodule", "--quiet", "update", "--checkout", "--depth=1", "--", path],
+            ):
+                done = await self.run(remote, "-C", folder, *arguments, top=top)
+                if done.failure is not None:
+                    raise DeployError(f"submodule {shown}: {done.failure or done.explain('')}")
+            self._write_line(f"Submodule {shown}")
+            await self.fetch_submodules(top, remote, shown, depth + 1)
+
+    async def _list_submodules(self, folder: str) -> list[tuple[str, str, str]]:
+        """Returns name, path and URL of each."""
+        modules = self._source / folder / ".gitmodules"
+        if modules.is_symlink() or not modules.is_file():
+            return []
+        listing = ["config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.(path|url)$"]
+        lines: list[str] = []
+        shown, self._write_line = self._write_line, lines.append
+        try:
+            await self.run(_Remote(""), "-C", folder, *listing)
+        finally:
+            self._write_line = shown
+        found: dict[str, dict[str, str]] = {}
+        for line in lines:
+            if setting := re.fullmatch(r"submodule\.(.+)\.(path|url) (.+)", line):
+                found.setdefault(setting[1], {})[setting[2]] = setting[3]
+        return [(name, each["path"], each["url"]) for name, each in found.items() if len(each) == 2]
+
+
+def _resolve_url(parent: str, url: str) -> str:
+    """Returns the address of a submodule, which may be relative to its repository's."""
+    if not url.startswith(("./", "../")):
+        return url
+    base = parent.rstrip("/")
+    while url.startswith(("./", "../")):
+        step, _, url = url.partition("/")
+        base = base.rpartition("/")[0] if step == ".." else base
+    return f"{base}/{url}"
 
 
 class _GitOutput:
@@ -145,6 +244,7 @@ class _GitOutput:
 
     def __init__(self, secrets: list[str], write_line: Callable[[str], None]) -> None:
         self.last = self._fatal = ""
+        self.failure: str | None = None  # why the command failed: what the sandbox says, or "" for git's own error
         self._secrets, self._write_line = secrets, write_line
 
     def add_line(self, line: str) -> None:
@@ -156,9 +256,37 @@ class _GitOutput:
         if not COMMIT.fullmatch(line):
             self._write_line(line)
 
+    @property
+    def lacks_branch(self) -> bool:
+        return re.search(MISSING_BRANCH, self._fatal) is not None
+
     def explain(self, branch: str) -> str:
         meanings = (meaning for pattern, meaning in MEANINGS.items() if re.search(pattern, self._fatal))
-        return f"git clone failed: {next(meanings, self._fatal or 'see the log').replace('{branch}', branch)}"
+        return next(meanings, self._fatal or "see the log").replace("{branch}", branch)
+
+
+def find_lfs_pointers(source: Path) -> list[str]:
+    """Returns the files whose contents are in Git LFS instead. Follows no link."""
+    found = []
+    for folder, folders, names in os.walk(source):
+        folders[:] = sorted(each for each in folders if each != ".git")
+        for path in (Path(folder, name) for name in sorted(names)):
+            with suppress(OSError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size < LFS_POINTER_BYTES:
+                    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                            found.append(path.relative_to(source).as_posix())
+    return found
+
+
+def explain_lfs_pointers(files: list[str]) -> str:
+    """Returns a warning that names at most ten files. Empty if there are none."""
+    if not files:
+        return ""
+    named = ", ".join(each[:100] for each in files[:NAMED_POINTERS])
+    more = f" and {len(files) - NAMED_POINTERS} more" if len(files) > NAMED_POINTERS else ""
+    return f"In Git LFS, and not fetched ({len(files)}): {named}{more}. Commit these files without LFS."
 
 
 def _make_source_folder(sandbox: Sandbox, uid: int | None, build: Path) -> Path:

@@ -103,6 +103,7 @@ function about(deploy) {
     Trigger: capital(deploy.trigger),
     Branch: deploy.branch,
     Commit: deploy.commit && h("code", {}, deploy.commit.slice(0, 12)),
+    Warning: deploy.warning,
     Release: deploy.release && h("a", { href: `#/deploys/${deploy.release}` }, h("code", {}, deploy.release)),
     Queued: moment(deploy.createdAt),
     "Waits for": deploy.waitsFor && sentence(deploy.waitsFor),

@@ -112,6 +112,21 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, rep
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
+async def test_files_in_lfs_are_named_on_the_row_and_the_default_branch_is_followed(
+    host: Host, repository: Path
+) -> None:
+    git(repository, "init", "--initial-branch=trunk")
+    (repository / "index.html").write_text("a page")
+    (repository / "photo.png").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message", "photo")
+    app = await host.app(repository={"url": f"file://{repository}"})
+    deploy = await host.over(await host.trigger(await host.hook(app)))
+    assert (deploy["state"], await host.page(app)) == ("live", "a page"), deploy
+    assert deploy["warning"] == "In Git LFS, and not fetched (1): photo.png. Commit these files without LFS."
+    assert deploy["warning"] in deploy["log"]
+
+
 async def test_an_old_git_is_reported_at_the_start_and_clones_nothing(own: Host, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -145,6 +160,20 @@ async def test_each_failed_phase_is_reported_once_and_keeps_the_served_release(h
         [(event, data)] = await host.events(deploy["id"])
         assert (event, data["phase"], data["reason"]) == ("deploy.failed", phase, reason)
         assert await host.page(app) == "good\n"
+
+
+async def test_redirects_and_headers_go_live_with_their_release(host: Host) -> None:
+    app = await host.app()
+    files = {"index.html": "a page", "_redirects": "/old /new\n/a /b Country=de\n", "_headers": "/*\n  X-Own: yes\n"}
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "live", deploy
+    assert "_redirects:2 is skipped: conditions are not supported" in deploy["log"]
+    headers = {"Host": f"{app}.{DOMAIN}"}
+    moved = await host.web.get("/old", headers=headers, follow_redirects=False)
+    assert (moved.status_code, moved.headers["location"], moved.headers["x-own"]) == (301, "/new", "yes")
+    assert (await host.web.get("/", headers=headers)).headers["x-own"] == "yes"
+    assert (await host.over(await host.publish(app, {"index.html": "plain"})))["state"] == "live"
+    assert (await host.web.get("/old", headers=headers, follow_redirects=False)).status_code == 200
 
 
 async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:

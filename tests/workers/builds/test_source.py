@@ -1,6 +1,7 @@
 import contextlib
 import http.server
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -94,19 +95,80 @@ def test_a_machine_without_git_clones_nothing(tmp_path: Path) -> None:
         check_git(str(tmp_path))
 
 
-async def test_hooks_do_not_run_and_submodules_are_not_fetched(room: Room, repository: Repository) -> None:
+async def test_hooks_do_not_run(room: Room, repository: Repository) -> None:
     hook = repository.folder / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
-    part = Repository(room.top / "part")
-    part.commit("page", "part")
-    repository.git("submodule", "--quiet", "add", part.url, "part")
     repository.commit("index.html", "one")
     hook.write_text("#!/bin/sh\necho hooked; touch hooked\n")
     hook.chmod(0o755)
     await clone(room, repository.url)
-    assert list((room.build / "source" / "part").iterdir()) == []
     assert not (room.build / "source" / "hooked").exists()
     assert "hooked" not in room.lines
+
+
+async def test_submodules_are_fetched(room: Room, repository: Repository) -> None:
+    """Also one within another one, and one whose address is relative."""
+    leaf, part = Repository(room.top / "leaf"), Repository(room.top / "part")
+    leaf.commit("leaf.txt", "leaf")
+    part.git("submodule", "--quiet", "add", "../leaf", "deep/leaf")
+    part.commit("part.txt", "part")
+    repository.git("submodule", "--quiet", "add", "--name", "a name.path", part.url, "its part")
+    latest = repository.commit("index.html", "one")
+    assert await clone(room, repository.url) == latest
+    source = room.build / "source" / "its part"
+    assert (source / "part.txt").read_text() == "part"
+    assert (source / "deep" / "leaf" / "leaf.txt").read_text() == "leaf"
+    assert [line for line in room.lines if line.startswith("Submodule")] == [
+        "Submodule its part",
+        "Submodule its part/deep/leaf",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("git@example.com:a/b.git", "repositories are cloned over https, not over ssh"),
+        ("file:///nowhere", "does not appear to be a git repository|see the log|does not exist"),
+        ("ext::sh -c touch% x", "address is refused"),
+        ("http://no-such-host.invalid/a.git", "no-such-host.invalid"),
+    ],
+)
+async def test_a_submodule_that_cannot_be_fetched_is_named(
+    room: Room, repository: Repository, url: str, reason: str
+) -> None:
+    part = Repository(room.top / "part")
+    part.commit("part.txt", "part")
+    repository.git("submodule", "--quiet", "add", part.url, "vendor/part")
+    modules = repository.folder / ".gitmodules"
+    modules.write_text(modules.read_text().replace(part.url, url) + "\tupdate = !touch ran\n")
+    repository.commit("index.html", "one")
+    with pytest.raises(DeployError, match=rf"^submodule vendor/part: .*({reason})"):
+        await clone(room, repository.url)
+    assert not list(room.build.rglob("ran"))
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1/c.git", "https://localhost/c.git", "file:///etc", "../../../x"])
+async def test_a_submodule_at_a_private_address_is_refused(room: Room, url: str) -> None:
+    strict = {"tenant": "acc", "allow_private": False, "ca_file": "", "limits": source.LIMITS}
+    git = source._Git(room.sandbox, room.uid, room.build, room.lines.append, **strict)
+    top = source._Remote("https://127.0.0.1/a/b.git")
+    await git.run(top, "init", "--quiet")
+    (room.build / "source" / ".gitmodules").write_text(f'[submodule "c"]\n\tpath = c\n\turl = {url}\n')
+    with pytest.raises(DeployError, match=r"^submodule c: the repository's address is refused: "):
+        await git.fetch_submodules(top)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("../c.git", "https://git.example.com/a/c.git"),
+        ("../../x/c", "https://git.example.com/x/c"),
+        ("./c", "https://git.example.com/a/b.git/c"),
+        ("https://else.example/c", "https://else.example/c"),
+    ],
+)
+def test_addresses_of_submodules(url: str, expected: str) -> None:
+    assert source._resolve_url("https://git.example.com/a/b.git", url) == expected
 
 
 @pytest.mark.parametrize("branch", ["--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "", "x" * 251, "a\\b"])
@@ -123,6 +185,37 @@ async def test_a_missing_branch_is_named(room: Room, repository: Repository, bra
         await clone(room, repository.url, branch)
     assert str(failure.value) == f"git clone failed: the repository has no branch {branch}"
     assert not (room.build / "gitconfig").exists()
+
+
+async def test_without_the_usual_branch_the_default_one_is_cloned(room: Room, repository: Repository) -> None:
+    repository.git("switch", "--quiet", "--create", "trunk/new")
+    latest = repository.commit("index.html", "one")
+    with pytest.raises(DeployError, match="the repository has no branch main"):
+        await clone(room, repository.url)
+    shutil.rmtree(room.build / "source")
+    assert await clone(room, repository.url, or_default=True) == latest
+    assert "There is no branch main; cloning the default branch" in room.lines
+
+
+async def test_an_empty_repository_says_what_to_do(room: Room, repository: Repository) -> None:
+    with pytest.raises(DeployError, match="the repository is empty; push a commit first"):
+        await clone(room, repository.url, or_default=True)
+
+
+async def test_files_in_lfs_are_named(room: Room, repository: Repository) -> None:
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 7\n"
+    for number in range(12):
+        repository.commit(f"photo{number:02}.png", pointer)
+    repository.commit("about.txt", f"A pointer begins so:\n{pointer}")
+    (repository.folder / "link").symlink_to("photo00.png")
+    repository.commit("index.html", "one")
+    await clone(room, repository.url)
+    found = source.find_lfs_pointers(room.build / "source")
+    assert found == [f"photo{number:02}.png" for number in range(12)]
+    warning = source.explain_lfs_pointers(found)
+    assert warning.startswith("In Git LFS, and not fetched (12): photo00.png, ")
+    assert "photo09.png and 2 more." in warning
+    assert source.explain_lfs_pointers([]) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,249 @@
+"""`_redirects` and `_headers` of static apps, compiled and followed by a real Caddy."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import Hosting
+from workers.hosting.rules import (
+    HEADERS,
+    MAX_BYTES,
+    MAX_HEADERS,
+    MAX_REDIRECTS,
+    REDIRECTS,
+    compile_rules,
+    parse_headers,
+    parse_redirects,
+)
+
+RULES = """
+# moved pages
+/old                 /new
+/old-302             /new              302   # a remark
+/old-308             https://new.example/page?a=1  308
+/blog/*              /news/:splat      301
+/posts/:year/:slug   /archive/:year/:slug.html?from=:slug#top  307
+/out/*               https://other.example/:splat  303
+/top/*               /:splat           301
+/api/:id             /data/:id.json    200
+/about               /other.html       200
+/forced              /other.html       200!
+/gone/*              /gone.html        410
+/lost                /nowhere.html     404
+/say/"quo`ted"       /a"b{{.}}`c       301
+/ü                   /ö                301
+/first/*             /one              301
+/first/page          /two              301
+/app/*               /index.html       200
+"""
+RULES_FOR_HEADERS = """
+/*
+  X-Frame-Options: DENY
+  X-Quoted: "a" {{.}} `b`
+  Link: </a.css>; rel=preload
+  Link: </b.css>; rel=preload
+/assets/*
+  Cache-Control: public, max-age=60
+  ! X-Frame-Options
+/data/:id.json
+  Access-Control-Allow-Origin: *
+  Content-Type: application/vnd.api+json
+/about
+  X-Content-Type-Options: sniff
+/*.txt
+  X-Text: yes
+"""
+FILES: dict[str, str | bytes] = {
+    "index.html": "home",
+    "new.html": "new",
+    "other.html": "other",
+    "about.html": "about",
+    "forced.html": "forced",
+    "gone.html": "gone for good",
+    "old.html": "there is a file, and the redirect still counts",
+    "data/7.json": "{}",
+    "assets/index-GpEN3EET.js": "1",
+    "assets/plain.js": "2",
+    "a.txt": "text",
+    "404.html": "nothing here",
+    "docs/_redirects": "an ordinary file",
+    REDIRECTS: RULES,
+    HEADERS: RULES_FOR_HEADERS,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hosting() -> AsyncIterator[Hosting]:
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        assert compile_rules(hosting.publish("dep_1", FILES).release("dep_1")) == []
+        async with hosting.served():
+            yield hosting
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "location"),
+    [
+        ("/old", 301, "/new"),
+        ("/old?x=1&y=%0a", 301, "/new?x=1&y=%0a"),
+        ("/old-302", 302, "/new"),
+        ("/old-308?x=1", 308, "https://new.example/page?a=1"),
+        ("/blog/2024/a%20b%0d%0aSet-Cookie:x%3f", 301, "/news/2024/a%20b%0D%0ASet-Cookie:x%3F"),
+        ("/blog/", 301, "/news/"),
+        ("/posts/2024/it%26s", 307, "/archive/2024/it&s.html?from=it%26s#top"),
+        ("/out/a/b", 303, "https://other.example/a/b"),
+        ("/out//evil.example", 303, "https://other.example/evil.example"),
+        ("/top//evil.example", 301, "/evil.example"),
+        ("/top/%2fevil.example", 301, "/evil.example"),
+        ('/say/"quo`ted"', 301, "/a%22b%7B%7B.%7D%7D%60c"),
+        ("/%c3%bc", 301, "/%C3%B6"),
+        ("/first/page", 301, "/one"),
+    ],
+)
+async def test_redirects(hosting: Hosting, path: str, status: int, location: str) -> None:
+    said = await hosting.ask(path)
+    assert (said.status, said.headers["location"], said.body) == (status, location, b"")
+    assert said.headers["cache-control"] == "no-cache"
+    assert "set-cookie" not in said.headers
+    assert not [name for name in said.headers if name.lower().startswith("capsule-")]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body"),
+    [
+        ("/", 200, "home"),
+        ("/new", 200, "new"),
+        ("/api/7", 200, "{}"),
+        ("/about", 200, "about"),
+        ("/forced", 200, "other"),
+        ("/gone/a/b", 410, "gone for good"),
+        ("/lost", 404, "Not Found\n"),
+        ("/app/some/page.js", 200, "home"),
+        ("/docs/_redirects", 200, "an ordinary file"),
+        (f"/{REDIRECTS}", 404, "nothing here"),
+        (f"/{HEADERS}", 404, "nothing here"),
+        ("/rules", 404, "nothing here"),
+        ("/app/.env", 404, "Not Found\n"),
+        ("/posts/2024", 404, "nothing here"),
+    ],
+)
+async def test_rewrites_and_files(hosting: Hosting, path: str, status: int, body: str) -> None:
+    # A browser that has an error page already must get it again.
+    for more in ((), ("If-None-Match: *", "Range: bytes=0-0")) if status != 200 else ((),):
+        said = await hosting.ask(path, *more)
+        assert (said.status, said.body.decode()) == (status, body)
+        assert not [name for name in said.headers if name.lower().startswith("capsule-")]
+
+
+async def test_headers(hosting: Hosting) -> None:
+    said = await hosting.ask("/")
+    home = said.headers
+    assert home["x-frame-options"] == "DENY"
+    assert home["x-quoted"] == '"a" {{.}} `b`'
+    assert said.names.count("link") == 2
+    assert (home["cache-control"], home["content-type"]) == ("no-cache", "text/html; charset=utf-8")
+    script = (await hosting.ask("/assets/index-GpEN3EET.js")).headers
+    assert (script["cache-control"], "x-frame-options" in script) == ("public, max-age=60", False)
+    assert script["content-type"] == "text/javascript; charset=utf-8"
+    data = (await hosting.ask("/data/7.json")).headers
+    assert (data["access-control-allow-origin"], data["content-type"]) == ("*", "application/vnd.api+json")
+    assert (await hosting.ask("/about")).headers["x-content-type-options"] == "sniff"
+    assert (await hosting.ask("/%61.txt")).headers["x-text"] == "yes"
+    etag = home["etag"]
+    assert (await hosting.ask("/", f"If-None-Match: {etag}")).status == 304
+
+
+async def test_methods(hosting: Hosting) -> None:
+    head = await hosting.ask("/old", method="HEAD")
+    assert (head.status, head.headers["location"]) == (301, "/new")
+    page = await hosting.ask("/", method="HEAD")
+    assert (page.status, page.headers["x-frame-options"], page.headers["content-length"]) == (200, "DENY", "4")
+    assert (await hosting.ask("/old", method="POST")).status == 405
+
+
+async def test_rules_go_with_their_release(hosting: Hosting) -> None:
+    site = hosting.publish("dep_2", {"index.html": "a"}, "bare.apps.test", app_id="bare")
+    assert (await hosting.ask("/old", host="bare.apps.test")).body == b"a"
+    ruled = hosting.build(hosting.deploy("dep_3", "bare"), {"index.html": "b", REDIRECTS: "/old /new"})
+    compile_rules(ruled.release("dep_3"))
+    site.swap("dep_3")
+    assert (await hosting.ask("/old", host="bare.apps.test")).status == 301
+
+
+async def test_as_many_rules_as_allowed(hosting: Hosting) -> None:
+    lines = "\n".join(f"/from/{number}/* /to/{number}/:splat" for number in range(MAX_REDIRECTS))
+    headers = "\n".join(f"/to/{number}/:name/*\n X-Number: {number}" for number in range(MAX_HEADERS))
+    site = hosting.publish("dep_4", {REDIRECTS: lines, HEADERS: headers}, "many.apps.test", app_id="many")
+    assert compile_rules(site.release("dep_4")) == []
+    said = await hosting.ask(f"/from/{MAX_REDIRECTS - 1}/x", host="many.apps.test")
+    assert (said.status, said.headers["location"]) == (301, f"/to/{MAX_REDIRECTS - 1}/x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/only",
+        "old /new",
+        "/a/*/b /new",
+        "/a?x=1 /new",
+        "/store id=:id /blog/:id 301",
+        "/ /uk 302 Country=gb",
+        "/a /b 418",
+        "/a /b yes",
+        "/a https://else.example/ 200",
+        "/a https:///x 301",
+        "/a https://:sub.example/ 301",
+        "/a https://user@evil.example/ 301",
+        "/a javascript:alert(1) 301",
+        "/a/:x/:x /b",
+        f"/a /{'b' * 3000}",
+    ],
+)
+def test_a_redirect_that_cannot_be_read_is_named(line: str) -> None:
+    problems: list[str] = []
+    rules = parse_redirects(["", line, "/good /new"], problems)
+    assert [rule.source for rule in rules] == ["/good"]
+    assert len(problems) == 1
+    assert problems[0].startswith("_redirects:2 is skipped: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Content-Length: 3",
+        "Content-Encoding: gzip",
+        "Transfer-Encoding: chunked",
+        "Connection: close",
+        "Capsule-Status: 301",
+        "Set-Cookie: a=b; domain=apps.test",
+        "No value",
+        "Bad Name: x",
+        "X-Umlaut: ü",
+    ],
+)
+def test_a_header_that_cannot_be_set_is_named(line: str) -> None:
+    problems: list[str] = []
+    rules = parse_headers(["/*", f"  {line}", "  X-Good: 1"], problems)
+    assert [rule.lines for rule in rules] == [[("x-good", "1")]]
+    assert len(problems) == 1
+    assert problems[0].startswith("_headers:2 is skipped: ")
+
+
+def test_what_is_too_much_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / REDIRECTS).write_text("/a /b\n" * (MAX_REDIRECTS + 5))
+    (tmp_path / "files" / HEADERS).write_text("/a\n X-A: 1\n" * (MAX_HEADERS + 5))
+    problems = compile_rules(tmp_path)
+    assert len(problems) == 2
+    (tmp_path / "files" / REDIRECTS).write_bytes(b"#" * (MAX_BYTES + 1))
+    assert compile_rules(tmp_path) == [f"{REDIRECTS} is skipped: it has more than {MAX_BYTES} bytes"]
+    assert not [*(tmp_path / "files").iterdir()]
+
+
+def test_lines_below_a_path_that_cannot_be_read_belong_to_no_path() -> None:
+    problems: list[str] = []
+    assert parse_headers(["  X-Early: 1", "/a", "  X-A: 1", "b", "  X-B: 1"], problems)[0].lines == [("x-a", "1")]
+    assert [problem.split(" ")[0] for problem in problems] == ["_headers:1", "_headers:4"]
