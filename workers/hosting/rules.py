@@ -1,12 +1,14 @@
 """The redirects, rewrites and headers of a static app, from its files `_redirects` and `_headers`.
 
 Their format is the one of Netlify and Cloudflare Pages. When a release is made, its rules become a template for Caddy,
-`rules`, which Caddy runs at each request for that release (`Caddyfile`). So a deploy changes no configuration. The
+`rules`, which Caddy runs at each request for that release (`Caddyfile`). So a deploy changes no configuration. It runs
+one part of `rules.d` too: that of the path, of the path's first part, or of all other paths. The
 template answers with headers for Caddy: the status of the rule that matches (`Capsule-Status`), the address to which it
 leads (`Capsule-Location`, `Capsule-Path`), a content type (`Capsule-Type`), and the headers of the response.
 """
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -15,9 +17,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-FILE, REDIRECTS, HEADERS = "rules", "_redirects", "_headers"
+FILE, PARTS, REDIRECTS, HEADERS = "rules", "rules.d", "_redirects", "_headers"
+OWN_ENDINGS = (".html", "/index.html")  # of the file for a path
 MAX_REDIRECTS, MAX_HEADERS = 2_000, 100
-MAX_BYTES, MAX_LINE = 1 << 20, 2_000
+MAX_PATTERNS = 200  # that a request runs: each costs it up to 0.05 ms
+MAX_PLACEHOLDERS = 10
+MAX_ANYWHERE = 20  # patterns for paths whose first part differs
+MAX_BYTES, MAX_LINE = 1 << 20, 1_000
 REDIRECT_STATUSES = {301, 302, 303, 307, 308}
 STATUSES = {200, *REDIRECT_STATUSES, 404, 410}
 # The connection's own headers, and those that say how the body is sent.
@@ -39,6 +45,20 @@ class Redirect(msgspec.Struct, frozen=True):
     status: int
     force: bool
 
+    @property
+    def overrides_files(self) -> bool:
+        return self.force or self.status != 200
+
+    @property
+    def is_pattern(self) -> bool:
+        return self.source.endswith("*") or _PLACEHOLDER.search(self.source) is not None
+
+    @property
+    def first_part(self) -> str | None:
+        """The first part of the paths that match. None if it differs."""
+        first = _first_part(self.source)
+        return None if "*" in first or _PLACEHOLDER.search(first) else first
+
 
 class HeaderRule(msgspec.Struct, frozen=True):
     """A path of `_headers` and its lines. A header without a value is removed."""
@@ -57,7 +77,7 @@ def compile_rules(release: Path) -> list[str]:
     redirects = parse_redirects(_take(release / "files" / REDIRECTS, problems), problems)
     headers = parse_headers(_take(release / "files" / HEADERS, problems), problems)
     if redirects or headers:
-        (release / FILE).write_text(_render(redirects, headers))
+        _write(release, redirects, headers, problems)
     return problems
 
 
@@ -114,8 +134,10 @@ def _parse_redirect(line: str, words: list[str]) -> Redirect:
         _check_host(target)
     source = unquote(source)
     names = _PLACEHOLDER.findall(source)
-    if len(names) != len(set(names)):
+    if len(names) != len(set(names)) or (source.endswith("*") and "splat" in names):
         raise _BadLine("a placeholder is named twice")
+    if len(names) > MAX_PLACEHOLDERS:
+        raise _BadLine(f"it has more than {MAX_PLACEHOLDERS} placeholders")
     return Redirect(source, target, status, bool(found[2]))
 
 
@@ -176,30 +198,88 @@ def _check_length(line: str) -> None:
 # -- the template --------------------------------------------------------------------------------------------
 
 
-def _render(redirects: Iterable[Redirect], headers: Iterable[HeaderRule]) -> str:
-    redirects = list(redirects)
-    parts = [
-        "{{$path := .Req.URL.Path}}",
-        '{{$query := ""}}{{if .Req.URL.RawQuery}}{{$query = print "?" .Req.URL.RawQuery}}{{end}}',
-        '{{.RespHeader.Set "Capsule-Path" .Req.URL.EscapedPath}}',
-        "{{$own := false}}",
-    ]
-    if any(each.status == 200 and not each.force for each in redirects):
-        parts.append(
-            '{{range list "" ".html" "/index.html"}}{{$file := print "/files" $path .}}'
-            "{{if and (fileExists $file) (not (fileStat $file).IsDir)}}{{$own = true}}{{end}}{{end}}"
-        )
+def _write(release: Path, redirects: list[Redirect], headers: list[HeaderRule], problems: list[str]) -> None:
+    """Writes the template and its parts, so that a request runs only the rules that may match its path."""
+    parts = release / PARTS
+    parts.mkdir(mode=0o755)
+    patterns = [each for each in redirects if each.is_pattern]
+    anywhere = [each for each in patterns if each.first_part is None]
+    first_parts = {each.first_part for each in patterns if each.first_part is not None}
+    if len(anywhere) > MAX_ANYWHERE:  # they would be written for each first part
+        anywhere, first_parts = patterns, set()
+    groups: dict[str | None, list[Redirect]] = {None: anywhere}
+    for first in first_parts:
+        groups[first] = [each for each in patterns if each.first_part in (first, None)]
+    if any(len(group) > MAX_PATTERNS for group in groups.values()):
+        problems.append(f"{REDIRECTS}: of the lines with * or :name that start alike, the first {MAX_PATTERNS} count")
+    for part, group in groups.items():
+        del group[MAX_PATTERNS:]
+        (parts / (f"first-{_digest(part)}" if part else "other")).write_text(_render_redirects(group))
+
+    places = {id(each): place for place, each in enumerate(redirects)}
+    exact: dict[str, list[Redirect]] = {}
+    for each in redirects:
+        if not each.is_pattern:
+            exact.setdefault(each.source, []).append(each)
+    expressions = {id(each): re.compile(_pattern(each.source)) for each in patterns}
+    for path, lines in exact.items():
+        own = _has_file(release / "files", path)
+        group = groups.get(_first_part(path), groups[None])
+        matching = [*lines, *(each for each in group if expressions[id(each)].fullmatch(path))]
+        counting = [each for each in matching if each.overrides_files or not own]
+        first_line = sorted(counting, key=lambda each: places[id(each)])[:1]
+        (parts / f"path-{_digest(path)}").write_text(_render_redirects(first_line))
+    (release / FILE).write_text(_render(headers))
+
+
+def _first_part(path: str) -> str:
+    return "/" + path[1:].partition("/")[0]
+
+
+def _has_file(top: Path, path: str) -> bool:
+    return ".." not in path.split("/") and any(Path(f"{top}{path}{end}").is_file() for end in ("", *OWN_ENDINGS))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _render(headers: Iterable[HeaderRule]) -> str:
+    parts = ["{{$path := .Req.URL.Path}}", '{{.RespHeader.Set "Capsule-Path" .Req.URL.EscapedPath}}']
     for rule in headers:
         parts.append(f"{{{{if {_render_match(rule.path, anywhere=True)}}}}}")
         for name, value in rule.lines:
-            name = {"content-type": "capsule-type"}.get(name, name)
-            verb = "Set" if name == "capsule-type" else "Add"
+            verb, name = ("Set", "capsule-type") if name == "content-type" else ("Add", name)
             action = f"Del {_quote(name)}" if value is None else f"{verb} {_quote(name)} {_quote(value)}"
             parts.append(f"{{{{.RespHeader.{action}}}}}")
         parts.append("{{end}}")
+    return (
+        "\n".join(parts)
+        + f"""
+{{{{$part := print "/{PARTS}/path-" (sha256sum $path)}}}}
+{{{{if not (fileExists $part)}}}}
+{{{{$part = print "/{PARTS}/first-" (sha256sum (regexFind "^/[^/]*" $path))}}}}
+{{{{end}}}}
+{{{{if not (fileExists $part)}}}}{{{{$part = "/{PARTS}/other"}}}}{{{{end}}}}
+{{{{include $part}}}}
+"""
+    )
+
+
+def _render_redirects(redirects: list[Redirect]) -> str:
+    parts = [
+        "{{$path := .Req.URL.Path}}{{$own := false}}",
+        '{{$query := ""}}{{if .Req.URL.RawQuery}}{{$query = print "?" .Req.URL.RawQuery}}{{end}}',
+    ]
+    if not all(each.overrides_files for each in redirects):
+        endings = " ".join(map(_quote, ("", *OWN_ENDINGS)))
+        parts.append(
+            f'{{{{range list {endings}}}}}{{{{$file := print "/files" $path .}}}}'
+            "{{if and (fileExists $file) (not (fileStat $file).IsDir)}}{{$own = true}}{{end}}{{end}}"
+        )
     for number, redirect in enumerate(redirects):
         condition = _render_match(redirect.source)
-        if redirect.status == 200 and not redirect.force:
+        if not redirect.overrides_files:
             condition = f"and {condition} (not $own)"
         parts.append(f"{{{{{'else ' if number else ''}if {condition}}}}}")
         parts.append(f'{{{{.RespHeader.Set "Capsule-Status" "{redirect.status}"}}}}')

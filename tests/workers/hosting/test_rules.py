@@ -12,6 +12,7 @@ from workers.hosting.rules import (
     HEADERS,
     MAX_BYTES,
     MAX_HEADERS,
+    MAX_PATTERNS,
     MAX_REDIRECTS,
     REDIRECTS,
     compile_rules,
@@ -174,11 +175,11 @@ async def test_rules_go_with_their_release(hosting: Hosting) -> None:
 
 
 async def test_as_many_rules_as_allowed(hosting: Hosting) -> None:
-    lines = "\n".join(f"/from/{number}/* /to/{number}/:splat" for number in range(MAX_REDIRECTS))
+    lines = "\n".join(f"/from/{number} /to/{number}/x" for number in range(MAX_REDIRECTS))
     headers = "\n".join(f"/to/{number}/:name/*\n X-Number: {number}" for number in range(MAX_HEADERS))
     site = hosting.publish("dep_4", {REDIRECTS: lines, HEADERS: headers}, "many.apps.test", app_id="many")
     assert compile_rules(site.release("dep_4")) == []
-    said = await hosting.ask(f"/from/{MAX_REDIRECTS - 1}/x", host="many.apps.test")
+    said = await hosting.ask(f"/from/{MAX_REDIRECTS - 1}", host="many.apps.test")
     assert (said.status, said.headers["location"]) == (301, f"/to/{MAX_REDIRECTS - 1}/x")
 
 
@@ -199,6 +200,7 @@ async def test_as_many_rules_as_allowed(hosting: Hosting) -> None:
         "/a https://user@evil.example/ 301",
         "/a javascript:alert(1) 301",
         "/a/:x/:x /b",
+        "/a/:splat/* /b",
         f"/a /{'b' * 3000}",
     ],
 )
@@ -247,3 +249,45 @@ def test_lines_below_a_path_that_cannot_be_read_belong_to_no_path() -> None:
     problems: list[str] = []
     assert parse_headers(["  X-Early: 1", "/a", "  X-A: 1", "b", "  X-B: 1"], problems)[0].lines == [("x-a", "1")]
     assert [problem.split(" ")[0] for problem in problems] == ["_headers:1", "_headers:4"]
+
+
+async def test_patterns_count_in_their_order(hosting: Hosting) -> None:
+    """Wherever their first part is: before and after lines without a pattern, and those that may match any path."""
+    lines = """
+/a/1        /one
+/:any/2     /two
+/a/:n       /n/:n
+/a/3        /never
+/b/*        /kept.html   200
+/b/kept     /other       301
+/b/new      /never       301
+/*          /rest/:splat 302
+"""
+    files = {"kept.html": "kept", "b/kept.html": "own", REDIRECTS: lines}
+    site = hosting.publish("dep_5", files, "order.apps.test", app_id="order")
+    assert compile_rules(site.release("dep_5")) == []
+    expected = {
+        "/a/1": "/one",
+        "/a/2": "/two",
+        "/x/2": "/two",
+        "/a/3": "/n/3",
+        "/a/x": "/n/x",
+        "/b/kept": "/other",
+        "/c": "/rest/c",
+        "/": "/rest/",
+        "/a": "/rest/a",
+    }
+    for path, location in expected.items():
+        said = await hosting.ask(path, host="order.apps.test")
+        assert (path, said.headers.get("location")) == (path, location)
+    assert (await hosting.ask("/b/new", host="order.apps.test")).body == b"kept"
+
+
+async def test_many_patterns_for_the_same_paths(hosting: Hosting) -> None:
+    apart = "".join(f"/from-{number}/* /to/:splat\n" for number in range(MAX_PATTERNS))
+    alike = "".join(f"/from/{number}/* /to/{number}/:splat\n" for number in range(MAX_PATTERNS + 1))
+    site = hosting.publish("dep_6", {REDIRECTS: apart + alike}, "alike.apps.test", app_id="alike")
+    problems = compile_rules(site.release("dep_6"))
+    assert problems == [f"_redirects: of the lines with * or :name that start alike, the first {MAX_PATTERNS} count"]
+    for path, status in {f"/from-{MAX_PATTERNS - 1}/x": 301, "/from/0/x": 301, f"/from/{MAX_PATTERNS}/x": 404}.items():
+        assert (await hosting.ask(path, host="alike.apps.test")).status == status, path
