@@ -4,13 +4,15 @@ Their format is the one of Netlify and Cloudflare Pages. When a release is made,
 `rules`, which Caddy runs at each request for that release (`Caddyfile`). So a deploy changes no configuration. It runs
 one part of `rules.d` too: that of the path, of the path's first part, or of all other paths. The
 template answers with headers for Caddy: the status of the rule that matches (`Capsule-Status`), the address to which it
-leads (`Capsule-Location`, `Capsule-Path`), a content type (`Capsule-Type`), and the headers of the response.
+leads (`Capsule-Location`, `Capsule-Path`), a content type (`Capsule-Type`), which rules they are (`Capsule-Rules`), and
+the headers of the response.
 """
 
 import contextlib
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -229,7 +231,9 @@ def _write(release: Path, redirects: list[Redirect], headers: list[HeaderRule], 
         counting = [each for each in matching if each.overrides_files or not own]
         first_line = sorted(counting, key=lambda each: places[id(each)])[:1]
         (parts / f"path-{_digest(path)}").write_text(_render_redirects(first_line))
-    (release / FILE).write_text(_render(headers))
+    version = secrets.token_hex(8)  # tells Caddy whether a swap came between the rules and the file
+    (parts / f"id-{version}").touch()
+    (release / FILE).write_text(_render(headers, version))
 
 
 def _first_part(path: str) -> str:
@@ -244,8 +248,12 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _render(headers: Iterable[HeaderRule]) -> str:
-    parts = ["{{$path := .Req.URL.Path}}", '{{.RespHeader.Set "Capsule-Path" .Req.URL.EscapedPath}}']
+def _render(headers: Iterable[HeaderRule], version: str) -> str:
+    parts = [
+        "{{$path := .Req.URL.Path}}",
+        f'{{{{.RespHeader.Set "Capsule-Rules" "{version}"}}}}',
+        '{{.RespHeader.Set "Capsule-Path" .Req.URL.EscapedPath}}',
+    ]
     for rule in headers:
         parts.append(f"{{{{if {_render_match(rule.path, anywhere=True)}}}}}")
         for name, value in rule.lines:

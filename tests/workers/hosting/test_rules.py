@@ -1,8 +1,10 @@
 """`_redirects` and `_headers` of static apps, compiled and followed by a real Caddy."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -291,3 +293,31 @@ async def test_many_patterns_for_the_same_paths(hosting: Hosting) -> None:
     assert problems == [f"_redirects: of the lines with * or :name that start alike, the first {MAX_PATTERNS} count"]
     for path, status in {f"/from-{MAX_PATTERNS - 1}/x": 301, "/from/0/x": 301, f"/from/{MAX_PATTERNS}/x": 404}.items():
         assert (await hosting.ask(path, host="alike.apps.test")).status == status, path
+
+
+async def test_no_request_fails_while_rules_come_and_go(hosting: Hosting) -> None:
+    """A swap may come between the look-up of the rules and their reading, and between the rules and the file."""
+    ruled = {"a.html": "a", "index.html": "a", REDIRECTS: "/:page /a.html 200!\n/page /a.html 200!"}
+    plain = {"page.html": "b", "index.html": "b"}
+    site, seen, over = hosting.publish("dep_100", plain, "swapped.apps.test", app_id="swapped"), 0, False
+
+    async def visitor(client: aiohttp.ClientSession, path: str) -> None:
+        nonlocal seen
+        while not over:
+            async with client.get(f"http://127.0.0.1:{hosting.port}{path}", headers=headers) as answer:
+                assert (answer.status, await answer.text()) in {(200, "a"), (200, "b")}
+                seen += 1
+
+    headers = {"Host": "swapped.apps.test"}
+    async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as group:
+        for number in range(8):
+            group.create_task(visitor(client, "/page" if number % 2 else "/"))
+        for number in range(101, 131):
+            deploy = f"dep_{number}"
+            hosting.build(hosting.deploy(deploy, "swapped"), ruled if number % 2 else plain)
+            compile_rules(site.release(deploy))
+            site.swap(deploy)
+            before = seen
+            while seen < before + 200:
+                await asyncio.sleep(0.002)
+        over = True
