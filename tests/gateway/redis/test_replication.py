@@ -74,9 +74,10 @@ async def test_every_call_fails_in_time_if_the_server_is_silent(redis_url: str, 
         began = asyncio.get_running_loop().time()
         first = asyncio.create_task(pipeline.call(*echo, 1))
         await asyncio.sleep(0.1)
+        slept = asyncio.get_running_loop().time() - began  # on a busy machine, longer than the timeout
         answers = await asyncio.gather(first, *[pipeline.call(*echo, n) for n in range(9)], return_exceptions=True)
-        assert all(isinstance(answer, RedisConnectionError) for answer in answers)
-        assert asyncio.get_running_loop().time() - began < 2
+        assert all(isinstance(answer, RedisConnectionError | TimeoutError) for answer in answers), answers
+        assert asyncio.get_running_loop().time() - began < 2 + slept
     finally:
         valkey.thaw()
     assert (await pipeline.call(*echo, 7)).answer == "7"
