@@ -35,13 +35,17 @@ FORBIDDEN = {
 }
 ENCODED_PATH = '(trimPrefix "/" (urlJoin (dict "path" (print "/" {}))))'
 ENCODED_QUERY = "(urlquery {})"
-_PLACEHOLDER = re.compile(r":([A-Za-z][A-Za-z0-9_]*)")
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([\t\x20-\x7e]*)")
+_HEADER_NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_NAME = "[A-Za-z][A-Za-z0-9_]*"
+_PLACEHOLDER = re.compile(f":({_NAME})")
+_VARIABLE = re.compile(rf"(:{_NAME}|\*)")
+_HEADER = re.compile(rf"({_HEADER_NAME}):\s*([\t\x20-\x7e]*)")
 
 
 class Redirect(msgspec.Struct, frozen=True):
     """A line of `_redirects`. `source` is decoded, `target` as it was written."""
 
+    number: int  # of the line
     source: str
     target: str
     status: int
@@ -108,13 +112,13 @@ def parse_redirects(lines: list[str], problems: list[str]) -> list[Redirect]:
             )
             break
         try:
-            redirects.append(_parse_redirect(line, words))
+            redirects.append(_parse_redirect(number, line, words))
         except _BadLine as error:
             problems.append(f"{REDIRECTS}:{number} is skipped: {error}")
     return redirects
 
 
-def _parse_redirect(line: str, words: list[str]) -> Redirect:
+def _parse_redirect(number: int, line: str, words: list[str]) -> Redirect:
     _check_length(line)
     words = words[: next((place for place, word in enumerate(words) if word.startswith("#")), None)]
     if len(words) < 2:
@@ -140,7 +144,7 @@ def _parse_redirect(line: str, words: list[str]) -> Redirect:
         raise _BadLine("a placeholder is named twice")
     if len(names) > MAX_PLACEHOLDERS:
         raise _BadLine(f"it has more than {MAX_PLACEHOLDERS} placeholders")
-    return Redirect(source, target, status, bool(found[2]))
+    return Redirect(number, source, target, status, bool(found[2]))
 
 
 def _check_host(target: str) -> None:
@@ -179,7 +183,7 @@ def parse_headers(lines: list[str], problems: list[str]) -> list[HeaderRule]:
 
 
 def _parse_header(line: str) -> tuple[str, str | None]:
-    if line.startswith("!") and (removed := re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", line[1:].strip())):
+    if line.startswith("!") and (removed := re.fullmatch(_HEADER_NAME, line[1:].strip())):
         return removed[0].lower(), None
     found = _HEADER.fullmatch(line)
     if found is None:
@@ -206,30 +210,31 @@ def _write(release: Path, redirects: list[Redirect], headers: list[HeaderRule], 
     parts.mkdir(mode=0o755)
     patterns = [each for each in redirects if each.is_pattern]
     anywhere = [each for each in patterns if each.first_part is None]
-    first_parts = {each.first_part for each in patterns if each.first_part is not None}
-    if len(anywhere) > MAX_ANYWHERE:  # they would be written for each first part
-        anywhere, first_parts = patterns, set()
     groups: dict[str | None, list[Redirect]] = {None: anywhere}
-    for first in first_parts:
-        groups[first] = [each for each in patterns if each.first_part in (first, None)]
+    if len(anywhere) > MAX_ANYWHERE:  # they would be written for each first part
+        groups[None] = patterns
+    else:
+        for each in patterns:
+            if (first := each.first_part) is not None:
+                groups.setdefault(first, [*anywhere]).append(each)
     if any(len(group) > MAX_PATTERNS for group in groups.values()):
         problems.append(f"{REDIRECTS}: of the lines with * or :name that start alike, the first {MAX_PATTERNS} count")
     for part, group in groups.items():
+        group.sort(key=lambda each: each.number)
         del group[MAX_PATTERNS:]
         (parts / (f"first-{_digest(part)}" if part else "other")).write_text(_render_redirects(group))
 
-    places = {id(each): place for place, each in enumerate(redirects)}
     exact: dict[str, list[Redirect]] = {}
     for each in redirects:
         if not each.is_pattern:
             exact.setdefault(each.source, []).append(each)
-    expressions = {id(each): re.compile(_pattern(each.source)) for each in patterns}
+    expressions = {each.number: re.compile(_pattern(each.source)) for each in patterns}
     for path, lines in exact.items():
         own = _has_file(release / "files", path)
         group = groups.get(_first_part(path), groups[None])
-        matching = [*lines, *(each for each in group if expressions[id(each)].fullmatch(path))]
+        matching = [*lines, *(each for each in group if expressions[each.number].fullmatch(path))]
         counting = [each for each in matching if each.overrides_files or not own]
-        first_line = sorted(counting, key=lambda each: places[id(each)])[:1]
+        first_line = sorted(counting, key=lambda each: each.number)[:1]
         (parts / f"path-{_digest(path)}").write_text(_render_redirects(first_line))
     version = secrets.token_hex(8)  # tells Caddy whether a swap came between the rules and the file
     (parts / f"id-{version}").touch()
@@ -309,7 +314,7 @@ def _pattern(path: str, *, anywhere: bool = False) -> str:
     With `anywhere`, a * may stand anywhere; otherwise only at the end.
     """
     written = []
-    for part in re.split(r"(:[A-Za-z][A-Za-z0-9_]*|\*)", path):
+    for part in _VARIABLE.split(path):
         if part == "*":
             written.append(".*" if anywhere else "(?P<splat>.*)")
         elif _PLACEHOLDER.fullmatch(part):
@@ -338,7 +343,7 @@ def _render_target(redirect: Redirect) -> str:
 
     def render(text: str, encode: str) -> str:
         parts = ['""']
-        for part in re.split(r"(:[A-Za-z][A-Za-z0-9_]*)", text):
+        for part in _VARIABLE.split(text):
             if part.startswith(":") and part[1:] in names:
                 parts.append(encode.format(f'(regexReplaceAll {pattern} $path "${{{part[1:]}}}")'))
             else:
