@@ -24,6 +24,7 @@ from gateway.deploys import manifest
 from gateway.deploys.manifest import ManifestError
 from gateway.deploys.states import DeployError
 from gateway.outbound import addresses
+from workers.sandbox.folders import walk
 from workers.sandbox.sandbox import ARCHIVES, MIB, Command, Sandbox, SandboxLimits
 
 LIMITS = SandboxLimits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, free=1_024 * MIB, processes=64)
@@ -39,6 +40,7 @@ OPTIONS = ["--depth=1", "--single-branch", "--no-tags", "--no-recurse-submodules
 
 LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/v1\n", 1_024
 NAMED_POINTERS = 10
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a file of a customer's
 
 CONFIGURATION = """\
 [core]
@@ -154,13 +156,19 @@ class _Git:
         self._tenant, self._allow_private, self._ca_file = tenant, allow_private, ca_file
         self._submodules = 0
 
-    async def run(self, remote: _Remote, *arguments: str, top: _Remote | None = None) -> "_GitOutput":
+    async def run(
+        self,
+        remote: _Remote,
+        *arguments: str,
+        top: _Remote | None = None,
+        write_line: Callable[[str], None] | None = None,
+    ) -> "_GitOutput":
         """Runs a command that may reach the remote. `top` is the repository whose submodule the remote is."""
         trusted = f'[http]\n    sslCAInfo = "{self._ca_file}"\n' if self._ca_file else ""
         self.configuration.touch(mode=0o600)
         self.configuration.write_text(CONFIGURATION + (top.settings if top else "") + remote.settings + trusted)
         self._sandbox.give_to_user(self.configuration, self._uid)
-        output = _GitOutput([*remote.secrets, *(top.secrets if top else [])], self._write_line)
+        output = _GitOutput([*remote.secrets, *(top.secrets if top else [])], write_line or self._write_line)
         command = Command(
             arguments=["git", *arguments],
             folder=self._source,
@@ -216,11 +224,7 @@ class _Git:
             return []
         listing = ["config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.(path|url)$"]
         lines: list[str] = []
-        shown, self._write_line = self._write_line, lines.append
-        try:
-            await self.run(_Remote(""), "-C", folder, *listing)
-        finally:
-            self._write_line = shown
+        await self.run(_Remote(""), "-C", folder, *listing, write_line=lines.append)
         found: dict[str, dict[str, str]] = {}
         for line in lines:
             if setting := re.fullmatch(r"submodule\.(.+)\.(path|url) (.+)", line):
@@ -268,16 +272,14 @@ class _GitOutput:
 def find_lfs_pointers(source: Path) -> list[str]:
     """Returns the files whose contents are in Git LFS instead. Follows no link."""
     found = []
-    for folder, folders, names in os.walk(source):
-        folders[:] = sorted(each for each in folders if each != ".git")
-        for path in (Path(folder, name) for name in sorted(names)):
-            with suppress(OSError):
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_size < LFS_POINTER_BYTES:
-                    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                            found.append(path.relative_to(source).as_posix())
-    return found
+    for entry in walk(source):
+        path = Path(entry.path).relative_to(source)
+        if ".git" in path.parts or not stat.S_ISREG(entry.status.st_mode) or entry.status.st_size >= LFS_POINTER_BYTES:
+            continue
+        with suppress(OSError), open(os.open(entry.name, READ, dir_fd=entry.folder), "rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                found.append(path.as_posix())
+    return sorted(found)
 
 
 def explain_lfs_pointers(files: list[str]) -> str:
@@ -364,9 +366,8 @@ async def unpack(
 
 def read_manifest(build: Path, uid: int | None) -> bytes | None:
     """Returns the text of the source's manifest, or None if there is none. Raises ManifestError. Follows no link."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        file = os.open(build / "source" / manifest.FILE, flags)
+        file = os.open(build / "source" / manifest.FILE, READ)
     except FileNotFoundError:
         return None
     except OSError:  # such as a link

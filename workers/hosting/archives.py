@@ -104,7 +104,6 @@ async def _run(action: str, source: Path, target: Path) -> None:
 
 
 def _pack(release: Path, target: Path) -> None:
-    sys.setrecursionlimit(10_000)  # `tarfile` recurses into folders, and a path has at most half as many folders
     with tarfile.open(target, "w:gz", compresslevel=COMPRESSION_LEVEL, format=tarfile.PAX_FORMAT) as tar:
         for name in sorted(os.listdir(release)):
             if name not in HOST_FILES:
@@ -138,6 +137,7 @@ def _unpack(source: Path, folder: Path) -> None:
 
 
 def main() -> None:
+    sys.setrecursionlimit(10_000)  # `tarfile` and `os.walk` recurse, and a path has at most half as many folders
     try:
         actions = {"compress": lambda release, _: compress_files(release), "pack": _pack, "unpack": _unpack}
         actions[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import zstandard
@@ -68,3 +69,11 @@ async def test_an_archive_keeps_the_compressed_files(tmp_path: Path) -> None:
     assert list_compressed(tmp_path / "copy") == list_compressed(release)
     for name in ("deep/er/app.js", "data.json"):
         assert (tmp_path / "copy/compressed" / name).read_bytes() == (tmp_path / "copy/files" / name).read_bytes()
+
+
+async def test_files_are_compressed_below_deep_folders(tmp_path: Path) -> None:
+    deep = tmp_path / "files" / "/".join(["d"] * 1_200)
+    subprocess.run(["mkdir", "-p", deep], check=True)
+    (deep / "app.js").write_text(TEXT)
+    await compress(tmp_path)
+    assert (tmp_path / "compressed" / deep.relative_to(tmp_path / "files") / "app.js.gz").is_file()
