@@ -1,6 +1,8 @@
 """The sandboxes in which tests of the workers run code."""
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +20,10 @@ def each_room(request: pytest.FixtureRequest) -> Iterator[Room]:
     """A room with control groups, and one without."""
     with room_of(measured=request.param == "measured") as room:
         yield room
+
+
+@pytest.fixture
+def deep_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder for folders that are nested too deeply for `shutil.rmtree`, with which pytest removes `tmp_path` later."""
+    yield tmp_path
+    subprocess.run(["rm", "-rf", tmp_path], check=True)

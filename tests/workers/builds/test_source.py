@@ -218,10 +218,10 @@ async def test_files_in_lfs_are_named(room: Room, repository: Repository) -> Non
     assert source.explain_lfs_pointers([]) == ""
 
 
-def test_files_in_lfs_are_found_at_any_depth(tmp_path: Path) -> None:
-    subprocess.run(["sh", "-c", "mkdir -p $(printf 'd/%.0s' $(seq 1200)) e"], cwd=tmp_path, check=True)
-    (tmp_path / "e" / "photo.png").write_bytes(source.LFS_POINTER)
-    assert source.find_lfs_pointers(tmp_path) == ["e/photo.png"]
+def test_files_in_lfs_are_found_at_any_depth(deep_path: Path) -> None:
+    subprocess.run(["sh", "-c", "mkdir -p $(printf 'd/%.0s' $(seq 1200)) e"], cwd=deep_path, check=True)
+    (deep_path / "e" / "photo.png").write_bytes(source.LFS_POINTER)
+    assert source.find_lfs_pointers(deep_path) == ["e/photo.png"]
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ async def test_an_archive_keeps_the_compressed_files(tmp_path: Path) -> None:
         assert (tmp_path / "copy/compressed" / name).read_bytes() == (tmp_path / "copy/files" / name).read_bytes()
 
 
-async def test_files_are_compressed_below_deep_folders(tmp_path: Path) -> None:
-    deep = tmp_path / "files" / "/".join(["d"] * 1_200)
+async def test_files_are_compressed_below_deep_folders(deep_path: Path) -> None:
+    deep = deep_path / "files" / "/".join(["d"] * 1_200)
     subprocess.run(["mkdir", "-p", deep], check=True)
     (deep / "app.js").write_text(TEXT)
-    await compress(tmp_path)
-    assert (tmp_path / "compressed" / deep.relative_to(tmp_path / "files") / "app.js.gz").is_file()
+    await compress(deep_path)
+    assert (deep_path / "compressed" / deep.relative_to(deep_path / "files") / "app.js.gz").is_file()
