@@ -34,10 +34,10 @@ published on the channel `changes`.
 
 | key | type | holds | expires |
 | --- | --- | --- | --- |
-| `inference` | string | the runtime switch and the approval, JSON | never: one record |
-| `provider` | string | the provider's health, JSON | never: one record |
-| `probe` | string | id of the process that is probing the provider | 20 s |
-| `provider-refusal` | string | exists while the provider refuses requests for lack of quota | 2 s |
+| `inference` | string | the runtime switch, the approval, and the disabled providers, JSON | never: one record |
+| `provider` | string | the provider's health, JSON; of a named provider `provider:<name>` | never: one record |
+| `probe` | string | id of the process that is probing the provider; or `probe:<name>` | 20 s |
+| `provider-refusal` | string | exists while the provider refuses requests for lack of quota; or `…:<name>` | 2 s |
 | `{provider}:state` | hash | the state of all permits: `last` call, limit after a `cut`, … | 84 s after the last call |
 | `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
 | `{provider}:waiting` | hash | account → weight, and by process waiting requests and used permits | when none waits |
@@ -160,6 +160,8 @@ import binascii
 import hashlib
 from collections.abc import Callable
 from functools import lru_cache
+
+from gateway.settings import DEFAULT_PROVIDER
 
 # The hash tags of the partitions. Of all tags with two digits, the slots of these spread evenly: with the default slots
 # of 3 to 16 primaries of Redis Cluster, the numbers of partitions per primary differ by at most one.
@@ -346,14 +348,8 @@ def event_keys(tag: str, account_id: str) -> list[str]:
 # -- inference -------------------------------------------------------------------------------------------------
 
 INFERENCE_KEY = "inference"
-PROVIDER_KEY = "provider"
-PROBE_KEY = "probe"
-REFUSAL_KEY = "provider-refusal"
-PERMITS_KEY = "{provider}:permits"
-WAITING_KEY = "{provider}:waiting"
 LEASE_NAMES = ("state", "permits", "waiting", "order", "past", "leases", "waiters")
 QUOTA_NAMES = ("quota", "spent")
-PERMITS_CHANNEL = "permits"  # for all processes; each process also has its own, `permits:<process>`
 
 
 def app_window_key(tag: str, app_id: str) -> str:
@@ -408,13 +404,41 @@ def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
     return f"{spend_prefix(partition_tag(account_id))}-by-user:{account_id}:{app_id}:{hashed}"
 
 
-def permits_channel(process: str) -> str:
-    return f"{PERMITS_CHANNEL}:{process}"
+def _of_provider(kind: str, provider: str) -> str:
+    """The only provider of an installation without a providers file has the names from before there were several."""
+    return kind if provider == DEFAULT_PROVIDER else f"{kind}:{provider}"
 
 
-def lease_keys(*, rated: bool = False) -> list[str]:
+def provider_key(provider: str = DEFAULT_PROVIDER) -> str:
+    return _of_provider("provider", provider)
+
+
+def probe_key(provider: str = DEFAULT_PROVIDER) -> str:
+    return _of_provider("probe", provider)
+
+
+def refusal_key(provider: str = DEFAULT_PROVIDER) -> str:
+    return _of_provider("provider-refusal", provider)
+
+
+def permits_key(provider: str = DEFAULT_PROVIDER) -> str:
+    return f"{{{provider_key(provider)}}}:permits"
+
+
+def waiting_key(provider: str = DEFAULT_PROVIDER) -> str:
+    return f"{{{provider_key(provider)}}}:waiting"
+
+
+def lease_keys(provider: str = DEFAULT_PROVIDER, *, rated: bool = False) -> list[str]:
     """Returns the keys of `lease.lua`, in its order. With a quota of the provider there are two more."""
-    return [f"{{provider}}:{name}" for name in (*LEASE_NAMES, *(QUOTA_NAMES if rated else ()))]
+    names = (*LEASE_NAMES, *(QUOTA_NAMES if rated else ()))
+    return [f"{{{provider_key(provider)}}}:{name}" for name in names]
+
+
+def permits_channel(provider: str = DEFAULT_PROVIDER, process: str = "") -> str:
+    """Returns the channel for all processes, or that of one process."""
+    channel = _of_provider("permits", provider)
+    return f"{channel}:{process}" if process else channel
 
 
 # -- monitors --------------------------------------------------------------------------------------------------

@@ -22,12 +22,9 @@ from gateway.deploys.serving import Records
 from gateway.deploys.states import Deploys
 from gateway.events.webhooks import Webhooks
 from gateway.inference.auth.users import Users
-from gateway.inference.availability import Availability
-from gateway.inference.concurrency.permits import Permits
 from gateway.inference.handler import Inference
-from gateway.inference.provider.pool import Provider
+from gateway.inference.providers import Providers
 from gateway.inference.spend.admission import Admission
-from gateway.inference.spend.prices import PRICES
 from gateway.inference.upstream import Upstream
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
@@ -38,6 +35,7 @@ from gateway.operations.redis_health import RedisHealth
 from gateway.operations.removal import Removal
 from gateway.outbound import client as outbound
 from gateway.outbound.dns import Resolver
+from gateway.prices import PRICES
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import open_storage
@@ -54,7 +52,7 @@ class ProcessState:
 class Services:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics(PRICES)
+        self.metrics = Metrics(PRICES, [each.name for each in settings.providers])
         self.store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
@@ -87,17 +85,10 @@ class Services:
         self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)
         self.crashes = Crashes(self.store, self.webhooks)
-        self.provider = Provider(settings)
-        self.permits = Permits(
-            self.store,
-            limit=settings.provider_concurrency,
-            max_wait=settings.provider_wait,
-            rate=settings.provider_rate,
-            observe_wait=self.metrics.provider_wait.observe,
-        )
-        self.counters = Counters(self.store, lambda: len(self.provider.streams), self.metrics.unlogged_requests.inc)
-        self.availability = Availability(settings, self.registry, self.provider.is_configured, self.provider.probe)
-        self.upstream = Upstream(settings, self.registry, self.provider, self.permits, self.availability, self.metrics)
+        self.providers = Providers(settings, self.store, self.registry, self.metrics)
+        self.availability = self.providers.availability
+        self.counters = Counters(self.store, self.providers.count_streams, self.metrics.unlogged_requests.inc)
+        self.upstream = Upstream(settings, self.registry, self.providers, self.metrics)
         self.inference = Inference(
             settings,
             self.registry,
@@ -109,7 +100,7 @@ class Services:
             self.counters,
         )
         self.changes = Changes(self.registry, self.availability.status, self.metrics.viewers.set)
-        self.overview = Overview(settings, self.registry, self.availability, self.permits, self.counters, self.metrics)
+        self.overview = Overview(settings, self.registry, self.providers, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
         self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set)
         self.process = ProcessState()

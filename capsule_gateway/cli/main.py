@@ -44,7 +44,7 @@ COMMANDS = {
     "api_keys": ("keys",),
     "limits": ("limits",),
     "manifest": ("init",),
-    "operators": ("accounts", "audit", "inference"),
+    "operators": ("accounts", "audit", "inference", "providers"),
     "processes": ("serve", "worker"),
     "usage": ("requests", "usage"),
 }

@@ -1,4 +1,6 @@
-"""`capsule accounts`, `audit` and `inference`: operators' commands."""
+"""`capsule accounts`, `audit`, `inference` and `providers`: operators' commands."""
+
+from pathlib import Path
 
 import click
 
@@ -19,7 +21,7 @@ from capsule_gateway.cli.commands import Group, done, sentence, value
 from capsule_gateway.cli.service import open_service, path
 from capsule_gateway.cli.show import as_json, as_list, print_note, show_fields, show_line, show_table
 from capsule_gateway.cli.usage import show_usage, usage_options
-from gateway.settings import PLANS
+from gateway.settings import PLANS, BadSettings, load, read_environment
 
 MAX_ROWS = 1_000  # of a list
 
@@ -230,6 +232,73 @@ def inference(action: str, reason: str | None) -> None:
             "emergency file": _choose(record, "emergencyOff", "present: inference is off", "none"),
         },
     )
+
+
+providers = Group("providers", help="Operators: list, enable and disable the model providers, and check their file.")
+
+
+@providers.command("list")
+@as_list
+def providers_list() -> None:
+    """List the model providers, the preferred one first."""
+    report = open_service().request_object("GET", "/platform/inference", having="providers")
+    show_table(
+        report["providers"],
+        {
+            **texts(provider="name", region="region"),
+            "status": lambda row: state_of("status")(row) if row.get("enabled") else "disabled",
+            "requests": _format_permits,
+            "waiting": lambda row: text_of("waiting")(nested_row(row, "permits")),
+            **texts(attempts="attempts", failovers="failovers"),
+            "models": lambda row: ", ".join(map(str, row.get("models", []))),
+        },
+        prose="models",
+        less=["models", "region"],
+        empty="No providers.",
+    )
+
+
+def _format_permits(row: Row) -> Cell:
+    permits = nested_row(row, "permits")
+    limit = permits.get("limit")
+    return f"{permits.get('used')} of {limit}" if limit else f"{permits.get('used')}"
+
+
+@providers.command("enable")
+@click.argument("name")
+@reason
+@as_json
+def providers_enable(name: str, reason: str | None) -> None:
+    """Let requests go to a model provider again."""
+    show_line(_switch_provider(name, True, reason), f"Requests may go to {name} again.")
+
+
+@providers.command("disable")
+@click.argument("name")
+@reason
+@as_json
+def providers_disable(name: str, reason: str | None) -> None:
+    """Send a model provider no new requests. Streams that run there go on."""
+    show_line(_switch_provider(name, False, reason), f"{name} gets no new requests. Streams that run there go on.")
+
+
+def _switch_provider(name: str, enabled: bool, reason: str | None) -> Row:
+    service = open_service(reason)
+    return service.request_object("PUT", path("platform", "providers", name), {"enabled": enabled}, having="name")
+
+
+@providers.command("check")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@as_json
+def providers_check(file: Path) -> None:
+    """Check a providers file, as the start of the gateway does. It needs no service."""
+    try:
+        environment = {k: v for k, v in read_environment().items() if k == "GATEWAY_REGIONS" or "GATEWAY_" not in k}
+        found = load({**environment, "GATEWAY_PROVIDERS_FILE": str(file)}).providers
+    except BadSettings as error:
+        raise click.ClickException(str(error)) from None
+    lines = [f"{each.name}: in {each.region}, serves {', '.join(each.models)}" for each in found]
+    show_line({"providers": [each.name for each in found]}, "\n".join(lines))
 
 
 def _choose(row: Row, name: str, yes: str, no: str) -> str:

@@ -37,8 +37,8 @@ from gateway.events.deliveries import SHARE_BYTES, count_stored_bytes
 from gateway.inference.availability import Availability, InferenceStatus
 from gateway.inference.request import BODY_BYTES
 from gateway.inference.spend.limits import cap_of
-from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
 from gateway.keys import spend_key
+from gateway.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS
 from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
 from gateway.settings import Plan, Settings
@@ -102,7 +102,7 @@ async def capabilities(
     return Capabilities(
         platform=Platform(Features(managedInference=status.available)),
         managedInferenceStatus=status,
-        models=list(PRICES),
+        models=list(settings.models),
         defaultModel=DEFAULT_MODEL,
         eventTypes=list(SAMPLES),
         limits=view_limits(settings, plan),

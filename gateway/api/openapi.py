@@ -28,7 +28,7 @@ from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, Reques
 from gateway.events.catalog import SAMPLES
 from gateway.inference.formats.native import Prompt
 from gateway.inference.formats.openai import Completion
-from gateway.inference.spend.prices import MODEL_CHOICE
+from gateway.prices import PRICES, choice_of
 from gateway.services import Injected
 from gateway.settings import Settings
 
@@ -421,7 +421,7 @@ JSON = "application/json"
 # Example messages of the errors whose message depends on the request.
 MESSAGES: dict[type[errors.ServiceError], str] = {
     errors.RequestMalformed: "name: must be text, not a whole number.",
-    errors.ModelNotAllowed: MODEL_CHOICE,
+    errors.ModelNotAllowed: choice_of(PRICES),
 }
 
 

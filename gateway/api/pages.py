@@ -31,9 +31,9 @@ from gateway.errors import (
     Unauthorized,
     ViewersLimited,
 )
-from gateway.inference.spend.prices import PRICED_ON, PRICES
 from gateway.keys import REGISTRATIONS_KEY
 from gateway.operations.overview import SnapshotFeed
+from gateway.prices import PRICED_ON, PRICES
 from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
 from gateway.settings import NANO, PLANS, Settings

@@ -60,7 +60,8 @@ from gateway.errors import (
 )
 from gateway.events.catalog import AppCrashed, Kind
 from gateway.ids import Time, now_iso
-from gateway.inference.availability import Availability, InferenceState
+from gateway.inference.availability import InferenceState
+from gateway.inference.providers import Providers, ProviderState
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import account_apps_key, spend_key
 from gateway.monitors import health, scans
@@ -220,6 +221,10 @@ async def deploy_app(any_app: AnyApp, data: JSONBody[NewDeploy], deploys: Inject
 # -- the inference switch ------------------------------------------------------------------------------------
 
 
+class InferenceReport(InferenceState):
+    providers: list[ProviderState]  # the preferred one first
+
+
 class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
     enabled: bool | msgspec.UnsetType = msgspec.UNSET
     approved: bool | msgspec.UnsetType = msgspec.UNSET
@@ -227,23 +232,52 @@ class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
 
 @put("/inference", errors=[RequestMalformed])
 async def switch_inference(
-    data: JSONBody[InferenceSwitch], request: Request[Any, Any, State], availability: Injected[Availability]
-) -> InferenceState:
+    data: JSONBody[InferenceSwitch], request: Request[Any, Any, State], providers: Injected[Providers]
+) -> InferenceReport:
     """Set the inference switch and the approval.
 
     A field that is left out stays as it is.
     """
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
-    before = availability.describe(availability.status())
+    before = providers.availability.describe(providers.availability.status())
     note_before(request, **{name: getattr(before, name) for name in changes})
-    status = await availability.change_switch(**changes)
-    return availability.describe(status)
+    await providers.availability.change_switch(**changes)
+    return await _report(providers)
 
 
 @get("/inference")
-async def show_inference(availability: Injected[Availability], request: Request[Any, Any, State]) -> InferenceState:
-    """Show the inference switch, the approval, and the resulting status."""
-    return availability.describe(availability.status())
+async def show_inference(providers: Injected[Providers], request: Request[Any, Any, State]) -> InferenceReport:
+    """Show the inference switch, the approval, the resulting status, and the providers in the order of preference."""
+    return await _report(providers)
+
+
+async def _report(providers: Providers) -> InferenceReport:
+    state = providers.availability.describe(providers.availability.status())
+    rows = providers.describe(await providers.read_shares())
+    return InferenceReport(**msgspec.structs.asdict(state), providers=rows)
+
+
+class ProviderSwitch(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: bool
+
+
+@put("/providers/{provider:str}", errors=[RequestMalformed, NotFound])
+async def switch_provider(
+    provider: FromPath[str],
+    data: JSONBody[ProviderSwitch],
+    request: Request[Any, Any, State],
+    providers: Injected[Providers],
+) -> ProviderState:
+    """Let requests go to a provider, or keep new ones from it.
+
+    Running streams go on. While all providers are disabled, inference is off.
+    """
+    if providers.find(provider) is None:
+        raise NotFound("There is no provider with this name. GET /platform/inference lists them.")
+    note_before(request, enabled=providers.availability.is_enabled(provider))
+    await providers.availability.change_switch(providers={provider: data.enabled})
+    rows = providers.describe(await providers.read_shares())
+    return next(row for row in rows if row.name == provider)
 
 
 Search = Annotated[str, QueryParameter(max_length=200)]
@@ -657,6 +691,7 @@ ROUTES = [
         deploy_app,
         switch_inference,
         show_inference,
+        switch_provider,
         list_audit,
         list_accounts,
         show_account,

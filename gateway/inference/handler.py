@@ -8,9 +8,9 @@ Failure policy: if a check cannot be completed, the request is refused. Money is
 (see `_charge_for`).
 """
 
-import asyncio
 import contextlib
 import time
+from collections.abc import Collection
 from typing import Any
 
 import structlog
@@ -21,10 +21,10 @@ from gateway.errors import (
     PROVIDER_FAULT_CODES,
     AppNotFound,
     AppSuspended,
-    BackboneUnavailable,
     Headers,
     InferenceDisabled,
     MethodNotAllowed,
+    ModelNotAllowed,
     NotFound,
     OriginNotAllowed,
     ProviderFailed,
@@ -42,18 +42,18 @@ from gateway.inference.formats.completion import CompletionRequest, Format, Full
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
 from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
-from gateway.inference.spend.prices import (
-    MODEL_CHOICE,
+from gateway.inference.traces import SETTLE, RequestTraces
+from gateway.inference.upstream import Upstream
+from gateway.log import RequestLine, write_request_line
+from gateway.prices import (
     NOTHING,
     PRICES,
     Charge,
     Usage,
     charge_for_usage,
+    choice_of,
     worst_case_cost,
 )
-from gateway.inference.traces import SETTLE, RequestTraces
-from gateway.inference.upstream import Upstream
-from gateway.log import RequestLine, write_request_line
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
@@ -62,10 +62,12 @@ from gateway.telemetry.usage import RequestDetails
 
 logger = structlog.get_logger()
 
-STREAM_CHECK_SECONDS = 0.25  # between two checks of the running streams
 FULL_ANSWER_CHARACTERS = 1_048_576  # of an answer that is not streamed
-MODELS = {f"ai/{path}": answer for path, answer in openai.MODELS.items()}
-METHODS = {"ai": b"POST", "ai/chat/completions": b"POST", **dict.fromkeys(MODELS, b"GET")}
+METHODS = {
+    "ai": b"POST",
+    "ai/chat/completions": b"POST",
+    **{f"ai/{path}": b"GET" for path in openai.list_models(PRICES)},
+}
 NOT_FOUND = b"Not Found"
 NOT_FOUND_HEADERS: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"9")]
 
@@ -85,10 +87,13 @@ class Inference:
         self._settings, self._registry, self._users = settings, registry, users
         self._admission, self._upstream, self._availability = admission, upstream, availability
         self._metrics, self._counters = metrics, counters
+        self._models = {f"ai/{path}": body for path, body in openai.list_models(upstream.providers.models).items()}
+        self._methods = {
+            route: method for route, method in METHODS.items() if method != b"GET" or route in self._models
+        }
         self._backlogs = Backlogs()
-        self._running: dict[Stream, tuple[App, Account]] = {}
         tracer = tracing.tracer()
-        self._traces = None if tracer is None else RequestTraces(tracer, METHODS)
+        self._traces = None if tracer is None else RequestTraces(tracer, self._methods)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = InferenceRequest(scope, receive, send)
@@ -113,13 +118,13 @@ class Inference:
     async def _handle(self, request: InferenceRequest) -> None:
         """Checks the route, availability, the app and its origin, then the token."""
         name, _, route = request.path.removeprefix("/capsule/").partition("/")
-        if route not in METHODS:
+        if route not in self._methods:
             return await self._not_found(request, name, route)
         available, app = await self._find_app(request, name)
         # While inference is off, a page of the app may still ask, so that it can read why.
         if request.method == "OPTIONS" and request.origin is not None and (available or request.origin_allowed):
-            return await self._preflight(request, app, request.origin, METHODS[route])
-        if app is not None and route not in MODELS:
+            return await self._preflight(request, app, request.origin, self._methods[route])
+        if app is not None and route not in self._models:
             request.account = app.account
         if not available:
             raise InferenceDisabled
@@ -130,13 +135,13 @@ class Inference:
             raise AppSuspended
         if not request.origin_allowed:
             raise OriginNotAllowed
-        if request.method.encode() != METHODS[route]:
-            raise MethodNotAllowed(METHODS[route].decode(), "OPTIONS")
+        if request.method.encode() != self._methods[route]:
+            raise MethodNotAllowed(self._methods[route].decode(), "OPTIONS")
 
         request.trace.enter("verify")
-        if route in MODELS:
+        if route in self._models:
             await self._users.verify(app, _bearer_token(request.authorization))
-            return await request.answer(MODELS[route])
+            return await request.answer(self._models[route])
         await self._complete(request, app, account, "native" if route == "ai" else "openai")
 
     async def _complete(self, request: InferenceRequest, app: App, account: Account | None, format_name: str) -> None:
@@ -145,7 +150,7 @@ class Inference:
         request.authorization = None
         request.format = format_name
         request.trace.leave()
-        completion = await _read_completion_request(request)
+        completion = await self._read_completion_request(request)
         if account is None:
             raise AppNotFound
         # Checked again because verifying the token and reading the body took time.
@@ -169,6 +174,18 @@ class Inference:
             await self._relay(request, completion, admitted.reservation, app, account, backlog)
         finally:
             backlog.clear()
+
+    async def _read_completion_request(self, request: InferenceRequest) -> CompletionRequest | ServiceError:
+        """Reads the body, and returns the request or the body's fault. Raises ClientGone."""
+        read_completion_request = (
+            native.read_completion_request if request.format == "native" else openai.read_completion_request
+        )
+        try:
+            completion = read_completion_request(await request.read_body(), request.wants_stream)
+        except ServiceError as fault:
+            return fault
+        models = self._upstream.providers.models
+        return completion if completion.model in models else ModelNotAllowed(choice_of(models))
 
     # -- before the token ------------------------------------------------------------------------------------
 
@@ -216,7 +233,7 @@ class Inference:
         if route.startswith("ai/"):
             if request.method == "OPTIONS" and request.origin is not None:  # so that the page can read the explanation
                 return await self._preflight(request, app, request.origin, b"GET, POST")
-            raise NotFound(explain_missing(route.removeprefix("ai/")))
+            raise NotFound(explain_missing(route.removeprefix("ai/"), self._upstream.providers.models))
         request.code = "NOT_FOUND"
         await request.start(404, NOT_FOUND_HEADERS)
         await request.send_body(NOT_FOUND)
@@ -239,22 +256,19 @@ class Inference:
         format: Format = native.NATIVE
         if request.format == "openai":
             format = openai.OpenAI(request.request_id, completion.model, completion.with_usage)
-        exchange = self._upstream.exchange(request, completion, account, format)
+        exchange = self._upstream.exchange(request, completion, app, account, format)
         failure: ServiceError | None = None
         full, held = FullAnswer("", "", []), b""
         try:
-            async with exchange as sent:
-                self._running[sent] = app, account
+            async with exchange as answering:
                 if completion.stream:
-                    held = await _relay_stream(request, completion, format, sent, backlog)
+                    held = await _relay_stream(request, completion, format, answering, backlog)
                 else:
-                    full = await _collect(sent)
+                    full = await _collect(answering)
         except ServiceError as error:
             failure = error
         finally:
             stream = request.stream
-            if stream is not None:
-                self._running.pop(stream, None)
             charge = _charge_for(completion, reservation, stream, exchange.billed)
             if charge.anomaly is not None:
                 self._metrics.anomalies.labels(charge.anomaly).inc()
@@ -279,25 +293,6 @@ class Inference:
         while backlog:
             await request.stream_body(backlog.next_piece())
         await request.stream_body(held + format.end(model, finish, answer.usage), last=True)
-
-    async def end_suspended(self) -> None:
-        """Ends the running streams of suspended apps. Runs for the life of the process."""
-        checked = -1
-        while True:
-            await asyncio.sleep(STREAM_CHECK_SECONDS)
-            if checked == (changes := self._registry.cache.changes):
-                continue  # so that streams cost nothing while no record changes
-            with contextlib.suppress(BackboneUnavailable):
-                changed = {
-                    app.name: app
-                    for app, account in list(self._running.values())
-                    if self._registry.may_have_changed(app, account)
-                }
-                suspended = {name for name, app in changed.items() if await self._registry.is_suspended(app)}
-                for stream, (app, _) in list(self._running.items()):
-                    if app.name in suspended:
-                        stream.fail(AppSuspended())
-                checked = changes
 
     async def _end_with_failure(self, request: InferenceRequest, format: Format, failure: ServiceError) -> None:
         """Sends the failure as an event if the answer has begun, otherwise as a response with its own status."""
@@ -329,7 +324,10 @@ class Inference:
         )
         self._metrics.queue_request(line, admitted=request.admitted)
         if request.account or request.code:  # neither a preflight nor the list of models
-            details = RequestDetails(request.reason, request.reserved, round(request.waited * 1000), request.limits)
+            waited_ms = round(request.waited * 1000)
+            details = RequestDetails(
+                request.reason, request.reserved, waited_ms, request.limits, request.region, tuple(request.attempts)
+            )
             self._counters.count_request(request.account, line, details, admitted=request.admitted)
         write_request_line(line)
         if self._traces is not None:
@@ -345,17 +343,6 @@ def _bearer_token(authorization: bytes | None) -> bytes:
     if scheme.lower() != b"bearer" or not (token := token.strip()):
         raise TokenMissing
     return token
-
-
-async def _read_completion_request(request: InferenceRequest) -> CompletionRequest | ServiceError:
-    """Reads the body, and returns the request or the body's fault. Raises ClientGone."""
-    read_completion_request = (
-        native.read_completion_request if request.format == "native" else openai.read_completion_request
-    )
-    try:
-        return read_completion_request(await request.read_body(), request.wants_stream)
-    except ServiceError as fault:
-        return fault
 
 
 def _charge_for(
@@ -447,7 +434,7 @@ OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/model
 NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
 
 
-def explain_missing(path: str) -> str:
+def explain_missing(path: str, models: Collection[str]) -> str:
     """Returns the message for `path`, the part after `/ai/`. The message does not repeat it."""
     first = path.partition("/")[0]
     if first == "v1":
@@ -462,7 +449,7 @@ def explain_missing(path: str) -> str:
     if first == "completions":
         return "Completions of a bare prompt are not offered; use chat completions, at /ai/chat/completions."
     if first == "models":
-        return MODEL_CHOICE
+        return choice_of(models)
     if first in NOT_TEXT:
         return f"Only text is generated here. The addresses are {OFFERED}."
     return f"There is nothing at this address. The addresses are {OFFERED}."

@@ -10,7 +10,7 @@ from gateway.ids import request_id
 from gateway.inference.backlog import PIECE_BYTES, Backlog
 from gateway.inference.provider.connection import ClientGone, Stream
 from gateway.telemetry.spans import NULL_TRACE, Trace
-from gateway.telemetry.usage import LimitUses
+from gateway.telemetry.usage import Attempt, LimitUses
 
 BODY_BYTES = 102_400  # of a body at most
 BODY_SECONDS = 30.0  # within which a body must arrive
@@ -51,6 +51,7 @@ class InferenceRequest:
         "account",
         "admitted",
         "app",
+        "attempts",
         "authorization",
         "began",
         "code",
@@ -73,6 +74,7 @@ class InferenceRequest:
         "preflight_headers",
         "reason",
         "receive",
+        "region",
         "request_id",
         "reserved",
         "send",
@@ -101,7 +103,9 @@ class InferenceRequest:
         self.reserved = 0  # nano-euro
         self.waited = 0.0  # seconds, for a permit
         self.limits: LimitUses = ()
-        self.stream: Stream | None = None
+        self.stream: Stream | None = None  # of the last attempt
+        self.attempts: list[Attempt] = []  # at providers
+        self.region = ""  # of the provider of the last one
         self.trace: Trace = NULL_TRACE
         self.watcher: asyncio.Task[None] | None = None
         self.headers: Headers = [(b"x-request-id", self.request_id.encode())]
@@ -161,6 +165,11 @@ class InferenceRequest:
         """Returns whether the client has stopped reading. Under another server this is unknown: there, `send` waits."""
         return self.connection is not None and self.connection.stalled
 
+    @property
+    def is_gone(self) -> bool:
+        """Returns whether the client has left, as far as the service's own server knows."""
+        return self.connection is not None and self.connection.transport.is_closing()
+
     def watch(self, fail: Callable[[Exception], None], resume: Callable[[], None] | None = None) -> None:
         """Calls `fail` when the client leaves, and `resume` when a stalled client reads again.
 
@@ -170,7 +179,7 @@ class InferenceRequest:
             self.watcher = asyncio.create_task(self._wait_for_disconnect(fail))
             return
         connection.on_lost, connection.on_drained = lambda: fail(ClientGone()), resume
-        if connection.transport.is_closing():
+        if self.is_gone:
             fail(ClientGone())
 
     def unwatch(self) -> None:

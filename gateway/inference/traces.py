@@ -12,7 +12,7 @@ from gateway.inference.formats.completion import finish_reason
 from gateway.inference.formats.tools import TOOL_CALLS
 from gateway.inference.provider.connection import Stream
 from gateway.inference.request import InferenceRequest
-from gateway.inference.spend.prices import PRICES
+from gateway.prices import PRICES
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})
@@ -38,9 +38,10 @@ class RequestTraces:
             failed = request.status >= 500 or (request.status == 200 and request.code != "CLIENT_GONE")
             for span in (trace.root, *_failed_stage(trace)):
                 span.set_error(request.code, failed=failed)
-        for span in trace.stages:
+        last = max((n for n, span in enumerate(trace.stages) if span.kind is Kind.CLIENT), default=-1)
+        for n, span in enumerate(trace.stages):
             if span.kind is Kind.CLIENT:
-                self._describe_exchange(request, span)
+                self._describe_attempt(request, span, is_last=n == last)
             elif span.name == SETTLE:
                 span.attributes["capsule.nano_euro"] = request.nano_euro
         trace.finish()
@@ -58,7 +59,7 @@ class RequestTraces:
         if request.account:
             root.attributes["capsule.account"] = request.account
 
-    def _describe_exchange(self, request: InferenceRequest, span: Span) -> None:
+    def _describe_attempt(self, request: InferenceRequest, span: Span, *, is_last: bool) -> None:
         span.name = f"{EXCHANGE} {request.model}"
         span.attributes |= {
             "gen_ai.operation.name": "chat",
@@ -66,7 +67,7 @@ class RequestTraces:
             "gen_ai.request.max_tokens": request.max_tokens,
             "gen_ai.request.stream": True,  # also if the caller wants the whole answer at once
         }
-        if request.stream is not None:
+        if request.stream is not None and is_last:
             _describe_answer(span, request.stream, request.first_token)
 
 

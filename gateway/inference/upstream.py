@@ -1,176 +1,390 @@
-"""A provider as the handler sees it: one verb, `exchange`, which needs a permit, a connection and good health.
+"""The providers as the handler sees them: one verb, `exchange`.
 
-    async with upstream.exchange(request, completion, account, format) as stream:
+    async with upstream.exchange(request, completion, app, account, format) as stream:
         while (deltas := await stream.read()) is not None: …
 
-Entering waits for a permit and sends the request. Leaving ends the stream, gives the permit back, and reports what the
-exchange revealed about the provider, however it ended. `billed` is then the usage for which the provider bills.
+Entering chooses a provider, waits for a permit, sends the request, and returns once the answer has begun. If a provider
+fails before the first token, the request goes to the next one: each gets it once at most, and nothing is sent again
+after a token. Leaving ends the stream, gives the permit back, and reports what the exchange revealed about the
+provider, however it ended. `billed` is then the usage for which the provider that answered bills: an attempt that
+failed before any token costs nothing.
 """
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
 
-from gateway.accounts.records import Account
+from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.errors import (
+    PROVIDER_FAULT_CODES,
     AppNotFound,
     AppSuspended,
     BackboneUnavailable,
     InferenceDisabled,
     ProviderFailed,
+    ProviderQuotaExhausted,
+    ProviderRefused,
     ProviderUnreachable,
     ServiceError,
 )
-from gateway.inference.availability import Availability
-from gateway.inference.concurrency.permits import Permit, Permits
-from gateway.inference.formats.completion import CompletionRequest, Format
-from gateway.inference.provider.connection import Interrupted, Stream
+from gateway.inference.concurrency.waiting import Permit, Waiter
+from gateway.inference.formats.completion import CompletionRequest, Format, encode
+from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.provider.pool import Provider
+from gateway.inference.providers import ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
-from gateway.inference.spend.prices import Usage, worst_case_tokens
 from gateway.inference.traces import EXCHANGE
+from gateway.prices import Usage, worst_case_tokens
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.spans import Kind
+from gateway.telemetry.usage import Attempt
 
-WAITER_CHECK_SECONDS = 0.1  # between two checks of the waiting requests
+MAX_ATTEMPTS = 3  # of one request, each at another provider
+MIN_WAIT_SECONDS = 0.25  # for one call of the script, if requests are not allowed to wait
+MIN_SECONDS_LEFT = 0.5  # of the total timeout, for another attempt
+CHECK_SECONDS = 0.1  # between two checks of the waiting requests
+STREAM_CHECK_SECONDS = 0.25  # between two checks of the running streams
 NOTHING = Usage(0, 0)
 
 
 class Upstream:
-    def __init__(
-        self,
-        settings: Settings,
-        registry: Registry,
-        pool: Provider,
-        permits: Permits,
-        availability: Availability,
-        metrics: Metrics,
-    ) -> None:
-        self.pool, self.permits, self.availability = pool, permits, availability
-        self.weights, self.keep_alive_seconds = settings.provider_weights, settings.keep_alive
-        self._registry, self._metrics = registry, metrics
+    def __init__(self, settings: Settings, registry: Registry, providers: Providers, metrics: Metrics) -> None:
+        self.providers, self.availability, self.metrics = providers, providers.availability, metrics
+        self.weights, self.wait_seconds = settings.provider_weights, settings.provider_wait or MIN_WAIT_SECONDS
+        self.keep_alive_seconds = settings.keep_alive
+        self.total_seconds = settings.provider_timeouts.total
+        self.waiting: dict[Waiter, Exchange] = {}
+        self.running: dict[Stream, Exchange] = {}
+        self._registry = registry
 
     def exchange(
-        self, request: InferenceRequest, completion: CompletionRequest, account: Account, format: Format
+        self, request: InferenceRequest, completion: CompletionRequest, app: App, account: Account, format: Format
     ) -> "Exchange":
         """Returns an exchange to enter. While the request waits, its client gets keep-alives in the format."""
-        return Exchange(self, request, completion, account, format)
+        return Exchange(self, request, completion, app, account, format)
 
-    def note_signal(self, stream: Stream | None, error: BaseException | None) -> None:
-        """Reports what an exchange revealed about the provider."""
-        if stream is None:
-            if isinstance(error, ProviderUnreachable):
-                self.availability.note_signal(ProviderSignal.FAILED)
-        elif stream.answer.signal is not None:
-            self.availability.note_signal(stream.answer.signal)
-            if stream.answer.signal is ProviderSignal.CONGESTED:
-                self.permits.halve_limit()
-        elif isinstance(error, ProviderFailed) and stream.status in (401, 403):
-            self.availability.check_credential()
+    async def check_open(self, app: App) -> None:
+        """Raises what now keeps a request from being sent: InferenceDisabled, AppSuspended or BackboneUnavailable."""
+        if not self.availability.status().available:
+            raise InferenceDisabled
+        if await self._registry.is_suspended(app):
+            raise AppSuspended
+
+    def fail_waiting(self, error: ServiceError) -> None:
+        """Lets all waiting requests fail."""
+        _fail(self.waiting, error)
+
+    # -- for the life of the process -------------------------------------------------------------------------
 
     async def check_waiters(self) -> None:
-        """Updates the gauges of permits, and fails waiting requests that can no longer be served.
-
-        Runs for the life of the process.
-        """
+        """Updates the gauges, and fails or moves waiting requests whose app or providers have changed."""
+        seen = -1
         while True:
-            await asyncio.sleep(WAITER_CHECK_SECONDS)
-            self._metrics.count_queued()
-            self._metrics.provider_permits.set(self.permits.in_force)
-            self._metrics.provider_permits_used.set(self.permits.used)
-            self._metrics.provider_waiting.set(self.permits.waiting)
-            if not self.permits.waiting:
+            await asyncio.sleep(CHECK_SECONDS)
+            self.metrics.count_queued()
+            for provider in self.providers.all:
+                permits = provider.permits
+                self.metrics.show_permits(provider.name, permits.in_force, permits.used, permits.waiting)
+            if not self.waiting:
                 continue
             with contextlib.suppress(BackboneUnavailable):
                 if not self.availability.status().available:
-                    self.permits.fail_waiting(InferenceDisabled())
-                for name in self.permits.waiting_apps():
-                    app = await self._registry.app(name)
-                    if app is None:
-                        self.permits.fail_waiting(AppNotFound(), app=name)
-                    elif await self._registry.is_suspended(app):
-                        self.permits.fail_waiting(AppSuspended(), app=name)
+                    self.fail_waiting(InferenceDisabled())
+                changes = self.availability.changes
+                if seen != changes:
+                    for exchange in list(self.waiting.values()):
+                        exchange.requeue()
+                    seen = changes
+                await self._check_apps()
+
+    async def _check_apps(self) -> None:
+        for name in {exchange.app.name for exchange in self.waiting.values()}:
+            app = await self._registry.app(name)
+            error: ServiceError | None = None
+            if app is None:
+                error = AppNotFound()
+            elif await self._registry.is_suspended(app):
+                error = AppSuspended()
+            if error is not None:
+                _fail([waiter for waiter, exchange in self.waiting.items() if exchange.app.name == name], error)
+
+    async def end_suspended(self) -> None:
+        """Ends the running streams of suspended apps."""
+        checked = -1
+        while True:
+            await asyncio.sleep(STREAM_CHECK_SECONDS)
+            if checked == (changes := self._registry.cache.changes):
+                continue  # so that streams cost nothing while no record changes
+            with contextlib.suppress(BackboneUnavailable):
+                changed = {
+                    exchange.app.name: exchange.app
+                    for exchange in list(self.running.values())
+                    if self._registry.may_have_changed(exchange.app, exchange.account)
+                }
+                suspended = {name for name, app in changed.items() if await self._registry.is_suspended(app)}
+                for stream, exchange in list(self.running.items()):
+                    if exchange.app.name in suspended:
+                        stream.fail(AppSuspended())
+                checked = changes
+
+
+def _fail(waiters: Iterable[Waiter], error: ServiceError) -> None:
+    for waiter in list(waiters):
+        waiter.leave(error)
+
+
+class _Disabled(Exception):
+    """An operator disabled the provider before the request was sent to it."""
 
 
 class Exchange:
-    """One request at the provider."""
+    """One request, and its attempts at providers."""
 
-    __slots__ = ("_account", "_completion", "_format", "_permit", "_request", "_upstream", "billed")
+    __slots__ = (
+        "_began",
+        "_completion",
+        "_failed",
+        "_failed_at",
+        "_format",
+        "_permit",
+        "_provider",
+        "_request",
+        "_started",
+        "_stream",
+        "_tokens",
+        "_tried",
+        "_upstream",
+        "_waiter",
+        "account",
+        "app",
+        "billed",
+    )
 
     def __init__(
         self,
         upstream: Upstream,
         request: InferenceRequest,
         completion: CompletionRequest,
+        app: App,
         account: Account,
         format: Format,
     ) -> None:
-        self._upstream, self._request, self._completion = upstream, request, completion
-        self._account, self._format = account, format
+        self._upstream, self._request, self._completion, self._format = upstream, request, completion, format
+        self.app, self.account = app, account
+        self._tokens = worst_case_tokens(completion.text_bytes, completion.max_tokens)
+        self._waiter: Waiter | None = None
+        # The attempt in progress, and its times in seconds of `time.perf_counter`.
+        self._provider: ModelProvider | None = None
         self._permit: Permit | None = None
+        self._stream: Stream | None = None
+        self._began: float | None = None  # when the first attempt was sent
+        self._started = 0.0
+        # The attempts before.
+        self._tried: list[ModelProvider] = []
+        self._failed: ServiceError | None = None  # the end of the last one
+        self._failed_at: ModelProvider | None = None  # where, until the next attempt begins
         self.billed: Usage | None = NOTHING  # None: unknown, at most what was reserved
 
     async def __aenter__(self) -> Stream:
-        """Raises ProviderQuotaExhausted, ProviderRefused, ProviderUnreachable, InferenceDisabled or ClientGone."""
-        request, completion, upstream = self._request, self._completion, self._upstream
+        """Raises the error with which the request ends: of the last attempt, or what kept it from being sent."""
         try:
-            tokens = worst_case_tokens(completion.text_bytes, completion.max_tokens)
-            permit = upstream.permits.take_now(self._account.id, tokens)
-            self._permit = permit = permit or await self._wait(tokens)
-            request.trace.enter(EXCHANGE, Kind.CLIENT, upstream.pool.span_attributes)
-            stream = request.stream = await self._send()
-            upstream.permits.mark_sent(permit)
-            request.watch(stream.fail, stream.nudge)
+            while True:
+                await self._choose()
+                try:
+                    stream = await self._attempt()
+                except _Disabled as error:
+                    self._end(error)
+                except ServiceError as error:
+                    if not self._may_fail_over(error):
+                        raise
+                    self._failed, self._failed_at = error, self._provider
+                    self._end(error)
+                    await self._upstream.check_open(self.app)
+                else:
+                    self._completion.payload = b""  # an open stream does not keep its prompt
+                    return stream
         except BaseException as error:
             self._end(error)
             raise
-        return stream
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end(error)
 
-    async def _wait(self, tokens: int) -> Permit:
-        """Waits in the queue. If a keep-alive is due before the permit arrives, the client's stream begins with it."""
+    # -- the choice ------------------------------------------------------------------------------------------
+
+    async def _choose(self) -> None:
+        """Takes a permit of the first provider that has one, or waits for one of any of them."""
+        candidates = self._candidates()
+        if not candidates:
+            raise self._failed or InferenceDisabled()
+        for provider in candidates:
+            if (permit := provider.permits.take_now(self.account.id, self._tokens)) is not None:
+                self._provider, self._permit = provider, permit
+                return
+        try:
+            self._permit = permit = await self._wait(candidates)
+        except (ProviderQuotaExhausted, ProviderRefused) as refusal:
+            raise self._failed or refusal from None
+        self._provider = next(each for each in self._upstream.providers.all if each.permits is permit.permits)
+
+    def _candidates(self) -> Sequence[ModelProvider]:
+        """Returns the providers that may get the request next, the preferred one first. Raises BackboneUnavailable."""
+        chosen = self._upstream.providers.choose(self._completion.model)
+        return [each for each in chosen if each not in self._tried] if self._tried else chosen
+
+    async def _wait(self, candidates: Sequence[ModelProvider]) -> Permit:
+        """Waits in the queues. If a keep-alive is due before the permit arrives, the client's stream begins with it."""
         request, upstream = self._request, self._upstream
         request.trace.enter("wait")
         began = time.perf_counter()
-        weight = upstream.weights[self._account.plan]
-        waiter = upstream.permits.join(self._account.id, request.app, weight, tokens)
-        request.watch(waiter.leave)
+        weight = upstream.weights[self.account.plan]
+        self._waiter = waiter = Waiter(self.account.id, self.app.name, weight, self._tokens)
+        upstream.waiting[waiter] = self
         try:
+            waiter.move([each.permits for each in candidates])
+            request.watch(waiter.leave)
             if not self._completion.stream:
-                return await waiter.wait()
-            return await waiter.wait(upstream.keep_alive_seconds, lambda: request.keep_alive(self._format.keep_alive))
+                return await waiter.wait(upstream.wait_seconds)
+            keep_alive = partial(request.keep_alive, self._format.keep_alive)
+            return await waiter.wait(upstream.wait_seconds, upstream.keep_alive_seconds, keep_alive)
         finally:
-            request.waited = time.perf_counter() - began
+            del upstream.waiting[waiter]
+            request.waited += time.perf_counter() - began
             request.unwatch()
 
-    async def _send(self) -> Stream:
-        upstream, completion = self._upstream, self._completion
-        connection = await upstream.pool.connect()
-        # Checked again because reading the body and verifying the token took time, and the file acts at once.
-        if upstream.availability.is_emergency_off():
-            upstream.pool.keep(connection)
-            raise InferenceDisabled
-        payload, completion.payload = completion.payload, b""  # an open stream does not keep its prompt
-        return upstream.pool.post(connection, payload)
+    def requeue(self) -> None:
+        """Moves the waiting request to the providers that may serve it now. Raises BackboneUnavailable."""
+        assert self._waiter is not None
+        if candidates := self._candidates():
+            self._waiter.move([each.permits for each in candidates])
+        else:
+            self._waiter.leave(self._failed or InferenceDisabled())
+
+    # -- an attempt ------------------------------------------------------------------------------------------
+
+    async def _attempt(self) -> Stream:
+        """Sends the request, and returns the stream once the answer has begun or ended."""
+        provider, permit, request = self._provider, self._permit, self._request
+        assert provider is not None
+        assert permit is not None
+        if provider.health.on_trial:
+            provider.health.end_trial()
+        self._started, request.stream = time.perf_counter(), None
+        request.trace.enter(EXCHANGE, Kind.CLIENT, provider.pool.span_attributes)
+        try:
+            connection = await provider.pool.connect()
+        except ProviderUnreachable:
+            self._begin_attempt()
+            raise
+        if (obstacle := self._find_obstacle(provider)) is not None:
+            provider.pool.keep(connection)
+            raise obstacle
+        self._begin_attempt()
+        self._stream = request.stream = stream = provider.pool.post(connection, self._payload(provider))
+        permit.permits.mark_sent(permit)
+        if self._began is None:
+            self._began = self._started
+        else:
+            stream.age = self._started - self._began
+        self._upstream.running[stream] = self
+        request.watch(stream.fail, stream.nudge)
+        while (deltas := await stream.read()) == []:  # a keep-alive is due
+            if self._completion.stream:
+                await request.keep_alive(self._format.keep_alive)
+                stream.unsent = 0.0
+        stream.put_back(deltas)
+        return stream
+
+    def _find_obstacle(self, provider: ModelProvider) -> Exception | None:
+        """Returns what keeps the request from being sent after all: the checks before it took time."""
+        availability = self._upstream.availability
+        if availability.is_emergency_off():
+            return InferenceDisabled()
+        if self._request.is_gone:
+            return ClientGone()
+        try:
+            return None if availability.is_enabled(provider.name) else _Disabled()
+        except BackboneUnavailable as error:
+            return error
+
+    def _begin_attempt(self) -> None:
+        self.billed = NOTHING
+        if self._failed is not None and self._failed_at is not None:
+            self._failed_at.failovers += 1
+            self._upstream.metrics.provider_failovers.labels(self._failed_at.name, self._failed.code).inc()
+            self._failed_at = None
+
+    def _payload(self, provider: ModelProvider) -> bytes:
+        """Returns the request's body with the provider's own name for the model, which comes first in it."""
+        model, payload = self._completion.model, self._completion.payload
+        if (name := provider.settings.models[model]) == model:
+            return payload
+        return encode({"model": name})[:-1] + payload[len(encode({"model": model})) - 1 :]
+
+    def _may_fail_over(self, error: ServiceError) -> bool:
+        """Returns whether another provider may get the request: this one failed, and its answer had not begun."""
+        return (
+            self._provider is not None
+            and error.code in PROVIDER_FAULT_CODES
+            and (self._stream is None or not self._stream.answer.produced)
+            and len(self._request.attempts) < MAX_ATTEMPTS - 1
+            and (
+                self._began is None
+                or time.perf_counter() - self._began < self._upstream.total_seconds - MIN_SECONDS_LEFT
+            )
+        )
 
     def _end(self, error: BaseException | None) -> None:
-        upstream, stream = self._upstream, self._request.stream
+        """Ends the attempt in progress, if there is one."""
+        provider, stream, permit = self._provider, self._stream, self._permit
+        self._provider = self._stream = self._permit = None
+        if provider is None:
+            return
+        self._tried.append(provider)
         if stream is not None:
             self._request.unwatch()
-            upstream.pool.close_stream(stream)
+            self._upstream.running.pop(stream, None)
+            provider.pool.close_stream(stream)
             self.billed = billed_usage(stream, error)
-        if self._permit is not None:
+        if permit is not None:
             tokens = None if self.billed is None else self.billed.input + self.billed.output
-            upstream.permits.release(self._permit, served=stream is not None, tokens=tokens)
-        upstream.note_signal(stream, error)
+            permit.permits.release(permit, served=stream is not None, tokens=tokens)
+        note_signal(provider, stream, error)
+        if stream is not None or isinstance(error, ProviderUnreachable):
+            self._record(provider, error)
+
+    def _record(self, provider: ModelProvider, error: BaseException | None) -> None:
+        provider.attempts += 1
+        code = "" if error is None else "CLIENT_GONE" if isinstance(error, ClientGone) else code_of_failure(error)
+        took = time.perf_counter() - self._started
+        self._request.attempts.append(Attempt(provider.name, code, round(took * 1000)))
+        self._request.region = provider.settings.region
+        self._upstream.metrics.count_attempt(provider.name, code or "ok")
+        self._request.trace.fail_stage(code)
+
+
+def code_of_failure(error: BaseException) -> str:
+    return error.code if isinstance(error, ServiceError) else ServiceError.code
+
+
+def note_signal(provider: ModelProvider, stream: Stream | None, error: BaseException | None) -> None:
+    """Reports what an attempt revealed about the provider."""
+    if stream is None:
+        if isinstance(error, ProviderUnreachable):
+            provider.health.note_signal(ProviderSignal.FAILED)
+    elif stream.answer.signal is not None:
+        provider.health.note_signal(stream.answer.signal)
+        if stream.answer.signal is ProviderSignal.CONGESTED:
+            provider.permits.halve_limit()
+    elif isinstance(error, ProviderFailed) and stream.status in (401, 403):
+        provider.health.check_credential()
 
 
 def billed_usage(stream: Stream, error: BaseException | None) -> Usage | None:

@@ -9,7 +9,7 @@ spend changed, it compares the sum of the settled and reserved amounts with the 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -18,9 +18,8 @@ from gateway.accounts.registry import Registry
 from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.ids import day_of, now_iso
-from gateway.inference.availability import Availability
-from gateway.inference.concurrency.lease import read_share
-from gateway.inference.concurrency.permits import Permits
+from gateway.inference.concurrency.lease import Share
+from gateway.inference.providers import Providers
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import CLOCK_KEY, PROCESSES_KEY, hour_key, minute_key, process_key, spend_key, spenders_key
 from gateway.operations.backlog import QueueBacklog, count_dead_letters, read_backlog, read_dead_letters, read_storage
@@ -66,15 +65,15 @@ class Overview:
         self,
         settings: Settings,
         registry: Registry,
-        availability: Availability,
-        permits: Permits,
+        providers: Providers,
         counters: Counters,
         metrics: Metrics,
     ) -> None:
         # An outside engine replaces the workers of these groups.
         self._replaced_groups = ("deploys", "sites") if settings.deploy_engine == "external" else ()
         self._settings, self._registry, self._store = settings, registry, registry.store
-        self._availability, self._permits, self._counters, self._metrics = availability, permits, counters, metrics
+        self._providers, self._availability = providers, providers.availability
+        self._counters, self._metrics = counters, metrics
 
     # -- gauges ----------------------------------------------------------------------------------------------
 
@@ -85,7 +84,8 @@ class Overview:
                 await self.refresh_gauges()
             except BackboneUnavailable as error:
                 logger.debug("overview.waiting", error=code_of(error.__cause__))
-            self._metrics.provider_up.set(self._availability.is_provider_up())
+            for provider in self._providers.all:
+                self._metrics.provider_up.labels(provider.name).set(provider.health.is_up)
             self._metrics.available.set(self._is_available())
             await asyncio.sleep(GAUGES_SECONDS)
 
@@ -171,6 +171,7 @@ class Overview:
         """Raises BackboneUnavailable."""
         now = await self._read_clock()
         backlog, minutes = await read_backlog(self._store, now), await self._read_minutes(now)
+        shares = await self._providers.read_shares()
         return ServiceSnapshot(
             at=now_iso(),
             inference=self._availability.describe(self._availability.status()),
@@ -185,7 +186,8 @@ class Overview:
             deadLetters=await read_dead_letters(self._store),
             storage=await read_storage(self._store, self._registry),
             redis=await self._read_redis(),
-            provider=await self._read_provider_share(),
+            provider=await self._sum_up(shares),
+            providers=self._providers.describe(shares),
             models=model_figures([counts for _, counts in minutes]),
             needsAttention=NeedsAttention(
                 failedDeploys=await count_failed_deploys(self._store, now),
@@ -224,14 +226,18 @@ class Overview:
                 await self._store.client.srem(PROCESSES_KEY, process)
         return found
 
-    async def _read_provider_share(self) -> ProviderShare:
-        share = await read_share(self._store)
-        waiting = sorted(share.waiting.items(), key=lambda each: -each[1])[:TOP_ACCOUNTS]
+    async def _sum_up(self, shares: Mapping[str, Share]) -> ProviderShare:
+        waits: dict[str, int] = {}  # a request may wait for several providers
+        for share in shares.values():
+            for account, count in share.waiting.items():
+                waits[account] = max(count, waits.get(account, 0))
+        waiting = sorted(waits.items(), key=lambda each: -each[1])[:TOP_ACCOUNTS]
         names = [(account, await self._registry.account(account), count) for account, count in waiting]
+        limits = [each.permits.in_force for each in self._providers.all]
         return ProviderShare(
-            limit=self._permits.in_force,
-            used=share.used,
-            waiting=sum(share.waiting.values()),
+            limit=sum(limits) if all(limits) else 0,
+            used=sum(share.used for share in shares.values()),
+            waiting=sum(waits.values()),
             top=[WaitingAccount(account, record.name if record else "", count) for account, record, count in names],
         )
 

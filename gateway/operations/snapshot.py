@@ -6,6 +6,7 @@ import msgspec
 
 from gateway.ids import Time
 from gateway.inference.availability import InferenceState
+from gateway.inference.providers import ProviderState
 from gateway.operations.backlog import DeadLetters, Queue, StorageByAccount, Worker
 from gateway.settings import Plan
 from gateway.telemetry.counters import MODEL_PREFIX, TTFT_BUCKETS_MS, TTFT_FIELDS
@@ -79,9 +80,9 @@ class WaitingAccount(msgspec.Struct):
 
 
 class ProviderShare(msgspec.Struct):
-    """The requests of all gateways at the provider, and those that wait for it."""
+    """The requests of all gateways at all providers, and those that wait for one."""
 
-    limit: int  # in force; 0 for none
+    limit: int  # in force; 0 if a provider has none
     used: int
     waiting: int
     top: list[WaitingAccount]
@@ -117,6 +118,7 @@ class ServiceSnapshot(msgspec.Struct):
     storage: StorageByAccount
     redis: RedisFigures
     provider: ProviderShare
+    providers: list[ProviderState]
     models: list[ModelFigures]
     needsAttention: NeedsAttention
 

@@ -67,20 +67,21 @@ def drain(services: Services) -> None:
     """Stops accepting requests. Running streams get `GATEWAY_DRAIN` seconds, then are interrupted."""
     if not services.process.draining:
         services.process.draining = True
-        logger.info("gateway.draining", streams=len(services.provider.streams))
+        logger.info("gateway.draining", streams=services.providers.count_streams())
         asyncio.get_running_loop().call_later(services.settings.drain, _interrupt, services)
 
 
 def _interrupt(services: Services) -> None:
-    services.permits.fail_waiting(Interrupted())
-    services.provider.interrupt()
+    services.upstream.fail_waiting(Interrupted())
+    services.providers.interrupt()
 
 
 def _check_files(services: Services) -> None:
     """Logs a line for each faulty file. The process serves without them."""
-    if services.settings.provider_key_file and not services.provider.is_configured():
-        action = "write the key to the file in GATEWAY_PROVIDER_KEY_FILE, make it readable for this user, and restart"
-        logger.error("provider.no_key", file=services.settings.provider_key_file, action=action)
+    for provider in services.providers.all:
+        if provider.settings.key_file and not provider.pool.is_configured():
+            action = "write the provider's key to this file, and make it readable for this user"
+            logger.error("provider.no_key", provider=provider.name, file=provider.settings.key_file, action=action)
     if fault := find_folder_fault(Path(services.settings.data_dir)):
         action = "make this user the owner of the folder, or set GATEWAY_DATA_DIR; until then, nothing can be published"
         logger.error("data.not_writable", reason=fault, action=action)
@@ -91,13 +92,11 @@ def _start_background_tasks(services: Services) -> list[asyncio.Task[None]]:
         asyncio.create_task(coroutine, name=str(coroutine))
         for coroutine in (
             services.registry.cache.follow_changes(),
-            services.permits.run(),
+            services.providers.run(services.metrics.open_streams.set),
             services.upstream.check_waiters(),
-            services.inference.end_suspended(),
-            services.provider.sweep(services.metrics.open_streams.set),
+            services.upstream.end_suspended(),
             services.admission.repeat_settlements(),
             services.admission.repeat_recent(),
-            services.availability.keep_probing(),
             services.counters.keep_flushing(),
             services.registry.api_keys.keep_writing_uses(),
             services.overview.keep_gauges_fresh(),
@@ -131,8 +130,7 @@ async def _close(services: Services, tasks: list[asyncio.Task[None]]) -> None:
         task.remove_done_callback(_end_process)
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await services.permits.close()
-    services.provider.close()
+    await services.providers.close()
     await services.http.close()
     await services.apps_http.close()
     await services.store.close()

@@ -1,19 +1,23 @@
 """All settings: one frozen struct, read once from the environment and a `.env` file."""
 
 from gateway.settings.addresses import split_address, split_hosts
-from gateway.settings.model import NANO, PLANS, Plan, ProviderRate, ProviderTimeouts, RateLimits, Settings
-from gateway.settings.parsing import BadSettings, load
+from gateway.settings.model import NANO, PLANS, Plan, ProviderTimeouts, RateLimits, Settings
+from gateway.settings.parsing import BadSettings, load, read_environment
+from gateway.settings.providers import DEFAULT_PROVIDER, ProviderRate, ProviderSettings
 
 __all__ = [
+    "DEFAULT_PROVIDER",
     "NANO",
     "PLANS",
     "BadSettings",
     "Plan",
     "ProviderRate",
+    "ProviderSettings",
     "ProviderTimeouts",
     "RateLimits",
     "Settings",
     "load",
+    "read_environment",
     "split_address",
     "split_hosts",
 ]

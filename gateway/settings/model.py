@@ -1,10 +1,11 @@
 """The settings of a process, as one frozen struct."""
 
-import re
-from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
+
+from gateway.prices import PRICES
+from gateway.settings.providers import ProviderRate, ProviderSettings
 
 NANO = 1_000_000_000  # nano-euro in a euro: money is counted in whole nano-euro
 Plan = Literal["free", "starter", "maker", "max"]
@@ -23,13 +24,6 @@ class ProviderTimeouts(msgspec.Struct, frozen=True):
     first: float = 30
     idle: float = 30
     total: float = 300
-
-
-class ProviderRate(msgspec.Struct, frozen=True):
-    """The provider's quota per minute, for all gateways together. 0 means no quota."""
-
-    requests: int = 0
-    tokens: int = 0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +49,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=lambda: dict.fromkeys(PLANS, 1.0)
     )
     provider_rate: ProviderRate | None = None  # the provider's quota of requests and tokens per minute
+    # The providers in the TOML file that the variable names, the preferred one first; empty: the one of provider_*.
+    providers_file: tuple[ProviderSettings, ...] = ()
+    regions: tuple[str, ...] = ("fr-par",)  # where providers may process prompts
 
     operator_token: str = ""  # shared by operators; without any token, the platform API is closed
     operator_tokens: dict[str, str] = msgspec.field(default_factory=dict)  # by name of the operator
@@ -119,12 +116,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: str = "json"
 
-    def read_provider_key(self) -> str:
-        """Reads the provider's key from its file, if there is one; '' if there is no key that can be sent."""
-        key = self.provider_key
-        if self.provider_key_file:
-            try:
-                key = Path(self.provider_key_file).read_text().strip()
-            except (OSError, UnicodeDecodeError):
-                key = ""
-        return key if re.fullmatch(r"[\x21-\x7e]+", key) else ""
+    @property
+    def providers(self) -> tuple[ProviderSettings, ...]:
+        """All providers, the preferred one first."""
+        return self.providers_file or (
+            ProviderSettings(
+                url=self.provider_url,
+                region=self.regions[0],
+                key=self.provider_key,
+                key_file=self.provider_key_file,
+                concurrency=self.provider_concurrency,
+                rate=self.provider_rate,
+            ),
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that at least one provider serves."""
+        return tuple(model for model in PRICES if any(model in each.models for each in self.providers))

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.settings import addresses
-from gateway.settings.model import NANO, PLANS, ProviderRate, ProviderTimeouts, RateLimits, Settings
+from gateway.settings.model import NANO, PLANS, ProviderTimeouts, RateLimits, Settings
+from gateway.settings.providers import ProviderRate, read_providers
 
 SHORTEST_CLAIM_IDLE_SECONDS = 10.0
+_OF_ONE_PROVIDER = tuple(f"GATEWAY_PROVIDER_{name}" for name in ("URL", "KEY", "KEY_FILE", "CONCURRENCY", "RATE"))
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
@@ -26,7 +28,7 @@ class BadSettings(Exception):
 def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Settings:
     """Raises BadSettings with one line for each variable that is wrong."""
     if environ is None:
-        environ = {**_read_file(env_file), **os.environ}
+        environ = read_environment(env_file)
         # The libraries that speak S3 and OTLP read these from the environment.
         os.environ.update({k: v for k, v in environ.items() if k.startswith(("AWS_", "OTEL_"))})
     values: dict[str, Any] = {}
@@ -44,10 +46,24 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         wrong.append(fault)
     if values.get("trust_builds") and not values.get("allow_private_addresses"):
         wrong.append("GATEWAY_TRUST_BUILDS: is for development only and needs GATEWAY_ALLOW_PRIVATE_ADDRESSES")
+    if path := values.get("providers_file"):
+        unused = (name for name in _OF_ONE_PROVIDER if environ.get(name, "").strip())
+        wrong += [
+            f"{name}: describes one provider, but GATEWAY_PROVIDERS_FILE names several; unset it" for name in unused
+        ]
+        try:
+            values["providers_file"] = read_providers(path, values.get("regions", Settings().regions), environ)
+        except ValueError as error:
+            wrong.append(f"GATEWAY_PROVIDERS_FILE: {error}")
     if wrong:
         raise BadSettings("\n".join(wrong))
     settings = Settings(**values)
     return msgspec.structs.replace(settings, api_url=settings.api_url or settings.base_url)
+
+
+def read_environment(env_file: str = ".env") -> dict[str, str]:
+    """Returns the variables of the `.env` file and, before them, those of the environment. Raises BadSettings."""
+    return {**_read_file(env_file), **os.environ}
 
 
 def _read_file(path: str) -> dict[str, str]:
@@ -150,6 +166,13 @@ def _choice_reader(*allowed: str) -> Callable[[str], str]:
     return read
 
 
+def _read_regions(text: str) -> tuple[str, ...]:
+    regions = tuple(part.strip() for part in text.split(","))
+    if not all(re.fullmatch(r"[a-z0-9-]{1,32}", region) for region in regions):
+        raise ValueError("must be names such as fr-par,nl-ams, of a-z, 0-9 and -")
+    return regions
+
+
 def _read_claim_idle(text: str) -> float:
     if (seconds := _read_seconds(text)) < SHORTEST_CLAIM_IDLE_SECONDS:
         raise ValueError(f"must be at least {SHORTEST_CLAIM_IDLE_SECONDS:g} seconds, twice the budget of one delivery")
@@ -183,6 +206,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "provider_wait": _zero_or(_read_seconds, 0.0),
     "provider_weights": _plan_reader(Settings().provider_weights, _read_weight),
     "provider_rate": lambda text: ProviderRate(**_read_pairs(text, ("requests", "tokens"), _read_whole)),
+    "providers_file": str,
+    "regions": _read_regions,
     "rate_limits": lambda text: RateLimits(**_read_pairs(text, ("app", "user"), _read_whole)),
     "deploy_quotas": _plan_reader(Settings().deploy_quotas, _read_whole),
     "app_limits": _plan_reader(Settings().app_limits, _read_whole),

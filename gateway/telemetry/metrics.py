@@ -34,10 +34,11 @@ class BulkHistogram(Histogram):
 
 
 class Metrics:
-    def __init__(self, models: Iterable[str] = ()) -> None:
+    def __init__(self, models: Iterable[str] = (), providers: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self._ended: list[tuple[RequestLine, bool]] = []  # queued requests, and whether they were admitted
         self._new_reserved = self._new_settled = 0  # nano-euro, not yet counted
+        self._new_attempts: collections.Counter[tuple[str, str]] = collections.Counter()
         counter = partial(Counter, registry=self.registry)
         self.requests = counter("gateway_requests", "Inference requests", ["format", "status", "code"])
         self._reserved = counter("gateway_reserved_nano_euro", "Nano-euro reserved")
@@ -54,6 +55,16 @@ class Metrics:
         )
         self.provider_errors = counter(
             "gateway_provider_errors", "Requests that failed at the provider", ["code", "gen_ai_request_model"]
+        )
+        self._attempts = counter(
+            "gateway_provider_attempts",
+            "Requests sent to a provider, by `ok` or their error code",
+            ["provider", "outcome"],
+        )
+        self.provider_failovers = counter(
+            "gateway_provider_failovers",
+            "Requests that failed at this provider and went to another",
+            ["provider", "code"],
         )
         self.cap_breaches = counter("gateway_cap_breaches", "Checks that found an account above its daily cap")
         self.dropped_log_lines = counter(
@@ -85,7 +96,10 @@ class Metrics:
             buckets=TOKEN_BUCKETS,
         )
         self.provider_wait = histogram(
-            "gateway_provider_wait_seconds", "Time that requests waited for a permit", buckets=WAIT_BUCKETS_SECONDS
+            "gateway_provider_wait_seconds",
+            "Time that requests waited for a permit",
+            ["provider"],
+            buckets=WAIT_BUCKETS_SECONDS,
         )
         # Background tasks set the gauges, so that a scrape does not wait. Of a state that all processes share, the
         # latest value counts.
@@ -94,12 +108,14 @@ class Metrics:
         lowest = partial(Gauge, registry=self.registry, multiprocess_mode="livemin")
         self.open_streams = total("gateway_streams_open", "Requests in progress at the provider")
         self.provider_permits = state(
-            "gateway_provider_permits", "Limit in force for concurrent requests at the provider"
+            "gateway_provider_permits", "Limit in force for concurrent requests at the provider", ["provider"]
         )
-        self.provider_permits_used = total("gateway_provider_permits_used", "Requests at the provider")
-        self.provider_waiting = total("gateway_provider_waiting", "Requests that wait for a permit")
+        self.provider_permits_used = total("gateway_provider_permits_used", "Requests at the provider", ["provider"])
+        self.provider_waiting = total("gateway_provider_waiting", "Requests that wait for a permit", ["provider"])
         self.viewers = total("gateway_change_viewers", "Open streams of accounts' changes")
-        self.provider_up = state("gateway_provider_up", "Whether the provider answers and accepts the credential")
+        self.provider_up = state(
+            "gateway_provider_up", "Whether the provider answers, has quota and accepts the credential", ["provider"]
+        )
         self.available = state("gateway_inference_available", "Whether inference is on, approved and configured")
         self.redis_up = lowest("gateway_redis_up", "Whether Redis answers and takes writes")
         self.webhook_queue = state("gateway_webhook_queue_events", "Events without an outcome yet")
@@ -124,12 +140,25 @@ class Metrics:
                 self.provider_errors.labels(code, model)
         for format in ("", "native", "openai"):
             self.requests.labels(format, 500, "INTERNAL")
+        for provider in providers:
+            self._attempts.labels(provider, "ok")
+            for code in PROVIDER_FAULT_CODES:
+                self._attempts.labels(provider, code)
+                self.provider_failovers.labels(provider, code)
 
     def add_reserved(self, nano_euro: int) -> None:
         self._new_reserved += nano_euro
 
     def add_settled(self, nano_euro: int) -> None:
         self._new_settled += nano_euro
+
+    def count_attempt(self, provider: str, outcome: str) -> None:
+        self._new_attempts[provider, outcome] += 1
+
+    def show_permits(self, provider: str, in_force: int, used: int, waiting: int) -> None:
+        self.provider_permits.labels(provider).set(in_force)
+        self.provider_permits_used.labels(provider).set(used)
+        self.provider_waiting.labels(provider).set(waiting)
 
     def queue_request(self, request: RequestLine, *, admitted: bool) -> None:
         """Queues a request that ended, to be counted."""
@@ -142,6 +171,9 @@ class Metrics:
         self._reserved.inc(self._new_reserved)
         self._settled.inc(self._new_settled)
         self._new_reserved = self._new_settled = 0
+        for attempt, number in self._new_attempts.items():
+            self._attempts.labels(*attempt).inc(number)
+        self._new_attempts.clear()
         ended, self._ended = self._ended, []
         outcomes = collections.Counter((request.format, request.status, request.code) for request, _ in ended)
         for outcome, requests in outcomes.items():

@@ -72,6 +72,11 @@ class Trace:
         for span in (self.root, *self.stages[-1:]):
             span.set_error(error, failed=failed)
 
+    def fail_stage(self, error: str) -> None:
+        """Notes that the current stage ended with this error; not with ''."""
+        if error and self.stages:
+            self.stages[-1].set_error(error)
+
     def finish(self) -> None:
         """Ends the trace, and passes it to the tracer."""
         now = self.root.ended = time.perf_counter()
@@ -98,6 +103,8 @@ class NullTrace(Trace):
     def describe(self, attributes: dict[str, Value]) -> None: ...
 
     def fail(self, error: str, *, failed: bool = True) -> None: ...
+
+    def fail_stage(self, error: str) -> None: ...
 
     def finish(self) -> None: ...
 

@@ -56,6 +56,14 @@ class UsageCounts(msgspec.Struct, kw_only=True, gc=False):
     interruptedNanoEuro: int = 0  # the part of `nanoEuro` for interrupted answers
 
 
+class Attempt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One attempt to get an answer from a provider."""
+
+    provider: str
+    code: str  # of its failure; '' if the answer is complete
+    duration_ms: int
+
+
 class LoggedRequest(msgspec.Struct, array_like=True, gc=False):
     """A request as Redis stores it. Times are in milliseconds."""
 
@@ -74,6 +82,8 @@ class LoggedRequest(msgspec.Struct, array_like=True, gc=False):
     reservedNanoEuro: int = 0
     waitedMs: int = 0
     limits: LimitUses = ()
+    region: str = ""  # of the last provider
+    attempts: tuple[Attempt, ...] = ()  # in order
 
 
 class RequestDetails(NamedTuple):
@@ -83,6 +93,8 @@ class RequestDetails(NamedTuple):
     reserved: int = 0  # nano-euro
     waited_ms: int = 0  # for a permit
     limits: LimitUses = ()
+    region: str = ""  # of the provider that was asked last
+    attempts: tuple[Attempt, ...] = ()
 
 
 NO_DETAILS = RequestDetails()

@@ -62,10 +62,19 @@ class UsedLimit(msgspec.Struct):
     used: int
 
 
+class ProviderAttempt(msgspec.Struct):
+    provider: str
+    code: str  # of its failure; '' if the answer is complete
+    durationMs: int
+
+
 class DetailedRequest(RequestRow):
     reservedNanoEuro: int  # the maximum cost, reserved while the request ran; 0 if it was not admitted
     waitedMs: int  # for a permit of the provider
     limits: list[UsedLimit]  # empty if the request was refused before they were checked
+    provider: str | None  # that was asked last; null if none was
+    region: str | None  # where it processes prompts
+    attempts: list[ProviderAttempt]  # the failed ones first; empty if no provider was asked
 
 
 class RequestFilter(msgspec.Struct, frozen=True):
@@ -196,6 +205,9 @@ async def read_request(store: Store, account: str, id: str) -> DetailedRequest:
                     reservedNanoEuro=request.reservedNanoEuro,
                     waitedMs=request.waitedMs,
                     limits=[UsedLimit(name, *use) for name, use in uses if use is not None],
+                    provider=request.attempts[-1].provider if request.attempts else None,
+                    region=request.region or None,
+                    attempts=[ProviderAttempt(*msgspec.structs.astuple(each)) for each in request.attempts],
                 )
     raise NotFound("The log has no request with this id; it keeps an account's last 1,000 requests.")
 

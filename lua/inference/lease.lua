@@ -10,7 +10,8 @@
 -- The provider may also have a quota of requests and tokens in any minute (quota.lua). A waiting request gets its
 -- permit and its budget together. A process gets spare budget only while no request waits.
 --
--- The limit in force is the configured one. After a cut it is half of what it was, plus one for each second since.
+-- The limit in force is the configured one. After a cut it is half of what it was, plus, for each second since, a
+-- hundredth of the configured one, at least 1.
 -- A process that does not call until its lease ends loses its permits. If there are leases but no process has called
 -- for AWAY, Redis may have been away. The leases then last for GRACE longer, so that living processes can renew theirs
 -- first. If a process called before and Redis knows of no call, Redis has lost its data: it grants nothing for GRACE.
@@ -186,10 +187,10 @@ else
 end
 
 -- The limit in force.
-local in_force = limit
+local in_force, growth = limit, math.max(1, limit / 100) / 1000  -- per ms
 if cut then
   cut_at = math.min(cut_at, now)
-  in_force = math.min(limit, cut + math.floor((now - cut_at) / 1000))
+  in_force = math.min(limit, cut + math.floor((now - cut_at) * growth))
 end
 if cuts == '1' and (not cut or now - cut_at >= 1000) then
   in_force = math.max(1, math.floor(in_force / 2))
@@ -260,7 +261,7 @@ if not scarce then queue.forget_used() end
 if scarce and not was_scarce then redis.call('PUBLISH', channel, caller_name) end
 if cut and in_force < limit then
   redis.call('HSET', KEYS[1], 'cut', int(cut), 'cut_at', int(cut_at))
-  local grows = cut_at + (in_force - cut + 1) * 1000
+  local grows = cut_at + math.ceil((in_force - cut + 1) / growth)
   soonest = math.min(soonest or grows, grows)
 elseif cut then
   redis.call('HDEL', KEYS[1], 'cut', 'cut_at')

@@ -6,7 +6,7 @@ from gateway.inference.concurrency.lease import BudgetCall, PermitLease
 from gateway.inference.concurrency.lease import LeaseAnswer as Answer
 from gateway.inference.concurrency.lease import LeaseCall as Call
 from gateway.inference.concurrency.lease import read_lease_answer as read_answer
-from gateway.keys import PERMITS_KEY, WAITING_KEY, lease_keys
+from gateway.keys import lease_keys, permits_key, waiting_key
 from tests.lua.scripts import CLOCK, SECOND, on_test_clock
 
 MESSAGES = "test:messages"
@@ -61,14 +61,14 @@ class Provider:
 
     def records(self) -> dict[str, list[int]]:
         """Returns by process: epoch, call, granted, returned, lease end, used, waiting."""
-        found = self.client.hgetall(PERMITS_KEY)
+        found = self.client.hgetall(permits_key())
         return {name.decode(): [int(field) for field in text.split()[:7]] for name, text in found.items()}
 
     def held(self) -> int:
         return sum(granted - returned for _, _, granted, returned, *_ in self.records().values())
 
     def waiting(self) -> dict[str, str]:
-        return {key.decode(): text.decode() for key, text in self.client.hgetall(WAITING_KEY).items()}
+        return {key.decode(): text.decode() for key, text in self.client.hgetall(waiting_key()).items()}
 
 
 def _decoded(reply: Any) -> Any:

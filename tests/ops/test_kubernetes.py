@@ -12,8 +12,8 @@ import yaml
 from kubernetes_validate.utils import ValidationError
 
 from capsule_gateway.cli.main import main
-from gateway.inference.spend.prices import PRICES
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
+from gateway.prices import PRICES
 from gateway.server import supervisor
 from gateway.server.serve import SHUTDOWN_SECONDS
 from gateway.telemetry.metrics import Metrics

@@ -8,7 +8,7 @@ from tests.support.polling import PATIENCE_SECONDS, wait_until
 OPERATIONAL = ("operational", True)
 PUBLISHED_WITHIN_SECONDS = 0.2
 QUOTA_ERROR = {"error": {"message": "You exceeded your current quota, please check your plan and billing details"}}
-SOON = {"gateway.inference.availability.PUBLISH_INTERVAL_SECONDS": PUBLISHED_WITHIN_SECONDS}
+SOON = {"gateway.inference.health.PUBLISH_INTERVAL_SECONDS": PUBLISHED_WITHIN_SECONDS}
 
 
 async def capabilities(gw: Gateway, key: str = OPERATOR) -> dict[str, Any]:
@@ -25,3 +25,16 @@ async def status(gw: Gateway) -> tuple[str, bool]:
 
 async def status_becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = PATIENCE_SECONDS) -> None:
     await wait_until(lambda: status(gw), timeout, holds=lambda found: found == expected)
+
+
+class Usable:
+    """The client of a provider with which nothing is wrong."""
+
+    def is_configured(self) -> bool:
+        return True
+
+    def read_key(self) -> bool:
+        return False
+
+    async def probe(self) -> None:
+        raise AssertionError("nothing is wrong with the provider")

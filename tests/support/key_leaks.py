@@ -15,7 +15,7 @@ KEPT = {
     r"\{p\d\d\}:keys(-used)?:": "the list of API keys, and the times of their use",
     r"\{p\d\d\}:account:": "an account and the set of its apps are never deleted",
     r"inference$": "one record: the switch and the approval survive restarts",
-    r"provider$": "one record: the provider's health",
+    r"provider(:[a-z0-9-]+)?$": "one record for each provider: its health",
     r"\{p\d\d\}:webhook:": "a receiver lives until it is cleared",
     r"\{p\d\d\}:events$": "one stream per partition, with a limit; an event leaves it with its outcome",
     r"\{p\d\d\}:events:stored$": "one set per partition: a number for each account with a delivery log",

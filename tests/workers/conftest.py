@@ -24,6 +24,6 @@ def each_room(request: pytest.FixtureRequest) -> Iterator[Room]:
 
 @pytest.fixture
 def deep_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder for folders that are nested too deeply for `shutil.rmtree`, with which pytest removes `tmp_path` later."""
+    """A folder for others nested too deeply for `shutil.rmtree`, with which pytest later removes `tmp_path`."""
     yield tmp_path
     subprocess.run(["rm", "-rf", tmp_path], check=True)

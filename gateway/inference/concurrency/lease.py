@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.keys import PERMITS_KEY, WAITING_KEY
+from gateway.keys import permits_key, waiting_key
 from gateway.redis.client import Store
+from gateway.settings import DEFAULT_PROVIDER
 
 
 class LeaseCall(msgspec.Struct, frozen=True):
@@ -113,10 +114,10 @@ class Share(msgspec.Struct, frozen=True):
     waiting: dict[str, int]  # account -> waiting requests
 
 
-async def read_share(store: Store) -> Share:
-    """Reads the share for the operators' page. Raises BackboneUnavailable."""
-    permits: dict[str, str] = await store.client.hgetall(PERMITS_KEY)
-    waiting: dict[str, str] = await store.client.hgetall(WAITING_KEY)
+async def read_share(store: Store, provider: str = DEFAULT_PROVIDER) -> Share:
+    """Reads a provider's share for the operators' page. Raises BackboneUnavailable."""
+    permits: dict[str, str] = await store.client.hgetall(permits_key(provider))
+    waiting: dict[str, str] = await store.client.hgetall(waiting_key(provider))
     counts = [[int(field) for field in text.split()[:7]] for text in permits.values()]
     return Share(
         held=sum(granted - returned for _, _, granted, returned, *_ in counts),

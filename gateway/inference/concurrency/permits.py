@@ -1,4 +1,4 @@
-"""Permits: a permit is the right to one request at the provider. All processes together share a fixed number of them.
+"""Permits: a permit is the right to one request at a provider. All processes together share a fixed number of them.
 
 A process leases permits from Redis in batches (`lease.py`, `lua/inference/lease.lua`) and keeps a few spare ones, so
 that a request takes and releases one without a round trip. A background task renews the lease, tops up the spare
@@ -8,6 +8,8 @@ since.
 While permits are scarce, no process keeps spare ones. Each freed permit goes back with the next call, and the script
 grants it to the next account in the queue of all processes, within that account's share. Another process learns of its
 grant by a message or, if that is lost, by the answer to its next call.
+
+A request that finds no spare permit waits (`waiting.py`), perhaps for several providers at once.
 
 If the provider has a quota of requests and tokens in any minute, each process leases a budget of them with its permits,
 in the same calls (`quota.py`, `lua/inference/quota.lua`). A request needs a permit and its budget to start, and waits
@@ -24,22 +26,23 @@ import asyncio
 import contextlib
 import enum
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import structlog
 
 from gateway.cancellation import end_if_canceled
-from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, ProviderRefused, ServiceError
+from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, ProviderRefused
 from gateway.ids import request_id
 from gateway.inference.concurrency import scripts
 from gateway.inference.concurrency.fair_queue import ACCOUNT_LIMIT, QUEUE_LIMIT, FairQueue, QueueFull
 from gateway.inference.concurrency.lease import SPARE, BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall, PermitLease
 from gateway.inference.concurrency.quota import WINDOW_SECONDS, Budget
-from gateway.keys import PERMITS_CHANNEL, permits_channel
+from gateway.inference.concurrency.waiting import Permit, Waiter
+from gateway.keys import permits_channel
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
 from gateway.redis.listener import Listener
-from gateway.settings import ProviderRate
+from gateway.settings import DEFAULT_PROVIDER, ProviderRate
 
 logger = structlog.get_logger()
 
@@ -48,7 +51,6 @@ RENEWAL_SECONDS = 2.0  # between two calls while no request waits here
 WAITING_RENEWAL_SECONDS = 0.25  # while requests wait; the script forgets the waiting requests of a silent process
 SLOW_CALL_SECONDS = 0.03  # without an answer, after which freed permits go to the process's own waiting requests
 RETRY_SECONDS = 0.25  # after a call that failed
-MIN_WAIT_SECONDS = 0.25  # for one call of the script, if requests are not allowed to wait
 CLOSE_SECONDS = 1.0  # for the last call of a process
 MIN_SPARE = 4  # spare permits of a process that serves nothing
 TOP_UP_SECONDS = 0.05  # between two calls for more spare permits
@@ -71,70 +73,13 @@ class RedisState(enum.Enum):
 UNKNOWN, ANSWERS, SLOW, AWAY = RedisState
 
 
-class Permit:
-    """The permit of one request, until `Permits.release` takes it back."""
-
-    __slots__ = ("account", "epoch", "held", "sent", "since", "tokens")
-
-    def __init__(self, account: str, since: float, tokens: int = 0, epoch: int = 0) -> None:
-        self.account = account
-        self.since = since  # monotonic seconds
-        self.tokens = tokens  # at most
-        self.epoch = epoch  # of the lease
-        self.held, self.sent = True, False
-
-
-class Waiter:
-    """One waiting request. It ends with `wait` or with `leave`."""
-
-    __slots__ = ("_future", "_permits", "account", "app", "since", "timer", "tokens", "weight")
-
-    def __init__(self, permits: Permits, account: str, app: str, weight: float, since: float, tokens: int) -> None:
-        self._permits, self.account, self.app, self.weight, self.since = permits, account, app, weight, since
-        self.tokens = tokens
-        self._future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        self.timer: asyncio.TimerHandle | None = None
-
-    async def wait(
-        self, interval: float | None = None, keep_alive: Callable[[], Awaitable[None]] | None = None
-    ) -> Permit:
-        """Waits for the permit, and calls `keep_alive` whenever `interval` seconds have passed.
-
-        Raises ProviderQuotaExhausted if the request has waited for too long, or the error that `leave` was called with.
-        """
-        try:
-            while keep_alive is not None and not (await asyncio.wait([self._future], timeout=interval))[0]:
-                await keep_alive()
-            return await self._future
-        except asyncio.CancelledError:
-            # The permit may have arrived at the same moment.
-            if self._future.done() and not self._future.cancelled() and self._future.exception() is None:
-                self._permits.release(self._future.result(), served=False)
-            raise
-        finally:
-            self._permits.remove(self)
-
-    def leave(self, error: Exception) -> None:
-        """Leaves the queue, and lets `wait` raise the error. Has no effect once the permit is granted."""
-        self._permits.remove(self)
-        if not self._future.done():
-            self._future.set_exception(error)
-            self._future.exception()  # marks it as retrieved: perhaps nothing awaits it
-
-    def grant(self, permit: Permit) -> bool:
-        if self._future.done():
-            return False
-        self._future.set_result(permit)
-        return True
-
-
 class Permits:
     def __init__(
         self,
         store: Store,
         *,
+        provider: str = DEFAULT_PROVIDER,
         limit: int,
-        max_wait: float,
         rate: ProviderRate | None = None,
         observe_wait: Callable[[float], None] = lambda seconds: None,
         lease: float = LEASE_SECONDS,
@@ -142,14 +87,15 @@ class Permits:
         window: float = WINDOW_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limit`: permits of all processes, 0 for no limit. `max_wait`: seconds that a request may wait.
+        """`provider`: its name. `limit`: permits of all processes, 0 for no limit.
 
         `lease`, `renewal` and `window` are in seconds. `clock` returns monotonic seconds.
         """
         self._store, self._observe_wait, self._clock = store, observe_wait, clock
+        self.provider = provider
         self._budget = None if rate is None else Budget(rate, window)
         self._limit = limit or (0 if rate is None else UNLIMITED)
-        self._max_wait, self._renewal = max_wait or MIN_WAIT_SECONDS, renewal
+        self._renewal = renewal
         self.name = request_id()  # of this process, for as long as it lives
         self.in_force = limit
         self._lease = PermitLease(lease)
@@ -164,8 +110,8 @@ class Permits:
         self._listening = False
         self._listener = Listener(
             store,
-            PERMITS_CHANNEL,
-            permits_channel(self.name),
+            permits_channel(provider),
+            permits_channel(provider, self.name),
             on_subscribe=self._start_listening,
             on_message=self._take_message,
             on_loss=self._stop_listening,
@@ -194,7 +140,7 @@ class Permits:
         now, lease, budget = self._clock(), self._lease, self._budget
         if not self._limit:
             lease.used += 1
-            return Permit(account, now)
+            return Permit(self, account, now)
         if self._scarce or self._queue or (budget is not None and not budget.fits(tokens)) or not lease.take(now):
             return None
         if lease.spare < self._least_spare:
@@ -213,36 +159,33 @@ class Permits:
         if self._scarce:
             self._changed.add(account)
         if self._budget is None:
-            return Permit(account, now)
+            return Permit(self, account, now)
         self._budget.take(tokens, now)
-        return Permit(account, now, tokens, self._budget.epoch)
+        return Permit(self, account, now, tokens, self._budget.epoch)
 
-    def join(self, account: str, app: str, weight: float, tokens: int = 0) -> Waiter:
+    def join(self, waiter: Waiter) -> None:
         """Adds a request to the queue.
 
         Raises ProviderQuotaExhausted if the account or the queue has too many waiting requests, and ProviderRefused if
         the request could never start.
         """
-        if self._budget is not None and not self._budget.is_possible(tokens):
-            raise ProviderRefused(TOO_MANY_TOKENS.format(tokens))
-        waiter = Waiter(self, account, app, weight, self._clock(), tokens)
+        account, weight = waiter.account, waiter.weight
+        if not self._limit and (permit := self.take_now(account)) is not None:
+            waiter.grant(permit)
+            return
+        if self._budget is not None and not self._budget.is_possible(waiter.tokens):
+            raise ProviderRefused(TOO_MANY_TOKENS.format(waiter.tokens))
         limited = self._scarce or self.redis_state in (UNKNOWN, AWAY)
         try:
             if len(self._queue) + self._waiting_elsewhere >= QUEUE_LIMIT:
                 raise QueueFull
             # While permits may be free, only the script knows which requests have to wait.
-            self._queue.push(waiter, account, app, weight, limited=limited)
+            self._queue.push(waiter, account, waiter.app, weight, limited=limited)
         except QueueFull:
-            raise self._exhausted(account, weight, tokens) from None
-        waiter.timer = asyncio.get_running_loop().call_later(self._max_wait, self._expire, waiter)
+            raise self.refusal_of(waiter) from None
         self._changed.add(account)
         self._serve()
         self._wanted.set()
-        return waiter
-
-    async def wait_for_permit(self, account: str, app: str, weight: float, tokens: int = 0) -> Permit:
-        """Joins the queue and waits. For callers that leave only by cancellation."""
-        return await self.join(account, app, weight, tokens).wait()
 
     def release(self, permit: Permit, *, served: bool = True, tokens: int | None = None) -> None:
         """Takes the permit back, once. If `served`, the request reached the provider, and its duration counts.
@@ -297,15 +240,6 @@ class Permits:
         self._cut = True
         self._wanted.set()
 
-    def fail_waiting(self, error: ServiceError, app: str | None = None) -> None:
-        """Lets all waiting requests, or those of one app, fail with `error`."""
-        for waiter, _, of in self._queue.items():
-            if app is None or of == app:
-                waiter.leave(error)
-
-    def waiting_apps(self) -> set[str]:
-        return {app for _, _, app in self._queue.items()}
-
     @property
     def used(self) -> int:
         return self._lease.used
@@ -319,25 +253,20 @@ class Permits:
         return len(self._queue)
 
     def remove(self, waiter: Waiter) -> None:
-        if waiter.timer is not None:
-            waiter.timer.cancel()
         if self._queue.remove(waiter):
             self._changed.add(waiter.account)
             self._wanted.set()
 
-    def _expire(self, waiter: Waiter) -> None:
-        self.remove(waiter)
-        waiter.leave(self._exhausted(waiter.account, waiter.weight, waiter.tokens))
-
-    def _exhausted(self, account: str, weight: float, tokens: int = 0) -> ProviderQuotaExhausted:
-        """Returns the refusal of one more request, with the estimated time until it could start."""
+    def refusal_of(self, waiter: Waiter) -> ProviderQuotaExhausted:
+        """Returns the refusal of one more request like this one, with the estimated time until it could start."""
         own = len(self._queue)
-        ahead = self._queue.count_ahead(account, weight)
+        ahead = self._queue.count_ahead(waiter.account, waiter.weight)
         # The queues of the other processes are assumed to be like this one.
         ahead = ahead * (1 + self._waiting_elsewhere / own) if own else self._waiting_elsewhere
         by_quota, before = 0.0, ahead  # requests that must end first
         if self._budget is not None and self._quota is not None:
-            by_quota = self._budget.time_until_free(self._quota, ahead, tokens) - (self._clock() - self._quota_at)
+            by_quota = self._budget.time_until_free(self._quota, ahead, waiter.tokens)
+            by_quota -= self._clock() - self._quota_at
             before -= max(0, self._quota.free_permits)
         return ProviderQuotaExhausted(retry_after=max(by_quota, self._time_until_ended(before + 1)))
 
@@ -495,6 +424,7 @@ class Permits:
         try:
             answer = await scripts.lease(
                 self._store,
+                self.provider,
                 self.name,
                 call,
                 demand,
@@ -555,7 +485,7 @@ class Permits:
         own = (waiter for waiter, of, _ in self._queue.items() if of == account)
         waiters = sorted(own, key=lambda waiter: waiter.since)
         for waiter in waiters[-count:] if count > 0 else ():
-            waiter.leave(self._exhausted(account, waiter.weight, waiter.tokens))
+            waiter.refuse(self, self.refusal_of(waiter))
 
     def _schedule(self, answer: LeaseAnswer | None) -> None:
         """Sets the time of the next call, which may be wanted earlier."""
@@ -583,7 +513,7 @@ class Permits:
         self._listening = False
 
     def _take_message(self, channel: str, text: str) -> None:
-        if channel == PERMITS_CHANNEL:
+        if channel == permits_channel(self.provider):
             if text != self.name:
                 self._heard_scarce = True
                 self._set_scarce(True)

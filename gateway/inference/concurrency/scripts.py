@@ -1,9 +1,9 @@
-"""The function for the script that shares the provider's permits among processes."""
+"""The function for the script that shares a provider's permits among processes."""
 
 from collections.abc import Mapping
 
 from gateway.inference.concurrency.lease import BudgetCall, LeaseAnswer, LeaseCall, read_lease_answer
-from gateway.keys import PERMITS_CHANNEL, lease_keys
+from gateway.keys import lease_keys, permits_channel
 from gateway.redis.client import Script, Store
 
 _LEASE = Script("inference/lease")
@@ -11,6 +11,7 @@ _LEASE = Script("inference/lease")
 
 async def lease(
     store: Store,
+    provider: str,
     process: str,
     call: LeaseCall,
     demand: Mapping[str, tuple[float, int, int, int]],
@@ -28,12 +29,13 @@ async def lease(
     request. `want` is the number of spare permits to take. `budget` is needed only if the provider has a quota.
     """
     counts = (call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want)
-    flags = (int(cut), int(leave), limit, length, PERMITS_CHANNEL)
+    flags = (int(cut), int(leave), limit, length, permits_channel(provider))
     flat_demand: list[str | int] = []
     for account, (weight, waiting, used, tokens) in demand.items():
         flat_demand += (account, f"{weight:g}", waiting, used)
         if budget is not None:
             flat_demand.append(tokens)
-    script_keys, rate = lease_keys(rated=budget is not None), () if budget is None else budget.flatten()
+    script_keys = lease_keys(provider, rated=budget is not None)
+    rate = () if budget is None else budget.flatten()
     reply = await store.run_script(_LEASE, script_keys, process, *counts, *flags, *rate, *flat_demand)
     return read_lease_answer(reply)

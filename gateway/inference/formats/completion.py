@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
 from gateway.inference.provider.chunks import CallPart, Delta
-from gateway.inference.spend.prices import MODEL_CHOICE, PRICES, Usage
+from gateway.prices import PRICES, Usage, choice_of
 from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode
@@ -61,7 +61,7 @@ class Format(Protocol):
 def check_model(model: str) -> str:
     """Returns `model`, or raises ModelNotAllowed."""
     if model not in PRICES:
-        raise ModelNotAllowed(MODEL_CHOICE)
+        raise ModelNotAllowed(choice_of(PRICES))
     return model
 
 

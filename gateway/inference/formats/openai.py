@@ -2,6 +2,7 @@
 
 import calendar
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ from gateway.inference.formats.completion import (
 )
 from gateway.inference.formats.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
 from gateway.inference.provider.chunks import Delta
-from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, PRICES, Usage
+from gateway.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, Usage
 
 FORWARDED = (
     "temperature",
@@ -290,12 +291,9 @@ def _usage_fields(usage: Usage | None) -> dict[str, Any] | None:
     }
 
 
-def _models() -> dict[str, bytes]:
+def list_models(names: Iterable[str]) -> dict[str, bytes]:
     """Returns the answers by path: the list of models, and each model."""
     created = calendar.timegm(time.strptime(PRICED_ON, "%Y-%m-%d"))
-    models = {m: {"id": m, "object": "model", "created": created, "owned_by": "capsule"} for m in PRICES}
+    models = {m: {"id": m, "object": "model", "created": created, "owned_by": "capsule"} for m in names}
     listing = encode({"object": "list", "data": list(models.values())})
     return {"models": listing} | {f"models/{name}": encode(model) for name, model in models.items()}
-
-
-MODELS = _models()

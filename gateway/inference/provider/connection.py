@@ -115,6 +115,10 @@ class Stream:
             finally:
                 self._waiter = None
 
+    def put_back(self, deltas: list[Delta] | None) -> None:
+        """Lets the next `read` return what this one has returned."""
+        self._pending = deltas
+
     def fail(self, error: Exception, signal: ProviderSignal | None = None) -> None:
         """Ends the stream with `error`, unless it has ended already. The next `read` raises it."""
         self.answer.fail(error, signal)

@@ -14,7 +14,7 @@ from gateway.errors import ProviderUnreachable
 from gateway.inference.provider.connection import Interrupted, ProviderConnection, Stream
 from gateway.inference.provider.connector import Connector, causes, is_local_shortage
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.settings import Settings
+from gateway.settings import ProviderSettings, Settings
 from gateway.telemetry.spans import Value
 
 SWEEPS = 20  # within the shortest time limit. Each costs 1.7 µs per open stream, silent or not
@@ -25,15 +25,15 @@ PROBE_SECONDS = 10.0  # that a probe may take
 
 
 class Provider:
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, chosen: ProviderSettings) -> None:
+        self._settings, self._chosen = settings, chosen
         self.streams: set[Stream] = set()  # running exchanges
         self._connections: set[ProviderConnection] = set()
         self._idle: list[ProviderConnection] = []  # the most recently used last; the last one is used first
         self._tls = httpx.create_ssl_context(trust_env=False)
         if settings.ca_file:
             self._tls.load_verify_locations(settings.ca_file)
-        parts = urlsplit(settings.provider_url)
+        parts = urlsplit(chosen.url)
         tls = self._tls if parts.scheme == "https" else None
         host, port = parts.hostname or "", parts.port or (443 if tls else 80)
         self._connector = Connector(host, port, tls, lambda: ProviderConnection(self))
@@ -44,14 +44,17 @@ class Provider:
             "server.port": port,
         }
         self._interrupted = False
+        self._key: str | None = None
         self.read_key()
 
     # -- the credential --------------------------------------------------------------------------------------
 
-    def read_key(self) -> None:
-        """Reads the key. Each probe does so again, so a replaced key takes effect."""
-        self._key = self._settings.read_provider_key()
-        parts = urlsplit(self._settings.provider_url)
+    def read_key(self) -> bool:
+        """Reads the key again, so that a replaced one takes effect. Returns whether it is another one."""
+        before, self._key = self._key, self._chosen.read_key()
+        if before == self._key:
+            return False
+        parts = urlsplit(self._chosen.url)
         self._head = (
             f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\n"
             f"host: {parts.netloc.rpartition('@')[2]}\r\n"
@@ -62,6 +65,7 @@ class Provider:
             "user-agent: capsule-gateway\r\n"
             "content-length: "
         ).encode()
+        return True
 
     def is_configured(self) -> bool:
         """Returns whether there is a key."""
@@ -153,7 +157,7 @@ class Provider:
                 httpx.AsyncClient(verify=self._tls, trust_env=False) as client,
                 client.stream(
                     "GET",
-                    f"{self._settings.provider_url}/models",
+                    f"{self._chosen.url}/models",
                     headers={"authorization": f"Bearer {self._key}"},
                 ) as response,
             ):

@@ -54,7 +54,7 @@ const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle:
 export async function openRequest(id, signal) {
   const request = await getIfThere(`/account/requests/${encodeURIComponent(id)}`, signal);
   if (!request) throw { status: 400, message: "None of the last 1,000 requests has this id." };
-  const { app, code, status, reason, nanoEuro, reservedNanoEuro, ttftMs, durationMs, waitedMs, limits } = request;
+  const { app, code, status, reason, nanoEuro, reservedNanoEuro, ttftMs, durationMs, waitedMs, limits, region, attempts } = request;
   const [name, tone] = KINDS[kindOf(code)];
   const tokens = request.inputTokens || request.outputTokens;
   openSheet(
@@ -75,8 +75,10 @@ export async function openRequest(id, signal) {
       Waited: duration(waitedMs),
       "First token": duration(ttftMs),
       Took: duration(durationMs),
+      Region: region ?? "No provider was asked",
     }),
     limits.length > 0 && limitTable(limits),
+    attempts.length > 1 && attemptTable(attempts),
   );
 }
 
@@ -84,6 +86,15 @@ function settingLink(code, app) {
   if (code === "SPEND_CAP_REACHED") return h("p", {}, h("a", { href: "#/account" }, "The account’s plan and cap"));
   const [, section, text] = SETTINGS.find(([codes]) => codes.test(code)) ?? [];
   return section && h("p", {}, h("a", { href: `#/apps/${app}/settings/${section}` }, `${text} ${app}`));
+}
+
+function attemptTable(attempts) {
+  const columns = {
+    Provider: ({ provider }) => provider,
+    Outcome: ({ code }) => code || "Answered",
+    Took: ({ durationMs }) => duration(durationMs),
+  };
+  return table("Attempts", columns, attempts, "");
 }
 
 function limitTable(limits) {

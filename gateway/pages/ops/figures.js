@@ -32,6 +32,7 @@ function overview(snapshot) {
   glance(snapshot);
   inference(snapshot.inference);
   provider(snapshot.provider);
+  providers(snapshot.providers);
   attention(snapshot);
   if (there("requests")) requests(snapshot.minutes); // other periods have figures of their own
   models(snapshot.models);
@@ -111,6 +112,22 @@ function provider(figures) {
     top.length > 0 &&
       facts(Object.fromEntries(top.map(({ account, name, waiting }) => [name || account, plural(waiting, "request")]))),
   ]);
+}
+
+// A single provider has its figures above, and its switch is that of inference.
+function providers(rows) {
+  put("providers", rows, () => rows.length > 1 && table(
+    ["Provider", "Status", "Requests", "Waiting", "Attempts", "Failovers", ""],
+    rows.map(({ name, region, enabled, status, permits, attempts, failovers }) => [
+      [name, h("span", { class: "small quiet" }, ` ${region}`)],
+      enabled ? badge(...STATUS[status]) : badge("Disabled"),
+      permits.limit ? `${count(permits.used)} of ${count(permits.limit)}` : count(permits.used),
+      count(permits.waiting),
+      count(attempts),
+      failovers ? badge(count(failovers), "warn") : "–",
+      h("button", { type: "button", "data-provider": name, "data-focus": `provider-${name}`, "data-open": enabled }, enabled ? "Disable" : "Enable"),
+    ]),
+  ));
 }
 
 function attention({ inference: { managedInferenceStatus }, needsAttention, deadLetters, workers, webhooks, deploys }) {

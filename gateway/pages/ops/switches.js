@@ -1,4 +1,4 @@
-// The inference switch and the approval of processing.
+// The switch of inference, the approval of processing, and the switches of the providers.
 
 import { call } from "/dashboard/api.js";
 import { confirmAction } from "./confirm.js";
@@ -27,9 +27,20 @@ export function attach(view) {
   for (const [id, gate] of Object.entries(GATES)) {
     view.querySelector(`#${id}`).addEventListener("click", ({ currentTarget }) => flip(currentTarget, gate));
   }
+  view.querySelector("#providers").addEventListener("click", ({ target }) => {
+    const { provider } = target.dataset;
+    if (provider) flip(target, switchOf(provider));
+  });
 }
 
-async function flip(button, { field, close, open: reopen }) {
+const switchOf = (provider) => ({
+  field: "enabled",
+  path: `/platform/providers/${encodeURIComponent(provider)}`,
+  close: [`Disable ${provider}?`, `New requests go to the other providers. Running streams continue.`, "Disable", { required: true }],
+  open: [`Enable ${provider}?`, `Requests may go to ${provider} again.`, "Enable"],
+});
+
+async function flip(button, { field, path = "/platform/inference", close, open: reopen }) {
   const refusal = document.querySelector("#switch-refusal");
   const opening = button.dataset.open !== "true";
   const reason = await confirmAction(...(opening ? reopen : close));
@@ -37,7 +48,7 @@ async function flip(button, { field, close, open: reopen }) {
   button.disabled = true;
   refusal.textContent = "";
   try {
-    await call("PUT", "/platform/inference", { body: { [field]: opening }, reason });
+    await call("PUT", path, { body: { [field]: opening }, reason });
     openStream(); // the next snapshot is two seconds away
   } catch (error) {
     if (error.status === 401) return dispatchEvent(new Event("session-ended"));

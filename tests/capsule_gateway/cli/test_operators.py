@@ -1,6 +1,7 @@
 """The operators' lists, and deleting an app, against a running gateway."""
 
 import secrets
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +105,27 @@ async def test_reasons_and_usage(operator: Tool, app: App) -> None:
     assert (record["action"], record["reason"]) == ("delete_app", "Asked for it")
     assert "No requests" in (await operator("accounts", "usage", account, "--days", "7", "--by", "app")).out
     assert "NOT_FOUND" in await operator.refused("accounts", "usage", "acc_nobody")
+
+
+async def test_providers_are_listed_disabled_and_enabled(operator: Tool, gw: Gateway) -> None:
+    headings, row = (await operator("providers", "list")).rows
+    assert headings == ["PROVIDER", "REGION", "STATUS", "REQUESTS", "WAITING", "ATTEMPTS", "FAILOVERS", "MODELS"]
+    assert row[:4] == ["default", "fr-par", "operational", "0 of 100"]
+    try:
+        disabled = await operator("providers", "disable", "default", "--reason", "drill")
+        assert disabled.line == "default gets no new requests. Streams that run there go on."
+        (row,) = (await operator("providers", "list", "--json")).json
+        assert (row["name"], row["enabled"]) == ("default", False)
+        assert (await operator("inference", "status", "--json")).json["managedInferenceStatus"] == "disabled"
+    finally:
+        assert (await operator("providers", "enable", "default", "--json")).json["enabled"]
+    assert "NOT_FOUND" in await operator.refused("providers", "disable", "nobody")
+
+
+async def test_a_providers_file_is_checked(operator: Tool, tmp_path: Path) -> None:
+    path = tmp_path / "providers.toml"
+    path.write_text('[[provider]]\nname = "one"\nurl = "https://a.example/v1"\nregion = "fr-par"\nkey_env = "ONE"\n')
+    assert (await operator("providers", "check", str(path))).line.startswith("one: in fr-par, serves gpt-oss-120b, ")
+    path.write_text(path.read_text().replace("fr-par", "us-east"))
+    refusal = await operator.refused("providers", "check", str(path))
+    assert f"GATEWAY_PROVIDERS_FILE: {path}: provider[0].region: 'us-east' is not one of" in refusal

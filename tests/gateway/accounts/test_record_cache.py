@@ -13,11 +13,13 @@ from gateway.accounts import record_cache
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.availability import Availability
+from gateway.inference.health import Health
 from gateway.keys import INFERENCE_KEY, account_key, app_key
 from gateway.redis import client as store_module
 from gateway.redis import listener
 from gateway.redis.scripts import compare_and_set
-from gateway.settings import Settings
+from gateway.settings import DEFAULT_PROVIDER, Settings
+from tests.support.inference_status import Usable
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.registries import an_app, process, wait_for_change
@@ -272,7 +274,7 @@ async def test_a_switch_that_cannot_be_read_drops_no_copies(
     monkeypatch.setattr(store_module, "COMMAND_SECONDS", 0.5)
     settings = Settings(inference=True, processing_approved=True, emergency_off_file="/nonexistent")
     async with process(proxy.url, redis_url) as there:
-        availability = Availability(settings, there, lambda: True, _no_probe)
+        availability = Availability(settings, there, [Health(DEFAULT_PROVIDER, there, Usable())])
         with pytest.raises(BackboneUnavailable):
             availability.status()
         with valkey.client() as client:

@@ -164,6 +164,11 @@ async def test_every_kind_of_end(low_caps: Gateway, backend: FakeAppBackend, pro
     async def detail(id: str) -> dict[str, Any]:
         shown = (await app.account.get(f"/account/requests/{id}")).json()
         own = {name: shown.pop(name) for name in ("reservedNanoEuro", "waitedMs", "limits")}
+        attempts = [(each["provider"], each["code"]) for each in shown.pop("attempts")]
+        assert (shown.pop("provider"), shown.pop("region"), attempts) in (
+            (None, None, []),
+            ("default", "fr-par", [("default", shown["code"])]),
+        )
         assert shown == rows[id]
         return own | {"limits": {limit["name"]: (limit["limit"], limit["used"]) for limit in own["limits"]}}
 

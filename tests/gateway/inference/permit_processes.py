@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneUnavailable, ServiceError
 from gateway.inference.concurrency.lease import Share, read_share
-from gateway.inference.concurrency.permits import Permit, Permits
+from gateway.inference.concurrency.permits import Permits
 from gateway.inference.concurrency.quota import WINDOW_SECONDS
+from gateway.inference.concurrency.waiting import Permit, Waiter
+from gateway.inference.upstream import MIN_WAIT_SECONDS
 from gateway.redis.client import COMMAND_SECONDS, Store
 from tests.lua.leases import MESSAGES, with_kept_messages
 from tests.lua.scripts import CLOCK, SECOND, on_test_clock
@@ -22,6 +24,27 @@ LATENCY_SECONDS = 0.002  # of the simulated network, one way
 def now() -> float:
     """Returns the time of the running loop, real or virtual, in seconds."""
     return asyncio.get_running_loop().time()
+
+
+class Process(Permits):
+    """The permits of one provider in one process, whose requests may wait for `max_wait` seconds."""
+
+    def __init__(self, store: Any, *, max_wait: float = 10.0, **options: Any) -> None:
+        super().__init__(store, **{"limit": 10, "clock": now, **options})
+        self._longest = max_wait or MIN_WAIT_SECONDS
+
+    def ask(self, account: str, app: str, weight: float, tokens: int = 0) -> Waiter:
+        waiter = Waiter(account, app, weight, tokens, since=now())
+        waiter.move([self])
+        return waiter
+
+    async def wait_for_permit(self, account: str, app: str, weight: float, tokens: int = 0) -> Permit:
+        return await self.ask(account, app, weight, tokens).wait(self._longest)
+
+    def fail_waiting(self, error: ServiceError, app: str | None = None) -> None:
+        for waiter, _, of in self._queue.items():
+            if app in (None, of):
+                waiter.leave(error)
 
 
 class Provider:
@@ -42,7 +65,7 @@ class Provider:
         self.running += by
         self.most = max(self.most, self.running)
 
-    async def serve(self, permits: Permits, permit: Permit, seconds: float) -> None:
+    async def serve(self, permits: Process, permit: Permit, seconds: float) -> None:
         self._change(1)
         try:
             await asyncio.sleep(seconds)
@@ -50,7 +73,7 @@ class Provider:
             self._change(-1)
             permits.release(permit)
 
-    async def request(self, permits: Permits, account: str, seconds: float, app: str = "app") -> float:
+    async def request(self, permits: Process, account: str, seconds: float, app: str = "app") -> float:
         """Serves one request, and returns the seconds that it waited."""
         began = now()
         permit = permits.take_now(account) or await permits.wait_for_permit(account, app, 1)
@@ -76,7 +99,7 @@ class Quota:
         return max(sum(n for at, n in self.uses if first <= at < first + self.window) for first, _ in self.uses)
 
     async def request(
-        self, permits: Permits, account: str, seconds: float = 0.01, tokens: int = 0, used: int = 0
+        self, permits: Process, account: str, seconds: float = 0.01, tokens: int = 0, used: int = 0
     ) -> None:
         permit = permits.take_now(account, tokens) or await permits.wait_for_permit(account, "app", 1, tokens)
         self.starts.append((now(), account))
@@ -93,21 +116,21 @@ class Processes:
 
     def __init__(self, make_store: Callable[[], Any]) -> None:
         self._make_store = make_store
-        self.running: dict[Permits, tuple[asyncio.Task[None], Any]] = {}
+        self.running: dict[Process, tuple[asyncio.Task[None], Any]] = {}
 
-    def start(self, **options: Any) -> Permits:
+    def start(self, **options: Any) -> Process:
         store = self._make_store()
-        permits = Permits(store, **{"limit": 10, "max_wait": 10.0, "clock": now, **options})
+        permits = Process(store, **options)
         self.running[permits] = (asyncio.create_task(permits.run()), store)
         return permits
 
-    async def kill(self, permits: Permits) -> None:
+    async def kill(self, permits: Process) -> None:
         task, store = self.running.pop(permits)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await store.close()
 
-    async def stop(self, permits: Permits) -> None:
+    async def stop(self, permits: Process) -> None:
         task, _ = self.running[permits]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -118,7 +141,7 @@ class Processes:
         for permits in [*self.running]:
             await self.kill(permits)
 
-    async def share(self, permits: Permits) -> Share:
+    async def share(self, permits: Process) -> Share:
         return await read_share(self.running[permits][1])
 
 
@@ -126,7 +149,7 @@ def real_processes(url: str) -> Processes:
     return Processes(lambda: Store(url))
 
 
-async def take(permits: Permits, count: int, account: str = "acc") -> list[Permit]:
+async def take(permits: Process, count: int, account: str = "acc") -> list[Permit]:
     return [permits.take_now(account) or await permits.wait_for_permit(account, "app", 1) for _ in range(count)]
 
 

@@ -9,12 +9,12 @@ import pytest
 import pytest_asyncio
 
 from gateway.events.catalog import SAMPLES
-from gateway.inference import availability
-from gateway.inference.availability import Availability
+from gateway.inference import health as health_module
+from gateway.inference.health import Health
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.keys import PROVIDER_KEY
+from gateway.keys import provider_key
 from gateway.redis.compare_and_set import change_record
-from gateway.settings import Settings
+from gateway.settings import DEFAULT_PROVIDER
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE
@@ -22,7 +22,7 @@ from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
-from tests.support.inference_status import OPERATIONAL, QUOTA_ERROR, SOON, capabilities, status, status_becomes
+from tests.support.inference_status import OPERATIONAL, QUOTA_ERROR, SOON, Usable, capabilities, status, status_becomes
 from tests.support.polling import wait_until
 from tests.support.prices import PRICES, cost
 from tests.support.registries import process
@@ -173,16 +173,13 @@ async def test_a_success_during_the_write_of_a_failure_counts(redis_url: str, mo
         await gate.wait()
         return result
 
-    async def probe() -> None:
-        raise AssertionError("not needed")
-
-    monkeypatch.setattr(availability, "change_record", change_slowly)
+    monkeypatch.setattr(health_module, "change_record", change_slowly)
     async with process(redis_url) as registry:
-        health = Availability(Settings(), registry, lambda: True, probe)
+        health = Health(DEFAULT_PROVIDER, registry, Usable())
         health.note_signal(ProviderSignal.FAILED)
         await asyncio.wait_for(written.wait(), 5)
         health.note_signal(ProviderSignal.COMPLETION)
         gate.set()
         assert health._recorder is not None
         await asyncio.wait_for(health._recorder, 5)
-        assert await registry.store.get(PROVIDER_KEY) == "{}"
+        assert await registry.store.get(provider_key()) == "{}"

@@ -13,9 +13,9 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.inference.availability import FAILURES, ProviderHealth, condense
+from gateway.inference.health import FAILURES, HealthRecord, condense
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.keys import PROVIDER_KEY
+from gateway.keys import provider_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, tokens
@@ -46,8 +46,8 @@ async def test_condensed_signals_have_the_effect_of_all_of_them(
 ) -> None:
     """This holds for any health before, because another process may have changed it."""
     condensed = condense(signals)
-    before = ProviderHealth(failures, quota, refused)
-    assert reduce(ProviderHealth.after, condensed, before) == reduce(ProviderHealth.after, signals, before)
+    before = HealthRecord(failures, quota, refused)
+    assert reduce(HealthRecord.after, condensed, before) == reduce(HealthRecord.after, signals, before)
     assert len(condensed) <= 2 + FAILURES
     assert condense([*condense(signals[:20]), *signals[20:]]) == condensed, "they may be condensed one by one"
 
@@ -88,7 +88,7 @@ async def test_an_unstable_providers_health_is_published_at_intervals(launch: La
             await asyncio.sleep(0.7)
             announced = 0
             while (message := await pubsub.get_message(timeout=0.1)) is not None:
-                announced += message["type"] == "message" and message["data"] == PROVIDER_KEY.encode()
+                announced += message["type"] == "message" and message["data"] == provider_key().encode()
             assert len(provider.exchanges) >= 270
             assert announced <= 2 * (passed + 0.7) + 2, f"{announced} in {passed:.1f} s"
         # In the end, every process has the true status.
@@ -115,7 +115,7 @@ async def test_refusals_between_completions_change_the_status_once(launch: Launc
             await status_becomes(gw, OPERATIONAL)
             announced = 0
             while (message := await pubsub.get_message(timeout=0.1)) is not None:
-                announced += message["type"] == "message" and message["data"] == PROVIDER_KEY.encode()
+                announced += message["type"] == "message" and message["data"] == provider_key().encode()
             assert announced == 2
 
 

@@ -25,8 +25,8 @@ HINTS = {
 
 @pytest.mark.parametrize("path", HINTS)
 def test_hints(path: str) -> None:
-    assert HINTS[path] in explain_missing(path)
-    assert "cormorant" not in explain_missing(path)
+    assert HINTS[path] in explain_missing(path, PRICES)
+    assert "cormorant" not in explain_missing(path, PRICES)
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -36,7 +36,7 @@ async def test_an_unknown_address_below_ai(app: App) -> None:
     for path in ("/responses", "/v1/chat/completions", "/embeddings", "/", "/models/gpt-5"):
         for method in ("GET", "POST"):
             response = await http.request(method, app.path + path, headers=app.headers(**origin))
-            assert refused(response, 404, "NOT_FOUND")["message"] == explain_missing(path[1:])
+            assert refused(response, 404, "NOT_FOUND")["message"] == explain_missing(path[1:], PRICES)
             assert response.headers["Access-Control-Allow-Origin"] == app.origin
         asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
         preflight = await http.options(app.path + path, headers=asked)

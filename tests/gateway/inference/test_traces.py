@@ -223,7 +223,7 @@ async def test_waiting_for_the_provider_is_a_stage(
     traced: Gateway, shop: App, provider: FakeProvider, collector: FakeCollector
 ) -> None:
     async def is_waiting() -> bool:
-        return await metric(traced, "gateway_provider_waiting") == 1
+        return await metric(traced, 'gateway_provider_waiting{provider="default"}') == 1
 
     gate = asyncio.Event()
     held = provider.plays(ROLE, gate, *tokens("a")[1:])

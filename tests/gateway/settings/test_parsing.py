@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from gateway.settings import BadSettings, ProviderRate, load
+from gateway.prices import PRICES
+from gateway.settings import BadSettings, ProviderRate, Settings, load
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.gateway_process import Gateway
@@ -132,3 +134,78 @@ async def test_the_providers_quota(text: str, rate: ProviderRate | None) -> None
 async def test_an_invalid_quota(text: str) -> None:
     with pytest.raises(BadSettings, match="GATEWAY_PROVIDER_RATE: "):
         load({"GATEWAY_PROVIDER_RATE": text})
+
+
+# -- the providers file ----------------------------------------------------------------------------------------
+
+ONE = 'name = "one"\nurl = "https://a.example/v1"\nregion = "fr-par"\nkey_env = "ONE_KEY"\n'
+
+
+def read_file(tmp_path: Path, *tables: str, text: str = "", **environ: str) -> Settings:
+    path = tmp_path / "providers.toml"
+    path.write_text(text or "".join(f"[[provider]]\n{table}" for table in tables))
+    return load({"GATEWAY_PROVIDERS_FILE": str(path), **environ})
+
+
+async def test_a_providers_file(tmp_path: Path) -> None:
+    two = (
+        ONE.replace("one", "two")
+        .replace("fr-par", "nl-ams")
+        .replace('key_env = "ONE_KEY"', f'key_file = "{tmp_path}/key"')
+        + 'concurrency = 0\nrate = { tokens = 9 }\nmodels = { "gpt-oss-120b" = "openai/gpt" }\n'
+    )
+    (tmp_path / "key").write_text("from-a-file\n")
+    settings = read_file(tmp_path, ONE, two, GATEWAY_REGIONS="fr-par, nl-ams", ONE_KEY="from-a-variable")
+    one, other = settings.providers
+    assert (one.name, one.concurrency, one.rate, one.read_key()) == ("one", 100, None, "from-a-variable")
+    assert list(one.models.items()) == [(model, model) for model in PRICES]
+    assert (other.concurrency, other.rate, other.read_key()) == (0, ProviderRate(0, 9), "from-a-file")
+    assert dict(other.models) == {"gpt-oss-120b": "openai/gpt"}
+
+
+async def test_without_a_file_the_variables_describe_the_one_provider() -> None:
+    (only,) = load({"GATEWAY_PROVIDER_KEY": "k", "GATEWAY_PROVIDER_CONCURRENCY": "7"}).providers
+    assert (only.name, only.region, only.read_key(), only.concurrency) == ("default", "fr-par", "k", 7)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ([], "1 to 8 tables"),
+        ([ONE] * 9, "1 to 8 tables"),
+        ([ONE, ONE], r"provider\[1\].name: 'one' is the name of another"),
+        ([ONE.replace('"one"', '"One"')], r"provider\[0\].name"),
+        ([ONE.replace('name = "one"\n', "")], "missing required field `name`"),
+        ([ONE.replace("https://a.example/v1", "a.example")], r"provider\[0\].url"),
+        ([ONE.replace("fr-par", "us-east")], r"provider\[0\].region: 'us-east' is not one of GATEWAY_REGIONS"),
+        ([ONE.replace('key_env = "ONE_KEY"\n', "")], r"provider\[0\].key_file"),
+        ([ONE + 'key_file = "/x"\n'], r"provider\[0\].key_file"),
+        ([ONE + 'key = "secret-key"\n'], "unknown field `key`"),
+        ([ONE + "concurrency = -1\n"], r"provider\[0\].concurrency"),
+        ([ONE + 'concurrency = "9"\n'], r"provider\[0\].concurrency"),
+        ([ONE + "rate = { minutes = 9 }\n"], r"provider\[0\].rate"),
+        ([ONE + 'models = { "gpt-5" = "x" }\n'], r"provider\[0\].models: 'gpt-5' has no price"),
+        ([ONE + "models = { }\n"], r"provider\[0\].models"),
+        (['name = "one\n'], "line 2"),
+    ],
+)
+async def test_a_fault_in_the_providers_file_stops_the_start(tmp_path: Path, tables: list[str], said: str) -> None:
+    with pytest.raises(BadSettings, match=f"^GATEWAY_PROVIDERS_FILE: .*providers.toml: .*{said}") as caught:
+        read_file(tmp_path, *tables, text="" if tables else "# none\n")
+    assert "secret-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["URL", "KEY", "KEY_FILE", "CONCURRENCY", "RATE"])
+async def test_a_providers_file_replaces_the_variables(tmp_path: Path, name: str) -> None:
+    values = {"URL": "https://x.example", "KEY": "k", "KEY_FILE": "/k", "CONCURRENCY": "1", "RATE": "tokens=1"}
+    with pytest.raises(BadSettings, match=f"^GATEWAY_PROVIDER_{name}: "):
+        read_file(tmp_path, ONE, **{f"GATEWAY_PROVIDER_{name}": values[name]})
+
+
+async def test_a_providers_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for content in (b"\xff", b"x = [" + b"[" * 10_000, b"#" * 70_000):
+        (tmp_path / "providers.toml").write_bytes(content)
+        with pytest.raises(BadSettings, match=r"^GATEWAY_PROVIDERS_FILE: "):
+            load({"GATEWAY_PROVIDERS_FILE": str(tmp_path / "providers.toml")})
+    with pytest.raises(BadSettings, match=r"cannot be read: No such file"):
+        load({"GATEWAY_PROVIDERS_FILE": str(tmp_path / "missing")})

@@ -212,6 +212,19 @@ def test_a_cut_halves_once_a_second_and_grows_back(client: Any) -> None:
         assert in_force() == min(100, 1 + second)
 
 
+def test_after_a_cut_a_large_limit_grows_back_by_a_hundredth_each_second(client: Any) -> None:
+    provider = Provider(client, limit=1_000)
+    (one,) = processes(provider, "one")
+    one.call()
+    one.call(cut=True)
+    for second in range(60):
+        assert one.answer
+        assert one.answer.in_force == min(1_000, 500 + 10 * second)
+        assert one.answer.frees_in in (0.1, 0.0)
+        provider.set_clock(provider.now + 1)
+        one.call()
+
+
 def test_a_cut_makes_permits_scarce_so_that_spare_ones_are_returned(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call(want=10)

@@ -9,10 +9,11 @@ import random
 import pytest
 
 from gateway.errors import InferenceDisabled, ProviderQuotaExhausted
-from gateway.inference.concurrency.permits import Permit, Permits
+from gateway.inference.concurrency.waiting import Permit
 from gateway.redis.client import Store
 from tests.gateway.inference.permit_processes import (
     LATENCY_SECONDS,
+    Process,
     Processes,
     Provider,
     SimulatedRedis,
@@ -78,7 +79,7 @@ async def test_idle_permits_are_returned(simulated: SimulatedRedis) -> None:
 
 
 async def test_without_a_limit_redis_is_not_needed() -> None:
-    permits = Permits(Store("redis://127.0.0.1:1/0"), limit=0, max_wait=0)
+    permits = Process(Store("redis://127.0.0.1:1/0"), limit=0, max_wait=0)
     run = asyncio.create_task(permits.run())
     held = [permits.take_now("acc") for _ in range(500)]
     await asyncio.sleep(0)
@@ -101,7 +102,7 @@ async def test_the_limit_holds_and_permits_are_used(simulated: SimulatedRedis) -
     processes = [simulated.start(limit=limit) for _ in range(8)]
     end = now() + 2
 
-    async def ask(permits: Permits, account: str) -> None:
+    async def ask(permits: Process, account: str) -> None:
         while now() < end:
             await provider.request(permits, account, random.uniform(0.1, 0.3))
 
@@ -136,7 +137,7 @@ async def test_a_crowd_does_not_delay_the_others(simulated: SimulatedRedis) -> N
     end = now() + 4
     served = 0  # of the crowd
 
-    async def ask(permits: Permits, account: str) -> int:
+    async def ask(permits: Process, account: str) -> int:
         """Returns how many requests of the crowd were served first."""
         nonlocal served
         before = served
@@ -146,7 +147,7 @@ async def test_a_crowd_does_not_delay_the_others(simulated: SimulatedRedis) -> N
         await provider.serve(permits, permit, random.uniform(0.5, 1))
         return passed
 
-    async def crowd(permits: Permits) -> None:
+    async def crowd(permits: Process) -> None:
         while now() < end:
             try:
                 await ask(permits, "crowd")
@@ -175,7 +176,7 @@ async def test_a_weight_is_a_share(simulated: SimulatedRedis) -> None:
     served = {"light": 0, "heavy": 0}
     end = now() + 2
 
-    async def ask(permits: Permits, account: str, weight: float) -> None:
+    async def ask(permits: Process, account: str, weight: float) -> None:
         while now() < end:
             permit = permits.take_now(account) or await permits.wait_for_permit(account, "app", weight)
             served[account] += 1
@@ -193,7 +194,7 @@ async def test_an_account_holds_no_more_than_its_share_while_others_wait(simulat
     held = {"long": 0, "short": 0}
     most, end = 0, now() + 6
 
-    async def ask(permits: Permits, account: str, seconds: float) -> None:
+    async def ask(permits: Process, account: str, seconds: float) -> None:
         nonlocal most
         while now() < end:
             permit = permits.take_now(account) or await permits.wait_for_permit(account, "app", 1)
@@ -247,8 +248,8 @@ async def test_a_request_that_leaves_loses_no_permit(simulated: SimulatedRedis, 
     one, two = simulated.start(limit=3), simulated.start(limit=3)
     for _ in range(30):
         held = await take(one, 3)
-        waiters = [two.join("acc", "app", 1) for _ in range(4)]
-        waiting = [asyncio.create_task(waiter.wait()) for waiter in waiters]
+        waiters = [two.ask("acc", "app", 1) for _ in range(4)]
+        waiting = [asyncio.create_task(waiter.wait(10)) for waiter in waiters]
         await asyncio.sleep(random.uniform(0, 3 * ROUND_TRIP))
         for permit in held:
             one.release(permit)
@@ -343,7 +344,7 @@ async def test_the_61st_waiting_request_is_refused_with_a_true_retry_after(simul
     await wait_until(lambda: permits.waiting == 120)
     began = now()
     with pytest.raises(ProviderQuotaExhausted) as refusal:
-        permits.join("acc", "app", 1)
+        await permits.wait_for_permit("acc", "app", 1)
     await asyncio.gather(*crowd, *others)
     assert refusal.value.retry_after
     assert refusal.value.retry_after == pytest.approx(now() - began, abs=1.5)

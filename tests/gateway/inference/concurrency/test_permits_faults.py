@@ -8,9 +8,10 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.errors import BackboneUnavailable
-from gateway.inference.concurrency.permits import ANSWERS, Permits
+from gateway.inference.concurrency.permits import ANSWERS
 from tests.gateway.inference.permit_processes import (
     LATENCY_SECONDS,
+    Process,
     Processes,
     Provider,
     SimulatedRedis,
@@ -107,7 +108,7 @@ async def test_redis_away_for_a_while(simulated: SimulatedRedis) -> None:
     processes = [simulated.start(limit=limit) for _ in range(3)]
     end = now() + 12
 
-    async def ask(permits: Permits, account: str) -> None:
+    async def ask(permits: Process, account: str) -> None:
         while now() < end:
             await provider.request(permits, account, random.uniform(0.03, 0.1))
 
@@ -137,7 +138,7 @@ async def test_the_node_of_the_permits_fails_over() -> None:
         processes = [cluster.start(limit=limit) for _ in range(3)]
         stopping = False
 
-        async def ask(permits: Permits, account: str) -> None:
+        async def ask(permits: Process, account: str) -> None:
             while not stopping:
                 await provider.request(permits, account, random.uniform(0.03, 0.1))
 
@@ -162,7 +163,7 @@ async def test_a_lost_answer_said_that_redis_forgot_the_waiting_requests(simulat
     """Redis forgets the waiting requests of a silent process, and reports that only in the next answer."""
     silent, other = simulated.start(limit=1), simulated.start(limit=1)
     [held] = await take(other, 1)
-    waiters = [silent.join(f"acc{n}", "app", 1) for n in range(3)]
+    waiters = [silent.ask(f"acc{n}", "app", 1) for n in range(3)]
     network = simulated.running[silent][1]
 
     async def is_known() -> list[str]:

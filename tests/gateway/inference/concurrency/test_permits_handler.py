@@ -52,7 +52,7 @@ async def waiting(
     ask = asyncio.create_task(app.ask(prompt, stream=stream))
 
     async def waits() -> bool:
-        return await metric(gateway, "gateway_provider_waiting") == count
+        return await metric(gateway, 'gateway_provider_waiting{provider="default"}') == count
 
     await wait_until(waits)
     return ask
@@ -73,8 +73,8 @@ async def twelve_requests_take_turns(gw: Gateway, backend: FakeAppBackend, provi
     assert [answer.status_code for answer in answers] == [200] * 12
     began = sorted(exchange.at for exchange in provider.asked(prompt))
     assert all(later - earlier > 0.18 for earlier, later in zip(began, began[2:], strict=False))
-    assert await metric(gw, "gateway_provider_permits") == 2
-    assert await metric(gw, "gateway_provider_wait_seconds_count") >= 8
+    assert await metric(gw, 'gateway_provider_permits{provider="default"}') == 2
+    assert await metric(gw, 'gateway_provider_wait_seconds_count{provider="default"}') >= 8
 
 
 async def test_a_request_that_waits_too_long_is_refused_and_costs_nothing(
@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_leaves_the_queue(
         ask.cancel()
 
         async def gone() -> bool:
-            return await metric(narrow, "gateway_provider_waiting") == 0
+            return await metric(narrow, 'gateway_provider_waiting{provider="default"}') == 0
 
         await wait_until(gone)
         assert time.monotonic() - left < 1.5, "before its maximum wait of two seconds ends"
@@ -159,7 +159,7 @@ async def test_a_429_without_a_quota_halves_the_limit(
     app = await narrow.app(backend)
 
     async def permits_are(count: int) -> bool:
-        return await metric(narrow, "gateway_provider_permits") == count
+        return await metric(narrow, 'gateway_provider_permits{provider="default"}') == count
 
     refused(await app.ask(provider.plays(Head(429), b"slow down")), 503, "PROVIDER_QUOTA_EXHAUSTED")
     await wait_until(lambda: permits_are(1))

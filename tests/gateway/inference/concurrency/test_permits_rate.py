@@ -12,9 +12,16 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.errors import ProviderQuotaExhausted, ProviderRefused
-from gateway.inference.concurrency.permits import Permits
 from gateway.settings import ProviderRate
-from tests.gateway.inference.permit_processes import Quota, SimulatedRedis, now, real_processes, settle_down, take
+from tests.gateway.inference.permit_processes import (
+    Process,
+    Quota,
+    SimulatedRedis,
+    now,
+    real_processes,
+    settle_down,
+    take,
+)
 from tests.support.polling import wait_until
 from tests.support.redis_servers import replicated_cluster
 from tests.support.virtual_time import virtual_time
@@ -33,7 +40,7 @@ async def test_any_minute_is_within_the_quota_and_the_quota_is_used(simulated: S
     processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(5)]
     end = now() + seconds
 
-    async def ask(permits: Permits, account: str) -> None:
+    async def ask(permits: Process, account: str) -> None:
         while now() < end:
             await quota.request(permits, account, random.uniform(0, 12))
 
@@ -48,7 +55,7 @@ async def test_tokens_of_any_minute_are_within_the_quota(simulated: SimulatedRed
     processes = [simulated.start(limit=1000, rate=rate, max_wait=120) for _ in range(3)]
     end = now() + 200
 
-    async def ask(permits: Permits, account: str) -> None:
+    async def ask(permits: Process, account: str) -> None:
         while now() < end:
             tokens = random.randrange(500, 20_000)
             await quota.request(permits, account, random.uniform(0, 8), tokens, random.randrange(tokens // 4))
@@ -87,7 +94,7 @@ async def test_a_flood_does_not_reduce_the_share_of_others(simulated: SimulatedR
         await quota.request(processes[0], "first")
         await asyncio.sleep(0.5)
 
-    async def ask(permits: Permits, account: str) -> None:
+    async def ask(permits: Process, account: str) -> None:
         while True:
             try:
                 await quota.request(permits, account)
@@ -137,7 +144,7 @@ async def test_waits_for_the_quota_have_a_true_retry_after(simulated: SimulatedR
 async def test_a_request_beyond_the_whole_quota_is_refused_at_once(simulated: SimulatedRedis) -> None:
     permits = simulated.start(rate=ProviderRate(tokens=1_000))
     with pytest.raises(ProviderRefused):
-        permits.join("acc", "app", 1, 1_001)
+        await permits.wait_for_permit("acc", "app", 1, 1_001)
     assert await asyncio.wait_for(permits.wait_for_permit("acc", "app", 1, 1_000), 1)
 
 
@@ -167,14 +174,14 @@ async def test_a_request_that_leaves_loses_no_budget(simulated: SimulatedRedis) 
     one, two = (simulated.start(limit=100, rate=ProviderRate(requests=20)) for _ in range(2))
     await settle_down()
     for _ in range(10):
-        waiters = [(p, p.join(f"acc{n}", "app", 1)) for p in (one, two) for n in range(20)]
+        waiters = [(p, p.ask(f"acc{n}", "app", 1)) for p in (one, two) for n in range(20)]
         await asyncio.sleep(random.uniform(0, 0.02))
         for _, waiter in waiters:
             waiter.leave(ConnectionError())
         await asyncio.sleep(0.01)
         for permits, waiter in waiters:
             try:
-                permits.release(await waiter.wait(), served=False)
+                permits.release(await waiter.wait(10), served=False)
             except ConnectionError:
                 continue
     quota = Quota()
@@ -214,7 +221,7 @@ async def test_the_quota_holds_across_a_failover() -> None:
         processes = [cluster.start(limit=1000, rate=rate, window=SHORT_WINDOW) for _ in range(3)]
         stopping = False
 
-        async def ask(permits: Permits, account: str) -> None:
+        async def ask(permits: Process, account: str) -> None:
             while not stopping:
                 await quota.request(permits, account)
 

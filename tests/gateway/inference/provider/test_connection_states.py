@@ -23,7 +23,7 @@ from gateway.inference.provider.connection import (
     Stream,
 )
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.spend.prices import Usage
+from gateway.prices import Usage
 from gateway.settings import ProviderTimeouts
 from tests.gateway.inference.provider.events import DONE, GARBAGE, STATUSES, event, token
 

@@ -84,7 +84,8 @@ async def connect(url: str, addresses: list[Address], **settings: Any) -> tuple[
     """Connects, and returns the failure, if any, and the seconds that it took."""
     Resolving.addresses = addresses
     timeouts = ProviderTimeouts(**settings.pop("timeouts", {"connect": 2}))
-    provider = Provider(Settings(provider_url=url, provider_key="k", provider_timeouts=timeouts, **settings))
+    chosen = Settings(provider_url=url, provider_key="k", provider_timeouts=timeouts, **settings)
+    provider = Provider(chosen, chosen.providers[0])
     began = time.monotonic()
     try:
         await provider.connect()

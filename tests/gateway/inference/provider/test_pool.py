@@ -12,7 +12,8 @@ async def test_the_number_of_idle_connections_is_limited(monkeypatch: pytest.Mon
     """After a burst, connections beyond the limit are closed. The next request uses the most recently used one."""
     monkeypatch.setattr(provider_module, "MAX_IDLE_CONNECTIONS", 2)
     async with FakeProvider() as fake:
-        provider = Provider(Settings(provider_url=fake.url, provider_key=fake.key))
+        settings = Settings(provider_url=fake.url, provider_key=fake.key)
+        provider = Provider(settings, settings.providers[0])
         burst = [await provider.connect() for _ in range(3)]
         for connection in burst:
             provider.keep(connection)

@@ -1,5 +1,7 @@
 """The models on offer and their prices. To change a price, change the table and its date."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 PRICED_ON = "2026-07-02"
@@ -23,7 +25,6 @@ PRICES = {
     "qwen3.6-35b-a3b": Price(250, 1_500),
     "llama-3.3-70b-instruct": Price(900, 900),
 }
-MODEL_CHOICE = f"Choose one of the models offered here: {', '.join(PRICES)}."
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -42,6 +43,11 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 NOTHING = Charge(0)
+
+
+def choice_of(models: Iterable[str]) -> str:
+    """Returns what to do after the request for another model."""
+    return f"Choose one of the models offered here: {', '.join(models)}."
 
 
 def worst_case_tokens(text_bytes: int, max_tokens: int) -> int:

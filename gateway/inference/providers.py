@@ -1,0 +1,132 @@
+"""The model providers of a gateway, in the operator's order, and the choice among them."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gateway.accounts.registry import Registry
+from gateway.inference.availability import Availability
+from gateway.inference.concurrency.lease import Share, read_share
+from gateway.inference.concurrency.permits import Permits
+from gateway.inference.health import Health, ProviderStatus, keep_probing
+from gateway.inference.provider.pool import Provider
+from gateway.redis.client import Store
+from gateway.settings import ProviderSettings, Settings
+from gateway.telemetry.metrics import Metrics
+
+
+class ProviderPermits(msgspec.Struct):
+    """The requests of all gateways at one provider, and those that wait for it."""
+
+    limit: int  # in force; 0 for none
+    used: int
+    waiting: int
+
+
+class ProviderState(msgspec.Struct):
+    """One provider, for operators."""
+
+    name: str
+    region: str
+    models: list[str]
+    enabled: bool
+    status: ProviderStatus
+    permits: ProviderPermits
+    attempts: int  # requests that this process has sent to it
+    failovers: int  # of them, those that failed and went to another provider
+
+
+class ModelProvider:
+    """One provider: its connections, its permits, its health, and what this process has asked of it."""
+
+    def __init__(
+        self, settings: Settings, chosen: ProviderSettings, store: Store, registry: Registry, m: Metrics
+    ) -> None:
+        self.settings, self.name = chosen, chosen.name
+        self.pool = Provider(settings, chosen)
+        self.permits = Permits(
+            store,
+            provider=chosen.name,
+            limit=chosen.concurrency,
+            rate=chosen.rate,
+            observe_wait=m.provider_wait.labels(chosen.name).observe,
+        )
+        self.health = Health(chosen.name, registry, self.pool)
+        self.attempts = self.failovers = 0  # requests sent to it, and those that another provider then got
+
+
+class Providers:
+    def __init__(self, settings: Settings, store: Store, registry: Registry, metrics: Metrics) -> None:
+        self.all = tuple(ModelProvider(settings, each, store, registry, metrics) for each in settings.providers)
+        self.availability = Availability(settings, registry, [each.health for each in self.all])
+        self.models, self._store = settings.models, store
+        self._chosen: dict[str, tuple[ModelProvider, ...]] = {}  # by model
+        self._chosen_at = -1  # the number of changes of the availability
+
+    def choose(self, model: str) -> tuple[ModelProvider, ...]:
+        """Returns the providers that may serve the model, the preferred one first.
+
+        Those are the healthy ones or, if there is none, all that are enabled. Raises BackboneUnavailable.
+        """
+        if self._chosen_at != self.availability.changes:
+            self._chosen_at = self.availability.changes
+            self._chosen = {model: self._choose(model) for model in self.models}
+        return self._chosen[model]
+
+    def _choose(self, model: str) -> tuple[ModelProvider, ...]:
+        usable = [
+            each
+            for each in self.all
+            if model in each.settings.models and each.pool.is_configured() and self.availability.is_enabled(each.name)
+        ]
+        return tuple([each for each in usable if each.health.is_usable] or usable)
+
+    def find(self, name: str) -> ModelProvider | None:
+        return next((each for each in self.all if each.name == name), None)
+
+    async def read_shares(self) -> dict[str, Share]:
+        """Returns each provider's share of permits and waiting requests. Raises BackboneUnavailable."""
+        return {each.name: await read_share(self._store, each.name) for each in self.all}
+
+    def describe(self, shares: Mapping[str, Share]) -> list[ProviderState]:
+        """Raises BackboneUnavailable while it is not known which providers are enabled."""
+        return [
+            ProviderState(
+                name=each.name,
+                region=each.settings.region,
+                models=list(each.settings.models),
+                enabled=self.availability.is_enabled(each.name),
+                status=each.health.status,
+                permits=ProviderPermits(
+                    each.permits.in_force, shares[each.name].used, sum(shares[each.name].waiting.values())
+                ),
+                attempts=each.attempts,
+                failovers=each.failovers,
+            )
+            for each in self.all
+        ]
+
+    def count_streams(self) -> int:
+        """Returns the number of requests that the providers are answering."""
+        return sum(len(each.pool.streams) for each in self.all)
+
+    # -- for the life of the process -------------------------------------------------------------------------
+
+    async def run(self, count: Callable[[float], None]) -> None:
+        """Renews permits, times streams out, passes the number of open ones to `count`, and probes what is down."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_probing([each.health for each in self.all]))
+            for each in self.all:
+                group.create_task(each.permits.run())
+                group.create_task(each.pool.sweep(lambda _: count(self.count_streams())))
+
+    def interrupt(self) -> None:
+        """Ends all streams and starts no new ones, because this process is about to stop."""
+        for each in self.all:
+            each.pool.interrupt()
+
+    async def close(self) -> None:
+        for each in self.all:
+            await each.permits.close()
+            each.pool.close()

@@ -1,0 +1,535 @@
+"""Several providers: the choice among them, and failover before the first token."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
+from tests.fakes.server import CLOSE, HANG, RESET, Step
+from tests.support.accounts import App
+from tests.support.fixtures import module_fixture
+from tests.support.gateway_process import Gateway
+from tests.support.metrics import metric
+from tests.support.polling import wait_until
+from tests.support.providers import several_providers, states
+from tests.support.responses import answered, ended, failed, refused, text_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+Trio = tuple[Gateway, list[FakeProvider]]
+
+SOON = {
+    "gateway.inference.health.PUBLISH_INTERVAL_SECONDS": 0.1,
+    "gateway.inference.health.PROBE_INTERVAL_SECONDS": 1,
+    "gateway.inference.health.PROBE_LEASE_SECONDS": 1,
+    "gateway.inference.health.REFUSAL_SECONDS": 0.3,
+    "gateway.telemetry.counters.FLUSH_SECONDS": 0.2,
+}
+HASTY = {
+    "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=0.6,idle=1,total=20",
+    "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
+}
+QUOTA = {"error": {"message": "You exceeded your current quota"}}
+
+
+@module_fixture
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trio]:
+    fields = {"three": {"models": {"llama-3.3-70b-instruct": "meta/llama-3.3", "gpt-oss-120b": "openai/gpt-oss"}}}
+    async with several_providers(tmp_path_factory.mktemp("trio"), SOON, fields=fields, **HASTY) as trio:
+        yield trio
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def trio(running: Trio) -> Trio:
+    """Three healthy providers."""
+    gw, providers = running
+    for provider in providers:
+        provider.models_status = 200
+        provider.default = tokens("default")
+    with gw.redis.client() as client:
+        for name in ("one", "two", "three"):
+            client.delete(f"provider-refusal:{name}")
+            client.set(f"provider:{name}", "{}")
+            client.publish("changes", f"provider:{name}")
+        client.set("inference", "{}")
+        client.publish("changes", "inference")
+
+    async def are_healthy() -> bool:
+        report = (await gw.platform("GET", "inference")).json()
+        rows = [row["status"] == "operational" and row["enabled"] for row in report["providers"]]
+        return bool(report["managedInference"] and all(rows))
+
+    await wait_until(are_healthy)
+    return running
+
+
+def plays(providers: list[FakeProvider], *scripts: Any) -> str:
+    """Lets each provider play its script for one prompt."""
+    prompt = f"prompt {secrets.token_hex(8)}"
+    for provider, script in zip(providers, scripts, strict=False):
+        provider.plays(*(script if isinstance(script, tuple) else (script,)), prompt=prompt)
+    return prompt
+
+
+def asked(providers: list[FakeProvider], prompt: str) -> list[int]:
+    return [len(provider.asked(prompt)) for provider in providers]
+
+
+async def logged(app: App, request_id: str) -> dict[str, Any]:
+    async def read() -> Any:
+        response = await app.account.get(f"/account/requests/{request_id}")
+        return response.json() if response.status_code == 200 else None
+
+    return await wait_until(read)
+
+
+# -- the choice ------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_provider_gets_the_requests(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app, prompt = await gw.app(backend), plays(providers, tokens("one"), tokens("two"))
+    response = await app.ask(prompt)
+    assert answered(response)["text"] == "one"
+    assert asked(providers, prompt) == [1, 0, 0]
+    row = await logged(app, response.headers["X-Request-Id"])
+    assert (row["provider"], row["region"]) == ("one", "fr-par")
+    ((attempt),) = row["attempts"]
+    assert (attempt["provider"], attempt["code"]) == ("one", "")
+    assert attempt["durationMs"] >= 0
+
+
+async def test_a_provider_gets_its_own_name_for_the_model(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app = await gw.app(backend)
+    prompt = plays(providers, answer(500), answer(500), tokens("three", model="openai/gpt-oss"))
+    body = answered(await app.ask(prompt))
+    assert (body["text"], body["model"]) == ("three", "gpt-oss-120b")
+    (sent,) = providers[2].asked(prompt)
+    assert sent.json["model"] == "openai/gpt-oss"
+    assert {**sent.json, "model": ""} == {**providers[0].asked(prompt)[0].json, "model": ""}
+
+
+async def test_a_model_that_one_provider_serves(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app = await gw.app(backend)
+    prompt = plays(providers, answer(500), answer(500), tokens("three"))
+    refused(await app.ask(prompt, model="qwen3.6-35b-a3b"), 502, "PROVIDER_ERROR")
+    assert asked(providers, prompt) == [1, 1, 0], "the third does not serve it"
+
+
+async def test_a_model_that_no_provider_serves(
+    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
+) -> None:
+    only = {"models": {"gpt-oss-120b": "gpt"}}
+    fields = dict.fromkeys(("one", "two", "three"), only)
+    async with several_providers(tmp_path_factory.mktemp("few"), fields=fields) as (gw, _):
+        app = await gw.app(backend)
+        error = refused(await app.ask("x", model="llama-3.3-70b-instruct"), 400, "MODEL_NOT_ALLOWED")
+        assert error["message"].endswith("offered here: gpt-oss-120b.")
+        listing = await gw.http.get(f"{app.path}/models", headers=app.headers())
+        assert [model["id"] for model in listing.json()["data"]] == ["gpt-oss-120b"]
+        assert (await gw.http.get(f"{app.path}/models/qwen3.6-35b-a3b", headers=app.headers())).status_code == 404
+        assert (await app.account.get("/capabilities")).json()["models"] == ["gpt-oss-120b"]
+
+
+# -- failover --------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "connection lost": ((CLOSE,), "PROVIDER_UNREACHABLE"),
+    "reset": ((RESET,), "PROVIDER_UNREACHABLE"),
+    "500": (tuple(answer(500)), "PROVIDER_ERROR"),
+    "503": (tuple(answer(503)), "PROVIDER_ERROR"),
+    "401": (tuple(answer(401)), "PROVIDER_ERROR"),
+    "403": (tuple(answer(403)), "PROVIDER_ERROR"),
+    "404": (tuple(answer(404)), "PROVIDER_ERROR"),
+    "408": (tuple(answer(408)), "PROVIDER_ERROR"),
+    "402": (tuple(answer(402)), "PROVIDER_QUOTA_EXHAUSTED"),
+    "429": (tuple(answer(429)), "PROVIDER_QUOTA_EXHAUSTED"),
+    "429 quota": (tuple(answer(429, QUOTA)), "PROVIDER_QUOTA_EXHAUSTED"),
+    "silence": ((HANG,), "PROVIDER_TIMEOUT"),
+    "garbage": ((b"data: {\n\n",), "PROVIDER_ERROR"),
+    "an error event": ((ROLE, event({"error": {"message": "overloaded"}}), DONE), "PROVIDER_ERROR"),
+    "cut before a token": ((ROLE, CLOSE), "PROVIDER_ERROR"),
+    "aborted": ((ROLE, chunk(finish="abort"), chunk(usage=(5, 0)), DONE), "PROVIDER_ERROR"),
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_before_the_first_token(trio: Trio, backend: FakeAppBackend, fault: str, stream: bool) -> None:
+    gw, providers = trio
+    script, code = FAULTS[fault]
+    app, prompt = await gw.app(backend), plays(providers, script, tokens("two", usage=(7, 3)))
+    counter = f'gateway_provider_failovers_total{{code="{code}",provider="one"}}'
+    before = await metric(gw, counter)
+    if stream:
+        async with app.stream(prompt) as source:
+            request_id = source.response.headers["X-Request-Id"]
+            events = [each async for each in source.aiter_sse()]
+        assert (text_of(events), ended(events)["usage"]) == ("two", {"inputTokens": 7, "outputTokens": 3})
+    else:
+        response = await app.ask(prompt)
+        request_id = response.headers["X-Request-Id"]
+        assert answered(response)["text"] == "two"
+    assert asked(providers, prompt) == [1, 1, 0]
+    assert await app.account.settled() == 7 * 150 + 3 * 600, "the failed attempt costs nothing"
+    row = await logged(app, request_id)
+    assert [(each["provider"], each["code"]) for each in row["attempts"]] == [("one", code), ("two", "")]
+    assert (row["provider"], row["code"], row["nanoEuro"]) == ("two", "", 7 * 150 + 3 * 600)
+    assert await metric(gw, counter) == before + 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_fault_of_the_request_ends_it(trio: Trio, backend: FakeAppBackend, status: int) -> None:
+    gw, providers = trio
+    app, prompt = await gw.app(backend), plays(providers, answer(status), tokens("two"))
+    for _ in range(4):
+        refused(await app.ask(prompt), 400, "PROVIDER_REFUSED")
+    assert asked(providers, prompt) == [4, 0, 0]
+    assert (await states(gw))["one"]["status"] == "operational", "it says nothing about the provider"
+    assert await app.account.settled() == 0
+
+
+async def test_nothing_is_sent_again_after_a_token(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app, prompt = await gw.app(backend), plays(providers, (ROLE, chunk("a"), 0.05, CLOSE), tokens("two"))
+    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+    reasoning = plays(providers, (ROLE, chunk(reasoning_content="hm"), 0.05, CLOSE), tokens("two"))
+    refused(await app.ask(reasoning), 502, "PROVIDER_ERROR")
+    assert asked(providers, prompt) == asked(providers, reasoning) == [1, 0, 0]
+
+
+async def test_three_attempts_at_most_and_the_last_code(
+    tmp_path_factory: pytest.TempPathFactory, trio: Trio, backend: FakeAppBackend
+) -> None:
+    gw, providers = trio
+    app, prompt = await gw.app(backend), plays(providers, answer(500), (CLOSE,), answer(402))
+    response = await app.ask(prompt)
+    refused(response, 503, "PROVIDER_QUOTA_EXHAUSTED")
+    assert asked(providers, prompt) == [1, 1, 1]
+    row = await logged(app, response.headers["X-Request-Id"])
+    assert [each["code"] for each in row["attempts"]] == [
+        "PROVIDER_ERROR",
+        "PROVIDER_UNREACHABLE",
+        "PROVIDER_QUOTA_EXHAUSTED",
+    ]
+    assert row["provider"] == "three"
+    assert await app.account.settled() == 0
+
+
+async def test_keep_alives_go_on_over_a_failover(
+    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
+) -> None:
+    settings = {**HASTY, "GATEWAY_KEEP_ALIVE": "0.3"}
+    async with several_providers(tmp_path_factory.mktemp("slow"), SOON, **settings) as (gw, providers):
+        app, prompt = await gw.app(backend), plays(providers, (HANG,), (0.5, *tokens("two")))
+        async with app.stream(prompt) as source:
+            lines = [line async for line in source.response.aiter_lines()]
+        assert lines.count(": keep-alive") >= 2
+        assert 'data: {"token":"two"}' in lines
+        assert lines.index(": keep-alive") < lines.index('data: {"token":"two"}')
+
+
+async def test_the_total_time_includes_all_attempts(
+    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
+) -> None:
+    settings = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1,idle=5,total=2"}
+    async with several_providers(tmp_path_factory.mktemp("total"), SOON, **settings) as (gw, providers):
+        app, prompt = await gw.app(backend), plays(providers, (HANG,), (ROLE, HANG), tokens("three"))
+        began = time.monotonic()
+        refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+        assert time.monotonic() - began < 2 + 1
+        assert asked(providers, prompt) == [1, 1, 0], "no time was left for the third"
+
+
+@pytest.mark.parametrize("gate", ["file", "switch", "suspension", "all disabled"])
+async def test_the_gates_are_checked_before_another_attempt(trio: Trio, backend: FakeAppBackend, gate: str) -> None:
+    gw, providers = trio
+    go = asyncio.Event()
+    app, prompt = await gw.app(backend), plays(providers, (go, *answer(500)), tokens("two"))
+    request = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: providers[0].asked(prompt))
+    status, code = 503, "INFERENCE_DISABLED"
+    try:
+        if gate == "file":
+            gw.off_file.touch()
+        elif gate == "switch":
+            await gw.switch(enabled=False)
+        elif gate == "suspension":
+            status, code = 403, "APP_SUSPENDED"
+            await gw.platform("PUT", f"apps/{app.name}/suspension", {"reason": "test"})
+        else:
+            for name in ("one", "two", "three"):
+                await gw.platform("PUT", f"providers/{name}", {"enabled": False})
+        await asyncio.sleep(0.3)
+        go.set()
+        refused(await request, status, code)
+    finally:
+        gw.off_file.unlink(missing_ok=True)
+    assert asked(providers, prompt) == [1, 0, 0]
+
+
+async def test_a_browser_that_left_is_not_served_by_another(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app, prompt = await gw.app(backend), plays(providers, (0.3, *answer(500)), tokens("two"))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.15):
+            await app.ask(prompt)
+    await asyncio.sleep(0.5)
+    assert asked(providers, prompt) == [1, 0, 0]
+
+
+# -- health ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_provider_that_is_down_is_passed_over_until_a_probe_succeeds(
+    trio: Trio, backend: FakeAppBackend
+) -> None:
+    gw, providers = trio
+    app = await gw.app(backend)
+    providers[0].models_status = 500
+    prompt = plays(providers, answer(500), tokens("two"))
+    for _ in range(3):
+        assert answered(await app.ask(prompt))["text"] == "two"
+
+    async def becomes(status: str) -> bool:
+        return (await states(gw))["one"]["status"] == status
+
+    await wait_until(lambda: becomes("provider-unreachable"))
+    count = len(providers[0].asked(prompt))
+    for _ in range(5):
+        assert answered(await app.ask(prompt))["text"] == "two"
+    assert len(providers[0].asked(prompt)) == count
+    assert (await app.account.get("/capabilities")).json()["managedInferenceStatus"] == "operational"
+    assert (await states(gw))["two"]["status"] == "operational"
+    providers[0].models_status = 200
+    await wait_until(lambda: becomes("operational"))
+    assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
+
+
+async def test_a_provider_without_quota_gets_a_trial(trio: Trio, backend: FakeAppBackend) -> None:
+    """GET /models says nothing about a quota: now and then a request goes there first."""
+    gw, providers = trio
+    app = await gw.app(backend)
+    prompt = plays(providers, answer(402), tokens("two"))
+    assert answered(await app.ask(prompt))["text"] == "two"
+
+    async def is_passed_over() -> bool:
+        return (await states(gw))["one"]["status"] == "quota-exhausted"
+
+    await wait_until(is_passed_over)
+    before = len(providers[0].asked(prompt))
+    ends = time.monotonic() + 3.5
+    while time.monotonic() < ends:
+        assert answered(await app.ask(prompt))["text"] == "two"
+        await asyncio.sleep(0.05)
+    trials = len(providers[0].asked(prompt)) - before
+    assert 1 <= trials <= 4, "about one for each interval"
+    prompt = plays(providers, tokens("one"), tokens("two"))
+
+    async def is_back() -> bool:
+        await app.ask(prompt)
+        return not await is_passed_over()
+
+    await wait_until(is_back)
+    assert answered(await app.ask(prompt))["text"] == "one"
+
+
+async def test_when_none_is_healthy_all_are_tried_in_order(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app = await gw.app(backend)
+    for provider in providers:
+        provider.models_status = 500
+    prompt = plays(providers, answer(500), answer(500), answer(500))
+    for _ in range(4):
+        refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
+
+    async def are_down() -> bool:
+        return {row["status"] for row in (await states(gw)).values()} == {"provider-unreachable"}
+
+    await wait_until(are_down)
+    document = (await app.account.get("/capabilities")).json()
+    assert document["managedInferenceStatus"] == "provider-unreachable"
+    assert document["platform"]["features"]["managedInference"]
+    prompt = plays(providers, answer(500), answer(500), tokens("three"))
+    assert answered(await app.ask(prompt))["text"] == "three"
+    assert asked(providers, prompt) == [1, 1, 1]
+
+
+async def test_a_new_key_in_the_file_brings_a_provider_back(
+    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
+) -> None:
+    folder = tmp_path_factory.mktemp("keys")
+    constants = {**SOON, "gateway.inference.health.PROBE_INTERVAL_SECONDS": 60}
+    async with several_providers(folder, constants, **HASTY) as (gw, providers):
+        app = await gw.app(backend)
+        (folder / "one.key").write_text("wrong")
+        await asyncio.sleep(1.5)
+        providers[0].models_status = 401
+        assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "two"
+
+        async def status(expected: str) -> bool:
+            return (await states(gw))["one"]["status"] == expected
+
+        await wait_until(lambda: status("misconfigured"))
+        providers[0].models_status = 200
+        (folder / "one.key").write_text(providers[0].key)
+        await wait_until(lambda: status("operational"), 5)
+        assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
+
+
+# -- operators -------------------------------------------------------------------------------------------------
+
+
+async def test_a_disabled_provider_is_not_asked_and_its_streams_go_on(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app = await gw.app(backend)
+    go = asyncio.Event()
+    prompt = plays(providers, (ROLE, chunk("a"), go, *tokens("b")[1:]), tokens("two"))
+    running = asyncio.create_task(app.events(prompt))
+    await wait_until(lambda: providers[0].asked(prompt))
+    response = await gw.platform("PUT", "providers/one", {"enabled": False})
+    assert response.status_code == 200
+    row = response.json()
+    assert row.keys() == {"name", "region", "models", "enabled", "status", "permits", "attempts", "failovers"}
+    assert (row["name"], row["region"], row["enabled"], row["status"]) == ("one", "fr-par", False, "operational")
+    assert row["permits"].keys() == {"limit", "used", "waiting"}
+    assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "two"
+    go.set()
+    assert text_of(await running) == "ab"
+    refused(await gw.platform("PUT", "providers/four", {"enabled": False}), 404, "NOT_FOUND")
+    refused(await gw.platform("PUT", "providers/one", {}), 400, "REQUEST_MALFORMED")
+    await gw.platform("PUT", "providers/one", {"enabled": True})
+    assert answered(await app.ask(plays(providers, tokens("one"), tokens("two"))))["text"] == "one"
+    trail = (await gw.platform("GET", "audit")).text
+    assert "switch_provider" in trail
+
+
+async def test_with_all_disabled_it_is_as_if_the_switch_were_off(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, _ = trio
+    app = await gw.app(backend)
+    for name in ("one", "two", "three"):
+        await gw.platform("PUT", f"providers/{name}", {"enabled": False})
+    refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+    document = (await app.account.get("/capabilities")).json()
+    assert document["managedInferenceStatus"] == "disabled"
+    await gw.platform("PUT", "inference", {"enabled": True})
+    assert not (await states(gw))["one"]["enabled"], "the switch of inference leaves those of the providers"
+
+
+# -- permits ---------------------------------------------------------------------------------------------------
+
+
+@module_fixture
+async def narrow(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trio]:
+    """One permit at the first two providers each; the third serves another model only."""
+    fields = {
+        "one": {"concurrency": 1, "models": {"gpt-oss-120b": "gpt"}},
+        "two": {"concurrency": 1, "models": {"gpt-oss-120b": "gpt"}},
+        "three": {"concurrency": 1, "models": {"llama-3.3-70b-instruct": "llama"}},
+    }
+    folder = tmp_path_factory.mktemp("narrow")
+    async with several_providers(folder, SOON, fields=fields, **HASTY, GATEWAY_PROVIDER_WAIT="3") as trio:
+        yield trio
+
+
+def holds(go: asyncio.Event, word: str) -> list[Step]:
+    return [ROLE, chunk("a"), go, *tokens(word)[1:]]
+
+
+async def are_waiting(gw: Gateway, name: str, count: int) -> bool:
+    return await metric(gw, f'gateway_provider_waiting{{provider="{name}"}}') == count
+
+
+async def test_a_full_provider_is_passed_over_and_who_waits_takes_the_first_free_permit(
+    narrow: Trio, backend: FakeAppBackend
+) -> None:
+    gw, providers = narrow
+    app = await gw.app(backend)
+    ends = [asyncio.Event(), asyncio.Event()]
+    first = plays(providers, holds(ends[0], "one"))
+    second = plays(providers, tokens("one"), holds(ends[1], "two"))
+    held = [asyncio.create_task(app.events(first))]
+    await wait_until(lambda: providers[0].asked(first))
+    held.append(asyncio.create_task(app.events(second)))
+    await wait_until(lambda: providers[1].asked(second))
+    prompt = plays(providers, tokens("one"), tokens("two"))
+    waits = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: are_waiting(gw, "one", 1))
+    assert await are_waiting(gw, "two", 1)
+    ends[1].set()
+    assert answered(await waits)["text"] == "two"
+    await wait_until(lambda: are_waiting(gw, "one", 0))
+    ends[0].set()
+    assert [text_of(events) for events in await asyncio.gather(*held)] == ["aone", "atwo"]
+    for _ in range(3):
+        assert answered(await app.ask(plays(providers, tokens("one"))))["text"] == "one", "no permit was lost"
+
+
+async def test_waiting_requests_move_to_a_provider_that_is_enabled(narrow: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = narrow
+    app = await gw.app(backend)
+    await gw.platform("PUT", "providers/two", {"enabled": False})
+    go = asyncio.Event()
+    first = plays(providers, holds(go, "one"))
+    held = asyncio.create_task(app.events(first))
+    await wait_until(lambda: providers[0].asked(first))
+    waits = asyncio.create_task(app.ask(plays(providers, tokens("one"), tokens("two"))))
+    await wait_until(lambda: are_waiting(gw, "one", 1))
+    await gw.platform("PUT", "providers/two", {"enabled": True})
+    assert answered(await waits)["text"] == "two"
+    go.set()
+    await held
+
+
+async def test_waiting_requests_leave_a_provider_that_is_disabled(narrow: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = narrow
+    app, go = await gw.app(backend), asyncio.Event()
+    first = plays([providers[2]], holds(go, "three"))
+    held = asyncio.create_task(app.events(first, model="llama-3.3-70b-instruct"))
+    await gw.platform("PUT", "providers/one", {"enabled": False})
+    await gw.platform("PUT", "providers/two", {"enabled": False})
+    await wait_until(lambda: providers[2].asked(first))
+    waits = asyncio.create_task(app.ask("x", model="llama-3.3-70b-instruct"))
+    await wait_until(lambda: are_waiting(gw, "three", 1))
+    await gw.platform("PUT", "providers/three", {"enabled": False})
+    refused(await waits, 503, "INFERENCE_DISABLED")
+    go.set()
+    assert text_of(await held) == "athree"
+    for name in ("one", "two", "three"):
+        await gw.platform("PUT", f"providers/{name}", {"enabled": True})
+
+
+async def test_a_429_halves_the_limit_of_that_provider_alone(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app = await gw.app(backend)
+    assert answered(await app.ask(plays(providers, answer(429), tokens("two"))))["text"] == "two"
+
+    async def limits() -> list[int]:
+        return [row["permits"]["limit"] for row in (await states(gw)).values()]
+
+    await wait_until(limits, holds=lambda found: found[0] < 100 and found[1:] == [100, 100])
+
+
+async def test_metrics_and_the_request_line(trio: Trio, backend: FakeAppBackend) -> None:
+    gw, providers = trio
+    app = await gw.app(backend)
+    name = 'gateway_provider_attempts_total{outcome="%s",provider="%s"}'
+    before = [await metric(gw, name % pair) for pair in (("PROVIDER_ERROR", "one"), ("ok", "two"))]
+    rows = await states(gw)
+    assert answered(await app.ask(plays(providers, answer(500), tokens("two"))))
+    after = [await metric(gw, name % pair) for pair in (("PROVIDER_ERROR", "one"), ("ok", "two"))]
+    assert after == [each + 1 for each in before]
+    now = await states(gw)
+    assert now["one"]["failovers"] == rows["one"]["failovers"] + 1
+    assert now["two"]["attempts"] == rows["two"]["attempts"] + 1
+    assert json.dumps(now).count(providers[0].key) == 0
