@@ -12,8 +12,10 @@ from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
 from tests.browser.conftest import SOON
 from tests.browser.dashboard import withholding
 from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import answer, tokens
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
+from tests.support.providers import several_providers, states
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -456,3 +458,25 @@ async def test_the_new_views_are_accessible(inside: Page, gw: Gateway, backend: 
     for address in ("?period=24h", f"accounts/{app.account.id}", f"apps/{app.name}", "audit"):
         await open_view(inside, address)
         await assert_accessible(inside, EVERY_LOOK)
+
+
+async def test_providers_are_shown_and_switched(
+    browser: Browser, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async with several_providers(tmp_path_factory.mktemp("providers"), SOON) as (gw, providers):
+        app, prompt = await gw.app(backend), providers[0].plays(answer(500))
+        providers[1].plays(tokens("two"), prompt=prompt)
+        await app.ask(prompt)
+        async with visiting(browser, gw, logged_in=True) as page:
+            rows = page.locator("#providers tbody tr")
+            await expect(rows.nth(0)).to_contain_text("one fr-par")
+            await expect(rows.nth(0).locator(".badge").nth(1)).to_have_text("1")
+            await expect(rows.nth(2)).to_contain_text("Operational")
+            await rows.nth(0).get_by_role("button", name="Disable").click()
+            await page.get_by_role("dialog").get_by_label("Reason").fill("drill")
+            await page.get_by_role("dialog").get_by_role("button", name="Disable").click()
+            await expect(rows.nth(0).locator(".badge").first).to_have_text("Disabled")
+            assert not (await states(gw))["one"]["enabled"]
+            await rows.nth(0).get_by_role("button", name="Enable").click()
+            await page.get_by_role("dialog").get_by_role("button", name="Enable").click()
+            await expect(rows.nth(0).locator(".badge").first).to_have_text("Operational")

@@ -117,7 +117,7 @@ function provider(figures) {
 // A single provider has its figures above, and its switch is that of inference.
 function providers(rows) {
   put("providers", rows, () => rows.length > 1 && table(
-    ["Provider", "Status", "Requests", "Waiting", "Attempts", "Failovers", ""],
+    ["Provider", "Status", "In progress", "Waiting", "Attempts", "Failovers", ""],
     rows.map(({ name, region, enabled, status, permits, attempts, failovers }) => [
       [name, h("span", { class: "small quiet" }, ` ${region}`)],
       enabled ? badge(...STATUS[status]) : badge("Disabled"),
@@ -125,7 +125,7 @@ function providers(rows) {
       count(permits.waiting),
       count(attempts),
       failovers ? badge(count(failovers), "warn") : "–",
-      h("button", { type: "button", "data-provider": name, "data-focus": `provider-${name}`, "data-open": enabled }, enabled ? "Disable" : "Enable"),
+      h("button", { type: "button", "data-provider": name, "data-focus": `provider-${name}`, "data-open": `${enabled}` }, enabled ? "Disable" : "Enable"),
     ]),
   ));
 }
