@@ -30,6 +30,7 @@ LONG = (  # tests that `make test` leaves out
     "gateway/inference/test_availability_outages",
     "gateway/inference/test_handler_backbone",
     "gateway/inference/test_handler_chaos",
+    "gateway/inference/test_upstream",
     "gateway/test_app_cluster",
     "gateway/test_app_failover",
     "gateway/test_app_switchover",
