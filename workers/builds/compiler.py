@@ -26,7 +26,7 @@ from workers.builds.caches import BuildCaches
 from workers.builds.recognition import choose_build
 from workers.builds.registries import Registries
 from workers.hosting import archives, disk
-from workers.hosting.archives import BadArchive
+from workers.hosting.archive_files import BadArchive
 from workers.hosting.release_files import write_release_manifest
 from workers.hosting.releases import Releases, remove_folder
 from workers.hosting.rules import compile_rules

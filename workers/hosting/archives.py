@@ -1,36 +1,25 @@
 """Archives of releases in the storage: one compressed tar per release.
 
-A separate process packs and unpacks an archive, which leaves the worker's event loop free. An archive is unpacked only
-if its digest matches the deploy's record. Its names are checked too: nothing is written outside the folder or through a
-link. The links of a start command's files may lead anywhere. Files that are served contain no links.
+A separate process packs and unpacks an archive (`archive_files.py`), which leaves the worker's event loop free. An
+archive is unpacked only if its digest matches the deploy's record.
 """
 
 import asyncio
 import hashlib
 import os
 import sys
-import tarfile
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.serving import ReleaseArchive
-from workers.hosting.compression import compress_files
+from workers.hosting.archive_files import RECORD, BadArchive
 
 PACK_SECONDS = 300.0
 ARCHIVE_BYTES = 2_147_483_648  # at most: the size of the largest unpacked release
-COMPRESSION_LEVEL = 1  # most files of a release are already compressed, or small
 FOLDER, SUFFIX = "archives/", ".tar.gz"
-FILES = "files"  # the folder of a release with files that are served
-RECORD = "archive"  # the file of a release that identifies its archive
-# Files of a release that belong to one host.
-HOST_FILES = {"size", "environment", "url", "sock", "asleep", RECORD}
-
-
-class BadArchive(Exception):
-    """The archive is damaged, or cannot be packed or unpacked."""
 
 
 def archive_key(app_id: str, deploy_id: str) -> str:
@@ -76,7 +65,7 @@ def _measure(path: Path) -> ReleaseArchive:
 # Not `-m`: an installed service adds the folder of its packages only to its own path.
 _PROCESS = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
-    " from workers.hosting.archives import main; main()"
+    " from workers.hosting.archive_files import main; main()"
 )
 
 
@@ -98,48 +87,3 @@ async def _run(action: str, source: Path, target: Path) -> None:
     if process.returncode:
         lines = error.decode(errors="replace").strip().splitlines()
         raise BadArchive(f"{action}: {lines[-1][:200] if lines else process.returncode}")
-
-
-# -- in the separate process ---------------------------------------------------------------------------------
-
-
-def _pack(release: Path, target: Path) -> None:
-    with tarfile.open(target, "w:gz", compresslevel=COMPRESSION_LEVEL, format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(os.listdir(release)):
-            if name not in HOST_FILES:
-                tar.add(release / name, name)
-
-
-def _unpack(source: Path, folder: Path) -> None:
-    links: set[PurePosixPath] = set()
-    files: set[PurePosixPath] = set()
-    os.umask(0o022)
-    with tarfile.open(source, "r:gz") as tar:
-        if hasattr(tarfile, "fully_trusted_filter"):  # the checks below are stricter, except for the targets of links
-            tar.extraction_filter = tarfile.fully_trusted_filter
-        for member in tar:
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts or links.intersection((path, *path.parents)):
-                raise BadArchive("the archive contains a name that leaves its folder")
-            if member.issym():
-                if path.parts[:1] == (FILES,):
-                    raise BadArchive("the archive contains a link among the files that are served")
-                links.add(path)
-            elif member.islnk():
-                if PurePosixPath(member.linkname) not in files:
-                    raise BadArchive("the archive contains a link to a file outside it")
-            elif member.isfile():
-                files.add(path)
-            elif not member.isdir():
-                raise BadArchive("the archive contains an entry that is not a file, a folder or a link")
-            member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
-            tar.extract(member, folder)
-
-
-def main() -> None:
-    sys.setrecursionlimit(10_000)  # `tarfile` and `os.walk` recurse, and a path has at most half as many folders
-    try:
-        actions = {"compress": lambda release, _: compress_files(release), "pack": _pack, "unpack": _unpack}
-        actions[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
-    except Exception as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -31,7 +31,8 @@ from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.hosting import archives, caddy, disk
 from workers.hosting.applier import Target
-from workers.hosting.archives import ARCHIVE_BYTES, BadArchive
+from workers.hosting.archive_files import BadArchive
+from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.ownership import Owner
 from workers.hosting.release_files import ENVIRONMENT_FILE, MANIFEST_FILE, read_release_manifest, write_url
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.hosting.archives import BadArchive, ReleaseArchive, pack, read_record, unpack, write_record
+from gateway.deploys.serving import ReleaseArchive
+from workers.hosting.archive_files import BadArchive
+from workers.hosting.archives import pack, read_record, unpack, write_record
 
 
 @pytest.fixture
