@@ -99,7 +99,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     build_registries: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     trust_builds: bool = False  # for development: builds and start commands run without a sandbox
     account_disk: int = 10_240  # MiB for the releases of an account
-    build_cache: int = 512  # MiB for what the builds of an app have downloaded, on each builder; 0: nothing is kept
+    build_cache: int = 512  # MiB for the cache of an app's builds, on each builder; 0: nothing is kept
     app_sleep: dict[str, float] = msgspec.field(  # seconds without a request, by plan; other plans never sleep
         default_factory=lambda: {"free": 900.0}
     )

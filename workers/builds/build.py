@@ -17,11 +17,11 @@ from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP, Command, Sandbox,
 
 LIMITS = SandboxLimits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
 AUTHORITIES = "/etc/capsule/authorities.pem"
-CACHE = "home/.cache"  # of the build's folder: what stays until the app's next build (`caches.py`)
+RUN = (Path(__file__).parent / "run.sh").read_text()
 # Where package managers keep what they have downloaded, if they do not use `~/.cache` anyway, as pip and uv do.
 DOWNLOADS = {
     "NPM_CONFIG_CACHE": f"{HOME}/.cache/npm",
-    "NPM_CONFIG_STORE_DIR": f"{HOME}/.cache/pnpm",
+    "PNPM_HOME": f"{HOME}/.cache/pnpm",
     "YARN_CACHE_FOLDER": f"{HOME}/.cache/yarn",
 }
 WORLD = {"home": HOME, "data": DATA, "tmp": TMP}  # of a build: its folders beside the source; none of them is kept
@@ -59,7 +59,7 @@ async def run_build_command(
         environment["VITE_SERVICE_AI_URL"] = ai_url
     outcome = await sandbox.run(
         Command(
-            arguments=["sh", "-c", command],
+            arguments=["sh", "-c", RUN, "sh", command],
             folder=Path(APP),
             places={folder / "source": APP, **{folder / name: place for name, place in WORLD.items()}, **seen},
             environment=environment,

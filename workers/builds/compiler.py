@@ -97,8 +97,7 @@ class Compiler:
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
                     origin = f"{job.app.account} {await self._find_clearing(job.app)}"
-                    (folder / build.CACHE).parent.mkdir(mode=0o700)
-                    if await self.caches.copy(job.app.id, origin, folder / build.CACHE, uid):
+                    if await self.caches.copy(job.app.id, origin, folder, uid):
                         job.write_line("Using the packages that the last deploy downloaded")
                     await build.run_build_command(
                         self._sandbox,
@@ -111,7 +110,7 @@ class Compiler:
                         registries=self._registries,
                     )
                     if job.deploy.kind == "live":
-                        await self.caches.set_aside(job.deploy.id, origin, folder / build.CACHE)
+                        await self.caches.set_aside(job.deploy.id, origin, folder)
                 runs = spec.start is not None
                 output = "." if runs else spec.output
                 await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)

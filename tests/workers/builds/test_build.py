@@ -47,7 +47,7 @@ async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path
         "CI": "true",
         **BASE_ENVIRONMENT,
         "NPM_CONFIG_CACHE": "/home/app/.cache/npm",
-        "NPM_CONFIG_STORE_DIR": "/home/app/.cache/pnpm",
+        "PNPM_HOME": "/home/app/.cache/pnpm",
         "YARN_CACHE_FOLDER": "/home/app/.cache/yarn",
     }
     assert seen == expected | ({"VITE_SERVICE_AI_URL": ai_url} if ai_url else {})
