@@ -8,12 +8,14 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from gateway.deploys import manifest
+from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.states import DeployError
 from workers.builds.registries import PUBLIC, Registries
 from workers.hosting.links import replace_link
 from workers.hosting.releases import remove_folder
 from workers.sandbox.output import make_concealer
 from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP, Command, Sandbox, SandboxLimits
+from workers.sandbox.versions import choose_versions
 
 LIMITS = SandboxLimits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
 AUTHORITIES = "/etc/capsule/authorities.pem"
@@ -53,7 +55,10 @@ async def run_build_command(
     authorities = await asyncio.to_thread(registries.write_authorities, folder)
     seen = {Path(authorities): AUTHORITIES} if authorities else {}
     trusted = registries.make_environment(AUTHORITIES if authorities else "")
-    environment = {**sandbox.environment, "CI": "true", **DOWNLOADS, **trusted, **variables}
+    versions = await asyncio.to_thread(choose_versions, SourceFolder(folder / "source"), sandbox.tools)
+    for line in versions.lines:
+        write_line(line)
+    environment = {**sandbox.prepend_path(versions.folders), "CI": "true", **DOWNLOADS, **trusted, **variables}
     environment |= {"HOME": HOME, "TMPDIR": TMP, "DATA_DIR": DATA}
     if ai_url is not None:
         environment["VITE_SERVICE_AI_URL"] = ai_url

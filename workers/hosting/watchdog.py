@@ -30,6 +30,7 @@ import structlog
 
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.monitors.crashes import MAX_LINES
 from workers.hosting.data import DataHeld, find_data
@@ -52,6 +53,7 @@ from workers.sandbox.sandbox import (
     SandboxLimits,
     read_outcome,
 )
+from workers.sandbox.versions import choose_versions
 
 
 def start_time(pid: int) -> int | None:
@@ -373,6 +375,7 @@ class Watchdog:
     def _command(
         self, release: Path, places: Mapping[Path, str], write: list[Path], variables: Mapping[str, str]
     ) -> Command:
+        versions = choose_versions(SourceFolder(release / "app"), self._sandbox.tools)
         return Command(
             # The shell ignores SIGTERM, but its children do not. If the shell ended first, they would be killed at
             # once.
@@ -380,7 +383,7 @@ class Watchdog:
             folder=Path(APP),
             places=places,
             environment={
-                **self._sandbox.environment,
+                **self._sandbox.prepend_path(versions.folders),
                 "NODE_ENV": "production",
                 **variables,
                 **read_url(release),

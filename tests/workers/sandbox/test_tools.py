@@ -76,3 +76,24 @@ async def test_builds_find_nodejs_and_npm(room: Room) -> None:
     assert (await room.run("node -p 'process.versions.node'; HOME=$PWD npm --version")).ok, room.lines
     assert tuple(map(int, room.lines[0].split(".")[:2])) >= tools.OLDEST_NODE
     assert room.lines[1][0].isdigit()
+
+
+def test_other_versions_on_the_path_are_listed(tmp_path: Path) -> None:
+    first, second = program(tmp_path / "first", "node", "v24.1.0"), program(tmp_path / "second", "node", "v20.20.2")
+    program(first, "python3", "Python 3.11.2")
+    program(first, "python3.11", "Python 3.11.2")
+    program(second, "python3.12", "Python 3.12.4")
+    program(second, "python3.13", "command not found")
+    program(second, "python3.12-config", "Python 3.12.4")
+    folders = [str(first), str(second)]
+    found = tools.find_versions(folders, tmp_path / "tools")
+    made = found[-1].folder
+    assert Path(made).is_relative_to(tmp_path / "tools")
+    assert found == [
+        tools.Tool("Node.js", "24.1.0", str(first)),
+        tools.Tool("Node.js", "20.20.2", str(second)),
+        tools.Tool("Python", "3.11.2", str(first)),
+        tools.Tool("Python", "3.12.4", made),
+    ]
+    assert subprocess.check_output([f"{made}/python3"], text=True) == "Python 3.12.4\n"
+    assert tools.find_versions(folders, tmp_path / "tools") == found
