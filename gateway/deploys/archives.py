@@ -8,7 +8,8 @@ a link, devices, or more than the limits allow. The target of a link may contain
 up from real folders. After a name, `..` would go up from the target of the link with that name. A zip is refused
 besides if two programs could unpack it differently: for two entries of one name, a backslash in a name, any link.
 
-What macOS and Windows add to folders is not unpacked. If a single folder is left at the top, its content is the source.
+What macOS and Windows add to folders is not unpacked. If a single folder is left at the top, its content is the source,
+unless that folder is what the app serves.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-PAGE = "index.html"
+PAGE, MANIFEST = "index.html", "capsule.toml"
 ADDED_NAMES, ADDED_PREFIX = {"__MACOSX", ".DS_Store", "Thumbs.db"}, "._"  # by macOS and Windows
 ENCRYPTED = 0x1 | 0x40 | 0x2000  # flags of a zip's entry: encrypted, strongly, and its header too
 UTF8 = 0x800  # the flag of a name in UTF-8
@@ -42,14 +43,17 @@ class Refused(Exception):
 # -- tar.gz --------------------------------------------------------------------------------------------------
 
 
-def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int) -> None:
-    """Unpacks the tar.gz into the folder. Raises Refused."""
+def unpack(archive: BinaryIO, folder: str, max_files: int, max_bytes: int, output: str = "") -> None:
+    """Unpacks the tar.gz into the folder. Raises Refused.
+
+    `output`: the folder of the source that is served as it is.
+    """
     try:
         with gzip.open(archive) as plain:
             _extract(plain, folder, max_files, max_bytes)
             while plain.read(65_536):  # read up to the checksum at the end, which `tarfile` ignores
                 pass
-        _unwrap_folder(folder)
+        _unwrap_folder(folder, output)
     except Refused:
         raise
     except Exception as error:  # of any kind, because the bytes come from a customer
@@ -86,10 +90,13 @@ def _is_added(path: PurePosixPath) -> bool:
     return any(part in ADDED_NAMES or part.startswith(ADDED_PREFIX) for part in path.parts)
 
 
-def _unwrap_folder(folder: str) -> None:
-    """Moves the content of the only folder at the top to the top."""
+def _unwrap_folder(folder: str, output: str) -> None:
+    """Moves the content of the only folder at the top to the top, unless the output would no longer be there."""
     names = os.listdir(folder)
     if len(names) != 1 or not stat.S_ISDIR(os.lstat(os.path.join(folder, names[0])).st_mode):
+        return
+    is_source = any(os.path.lexists(os.path.join(folder, names[0], name)) for name in (MANIFEST, output))
+    if output and PurePosixPath(output).parts[:1] == (names[0],) and not is_source:
         return
     # Under this name, it is in the way of no entry: the archive's own names of this kind are dropped.
     wrapper = os.path.join(folder, f"{ADDED_PREFIX}wrapper")
@@ -262,10 +269,13 @@ def _quote(name: str) -> str:
 
 
 def main(command: str, *arguments: str) -> None:
-    """Unpacks standard input, or packs it to standard output: `unpack`, `tar`, `zip` or `page`, and the limits."""
-    max_files, max_bytes = map(int, arguments)
+    """Unpacks standard input, or packs it to standard output: `unpack`, `tar`, `zip` or `page`, and the limits.
+
+    `unpack` may be followed by the folder that is served.
+    """
+    max_files, max_bytes = map(int, arguments[:2])
     if command == "unpack":  # the sandbox has limits of its own
-        return unpack(sys.stdin.buffer, ".", max_files, max_bytes)
+        return unpack(sys.stdin.buffer, ".", max_files, max_bytes, *arguments[2:])
     _limit_process(max_bytes)
     source, target = sys.stdin.buffer, sys.stdout.buffer
     match command:

@@ -146,7 +146,9 @@ class Compiler:
             archive, key = folder / "source.tar.gz", Sources.key(deploy.appId, deploy.source)
             if not await until_storage_answers(lambda: storage.fetch_object(self._storage, key, archive, SOURCE_BYTES)):
                 raise DeployError("the stored source was removed; publish it again")
-            await source.unpack(self._sandbox, uid, folder, archive, job.write_line)
+            own = job.app.build
+            served = own.output if own and not own.command and own.start is None else ""
+            await source.unpack(self._sandbox, uid, folder, archive, job.write_line, output=served)
             return
         if job.app.repository is None:
             raise DeployError("the app no longer has a repository; connect one, or publish its source")

@@ -336,8 +336,12 @@ async def unpack(
     archive: Path,
     write_line: Callable[[str], None],
     limits: SandboxLimits = LIMITS,
+    output: str = "",
 ) -> None:
-    """Unpacks the archive into the build's `source` folder. Raises DeployError."""
+    """Unpacks the archive into the build's `source` folder. Raises DeployError.
+
+    `output`: the folder of the source that is served as it is; an archive may contain it alone.
+    """
     last = ""
 
     def add_line(line: str) -> None:
@@ -353,7 +357,7 @@ async def unpack(
         source = _make_source_folder(sandbox, uid, build)
         command = Command(
             program=ARCHIVES,
-            arguments=["unpack", str(ARCHIVE_FILES), str(ARCHIVE_BYTES)],
+            arguments=["unpack", str(ARCHIVE_FILES), str(ARCHIVE_BYTES), output],
             folder=source,
             environment=sandbox.environment,
             write=[source],

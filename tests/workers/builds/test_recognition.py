@@ -122,3 +122,11 @@ async def test_the_output_of_a_recognized_start_command(host: Host) -> None:
     other = await host.app()
     await host.over(await host.publish(other, {"index.html": TEXT}))
     assert (await host.account.call("GET", f"/account/apps/{other}/logs")).status_code == 404
+
+
+async def test_a_published_output_folder_is_served(host: Host) -> None:
+    app = await host.app(build={"output": "dist"})
+    for files in ({"dist/index.html": TEXT}, {"site/dist/index.html": TEXT}):
+        deploy = await host.over(await host.publish(app, files))
+        assert deploy["state"] == "live", deploy["log"]
+        assert await host.page(app) == TEXT

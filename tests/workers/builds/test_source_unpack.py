@@ -179,3 +179,23 @@ async def test_what_systems_add_is_dropped_and_a_single_folder_is_the_source(
 ) -> None:
     found = await unpack(room, packed(*members))
     assert sorted(str(path.relative_to(found)) for path in found.rglob("*")) == names
+
+
+@pytest.mark.parametrize(
+    ("output", "paths", "names"),
+    [
+        ("dist", ["dist/a/b"], ["dist", "dist/a", "dist/a/b"]),
+        ("dist/browser", ["dist/browser/a"], ["dist", "dist/browser", "dist/browser/a"]),
+        ("./dist/", ["dist/a"], ["dist", "dist/a"]),
+        ("dist", ["dist/dist/a"], ["dist", "dist/a"]),
+        ("dist", ["dist/capsule.toml", "dist/a"], ["a", "capsule.toml"]),
+        ("dist", ["site/dist/a"], ["dist", "dist/a"]),
+        ("dist", ["distant/a"], ["a"]),
+        (".", ["dist/a"], ["a"]),
+    ],
+)
+async def test_a_single_folder_that_is_served_stays(
+    room: Room, output: str, paths: list[str], names: list[str]
+) -> None:
+    found = await unpack(room, packed(*map(member, paths)), output=output)
+    assert sorted(str(path.relative_to(found)) for path in found.rglob("*")) == names
