@@ -342,8 +342,13 @@ def _recognize_django(files: Files) -> Recognition | None:
     if found is None:
         raise Unrecognizable(f"{MANAGE} does not set DJANGO_SETTINGS_MODULE")
     project, settings = _Python(files), found[1].split(".")
-    command = project.install("gunicorn")
-    if any(re.search(r"^STATIC_ROOT\s*=", text, re.MULTILINE) for text in _read_settings(files, settings)):
+    command, texts = project.install("gunicorn"), [*_read_settings(files, settings)]
+    if re.findall(r"^[^#\n]*\bALLOWED_HOSTS\b[^\r\n]*", "\n".join(texts), re.MULTILINE) == ["ALLOWED_HOSTS = []"]:
+        raise Unrecognizable(
+            f"ALLOWED_HOSTS of {found[1]} is empty, so Django answers no visitor: set it to"
+            ' [urlsplit(os.environ["APP_URL"]).hostname], and see what else the documentation of Django projects names'
+        )
+    if any(re.search(r"^STATIC_ROOT\s*=", text, re.MULTILINE) for text in texts):
         command += f" && {PYTHON} {MANAGE} collectstatic --noinput"
     start = f"{PYTHON} {MANAGE} migrate --noinput && exec {GUNICORN.format(app=f'{settings[0]}.wsgi')}"
     return Recognition("Django", MANAGE, Build(command, start=start), project.name)

@@ -36,6 +36,12 @@ def package(*dependencies: str, **more: Any) -> str:
     return json.dumps({"dependencies": dict.fromkeys(dependencies, "*"), **more})
 
 
+DJANGO = {
+    "requirements.txt": "django",
+    "manage.py": "import django, os\nos.environ.setdefault('DJANGO_SETTINGS_MODULE', 'shop.settings')",
+}
+
+
 # -- rules ---------------------------------------------------------------------------------------------------
 
 
@@ -98,6 +104,12 @@ def test_a_tool_that_is_built_on_another_one_comes_first(
 ) -> None:
     text = package(scripts={"build": "x", "start": "y"}, devDependencies=dict.fromkeys(dependencies, "*"))
     assert write(folder, {"package.json": text}).rule == rule
+
+
+@pytest.mark.parametrize("more", ["ALLOWED_HOSTS += [HOST]", "if HOST:\n    ALLOWED_HOSTS.append(HOST)"])
+def test_django_settings_may_fill_the_allowed_hosts_later(folder: Path, more: str) -> None:
+    files = {**DJANGO, "shop/settings.py": f"ALLOWED_HOSTS = []\n{more}\n"}
+    assert write(folder, files).rule == "Django"
 
 
 def test_a_django_project_may_build_its_pages_with_vite(folder: Path) -> None:
@@ -286,6 +298,10 @@ def test_where_a_python_app_is_defined(folder: Path, files: dict[str, str], app:
         ({"requirements.txt": "flask", "server.py": "app = 1"}, "no app or create_app is defined in main.py, app.py"),
         ({"manage.py": "import django"}, "there is no requirements.txt or pyproject.toml"),
         ({"manage.py": "import django", "requirements.txt": "django"}, "does not set DJANGO_SETTINGS_MODULE"),
+        (
+            {**DJANGO, "shop/settings.py": "# ALLOWED_HOSTS\nALLOWED_HOSTS = []\n"},
+            "ALLOWED_HOSTS of shop.settings is empty",
+        ),
     ],
 )
 def test_what_is_missing_is_named(folder: Path, files: dict[str, str], reason: str) -> None:
