@@ -91,5 +91,13 @@ PROJECTS = [
         start=UVICORN.format("main:app"),
         file="pyproject.toml",
     ),
+    Project(
+        "poetry",
+        "Flask",
+        "python3 -m venv .venv && python3 -m venv ~/poetry && ~/poetry/bin/pip install poetry &&"
+        " POETRY_VIRTUALENVS_IN_PROJECT=true ~/poetry/bin/poetry install --only main && .venv/bin/pip install gunicorn",
+        start=f"{GUNICORN} 'wsgi:create_app()'",
+        file="pyproject.toml",
+    ),
     Project("static", "static files", "", ".", file=""),
 ]

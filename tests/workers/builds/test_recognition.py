@@ -53,7 +53,7 @@ async def host(deployment: Host) -> AsyncIterator[Host]:
 
 # These take long and differ little from others, so that only `make test-frameworks` builds them.
 SELDOM_BUILT = {"angular", "create-react-app", "next-export", "node-with-build", "nuxt", "react-router", "remix"}
-SELDOM_BUILT |= {"starlette", "vite-without-script", "vue-cli"}
+SELDOM_BUILT |= {"poetry", "starlette", "vite-without-script", "vue-cli"}
 LEFT_OUT = UNBUILDABLE if "EVERY_FRAMEWORK" in os.environ else {*UNBUILDABLE, *SELDOM_BUILT}
 BUILT = [project for project in PROJECTS if project.folder not in LEFT_OUT]
 
