@@ -50,7 +50,7 @@ WORKDIR /var/lib/capsule
 FROM service AS builder
 # git and Node.js are for builds; Caddy serves the apps; bubblewrap confines both.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends bubblewrap ca-certificates git \
+    && apt-get install -y --no-install-recommends bubblewrap ca-certificates git git-lfs \
     && apt-get clean && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/node /usr/local
 COPY --from=build /tmp/caddy/bin/caddy /usr/local/bin/caddy

@@ -13,6 +13,7 @@ PACKAGES = {
     "curl": "curl",
     "gcc": "gcc",
     "git": "git",
+    "git-lfs": "git-lfs",
     "go": "golang-go",
     "java": "default-jdk-headless",
     "nginx": "nginx-light",

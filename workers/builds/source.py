@@ -2,8 +2,9 @@
 their bytes come from a customer.
 
 git gets its own environment and configuration. It never prompts, runs no hooks, uses only the listed protocols, and
-connects only to the checked addresses, for submodules too. git reads the user name and password of a repository's
-address from a file of the build. They never appear in command lines, logs or errors.
+connects only to the checked addresses, for submodules too. Git LFS connects to the same port of any public address. git
+reads the user name and password of a repository's address from a file of the build. They never appear in command lines,
+logs or errors.
 """
 
 import asyncio
@@ -40,6 +41,11 @@ OPTIONS = ["--depth=1", "--single-branch", "--no-tags", "--no-recurse-submodules
 
 LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/v1\n", 1_024
 NAMED_POINTERS = 10
+# Without these settings, `git lfs pull` fetches the contents, and leaves the pointers.
+LFS_FILTERS = [
+    *("-c", "filter.lfs.clean=git-lfs clean -- %f", "-c", "filter.lfs.smudge=git-lfs smudge -- %f"),
+    *("-c", "filter.lfs.process=git-lfs filter-process", "-c", "filter.lfs.required=true"),
+]
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a file of a customer's
 
 CONFIGURATION = """\
@@ -131,6 +137,7 @@ async def clone(
         if not COMMIT.fullmatch(head.last):
             raise DeployError("the repository is empty; push a commit first")
         await git.fetch_submodules(remote)
+        await git.fetch_lfs(remote)
     finally:
         git.configuration.unlink(missing_ok=True)
     return head.last
@@ -216,6 +223,19 @@ class _Git:
                     raise DeployError(f"submodule {shown}: {done.failure or done.explain('')}")
             self._write_line(f"Submodule {shown}")
             await self.fetch_submodules(top, remote, shown, depth + 1)
+
+    async def fetch_lfs(self, remote: _Remote) -> None:
+        """Replaces the repository's pointers by their contents, which any public host may have.
+
+        What can't be fetched stays a pointer (`find_lfs_pointers`). Raises DeployError for more than the limits allow.
+        """
+        if not shutil.which("git-lfs", path=self._sandbox.environment["PATH"]):
+            return
+        if await asyncio.to_thread(find_lfs_pointers, self._source):
+            self._write_line("Fetching files from Git LFS")
+            done = await self.run(remote, *LFS_FILTERS, "lfs", "pull")
+            if done.failure:
+                raise DeployError(done.failure)
 
     async def _list_submodules(self, folder: str) -> list[tuple[str, str, str]]:
         """Returns name, path and URL of each."""

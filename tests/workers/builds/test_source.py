@@ -1,7 +1,10 @@
 import contextlib
+import hashlib
 import http.server
+import json
 import os
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.deploys.manifest import MAX_BYTES, ManifestError
+from tests.support.programs import require
 from tests.support.sandbox import Room
 from workers.builds import source
 from workers.builds.source import DeployError, check_git
@@ -45,6 +49,14 @@ class Repository:
         self.git("add", ".")
         self.git("commit", "--quiet", "--message", name)
         return self.git("rev-parse", "HEAD")
+
+    def commit_lfs(self, name: str, content: str) -> None:
+        """Commits the pointer of a file, and stores the content where Git LFS does."""
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        folder = self.folder / ".git" / "lfs" / "objects" / digest[:2] / digest[2:4]
+        folder.mkdir(parents=True)
+        (folder / digest).write_text(content)
+        self.commit(name, f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(content)}\n")
 
 
 @pytest.fixture
@@ -218,6 +230,45 @@ async def test_files_in_lfs_are_named(room: Room, repository: Repository) -> Non
     assert source.explain_lfs_pointers([]) == ""
 
 
+@pytest.fixture
+def photo(repository: Repository) -> str:
+    """The content of a file in LFS, in the repository."""
+    require("git-lfs")
+    content = "the photo\n" * 200
+    repository.commit(".gitattributes", "*.png filter=lfs -text\n")
+    repository.commit_lfs("photo.png", content)
+    return content
+
+
+async def test_files_in_lfs_are_fetched(room: Room, repository: Repository, photo: str) -> None:
+    with serving(lfs_over_http(repository)) as (port, seen):
+        await clone(room, f"http://me:secret@127.0.0.1:{port}/repository/.git")
+    assert set(seen) == {"Basic bWU6c2VjcmV0"}
+    assert (room.build / "source" / "photo.png").read_text() == photo, room.lines
+    assert source.find_lfs_pointers(room.build / "source") == []
+
+
+@pytest.mark.usefixtures("photo")
+async def test_a_repository_can_not_send_lfs_to_this_machine(room: Room, repository: Repository) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        repository.commit(".lfsconfig", f"[lfs]\n    url = http://127.0.0.1:{server.getsockname()[1]}/\n")
+        await clone(room, repository.url)
+        assert source.find_lfs_pointers(room.build / "source") == ["photo.png"]
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.mark.usefixtures("photo")
+async def test_files_in_lfs_may_be_too_large(room: Room, repository: Repository) -> None:
+    repository.commit_lfs("photo.png", "0" * 8 * MIB)
+    with serving(lfs_over_http(repository)) as (port, _):
+        url = f"http://127.0.0.1:{port}/repository/.git"
+        with contextlib.suppress(DeployError):  # if the keeper notices it first
+            await clone(room, url, limits=SandboxLimits(seconds=20, disk=3 * MIB))
+    assert source.find_lfs_pointers(room.build / "source") == ["photo.png"]
+
+
 def test_files_in_lfs_are_found_at_any_depth(deep_path: Path) -> None:
     subprocess.run(["sh", "-c", "mkdir -p $(printf 'd/%.0s' $(seq 1200)) e"], cwd=deep_path, check=True)
     (deep_path / "e" / "photo.png").write_bytes(source.LFS_POINTER)
@@ -307,6 +358,31 @@ def git_over_http(folder: Path) -> Callable[[http.server.BaseHTTPRequestHandler]
             request.send_header(*line.split(": ", 1))
         request.end_headers()
         request.wfile.write(rest)
+
+    return answer
+
+
+def lfs_over_http(repository: Repository) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    """Answers as `git_over_http`, and for Git LFS with the contents that the repository has stored."""
+    answer_git, objects = git_over_http(repository.folder.parent), repository.folder / ".git" / "lfs" / "objects"
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        folder, _, digest = request.path.partition("/info/lfs/objects/")
+        if not digest:
+            return answer_git(request)
+        if digest == "batch":
+            asked = json.loads(request.rfile.read(int(request.headers["Content-Length"])))["objects"]
+            base = f"http://{request.headers['Host']}{folder}/info/lfs/objects"
+            found = [{**each, "actions": {"download": {"href": f"{base}/{each['oid']}"}}} for each in asked]
+            content = json.dumps({"objects": found}).encode()
+        else:
+            content = (objects / digest[:2] / digest[2:4] / digest).read_bytes()
+        request.send_response(200)
+        request.send_header("Content-Type", "application/vnd.git-lfs+json")
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        with contextlib.suppress(OSError):  # it has had enough
+            request.wfile.write(content)
 
     return answer
 
