@@ -102,6 +102,39 @@ function createStep(made) {
   ];
 }
 
+// Projects to begin with: the section of the documentation of frameworks, and the command that writes one.
+const EXAMPLES = [
+  ["Vite", "vite-astro-and-other-static-sites", "npm create vite@latest"],
+  ["Astro", "vite-astro-and-other-static-sites", "npm create astro@latest"],
+  ["SvelteKit", "sveltekit", "npx sv create"],
+  ["Next.js", "nextjs", "npx create-next-app@latest"],
+  ["Nuxt", "nuxt-react-router-and-remix", "npm create nuxt@latest"],
+  ["Express", "express-and-other-nodejs-servers", "npm install express"],
+  ["FastAPI", "fastapi-and-starlette", "pip install fastapi"],
+  ["Django", "django", "django-admin startproject shop ."],
+];
+
+const examples = () =>
+  h(
+    "details",
+    {},
+    h("summary", { class: "small" }, "With an example or a project of yours"),
+    h(
+      "p",
+      { class: "quiet" },
+      "Run ",
+      h("code", {}, "capsule deploy"),
+      " in the project's folder. It recognizes the framework, and builds and publishes the project.",
+    ),
+    h(
+      "ul",
+      { class: "examples", "aria-label": "Examples" },
+      EXAMPLES.map(([name, section, command]) =>
+        h("li", {}, h("a", { href: `/docs/frameworks#${section}` }, name), h("code", { class: "small" }, command)),
+      ),
+    ),
+  );
+
 function publishStep(app, signal) {
   const upload = [
     `tar -czf - . | curl -X PUT ${location.origin}/account/apps/${app}/source \\`,
@@ -110,6 +143,7 @@ function publishStep(app, signal) {
   return [
     publishZone(() => app, signal),
     agentStep(),
+    examples(),
     h(
       "p",
       { class: "quiet" },
