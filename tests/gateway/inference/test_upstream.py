@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -533,3 +534,45 @@ async def test_metrics_and_the_request_line(trio: Trio, backend: FakeAppBackend)
     assert now["one"]["failovers"] == rows["one"]["failovers"] + 1
     assert now["two"]["attempts"] == rows["two"]["attempts"] + 1
     assert json.dumps(now).count(providers[0].key) == 0
+
+
+async def test_a_provider_that_is_disabled_while_the_gateway_connects_gets_nothing(
+    tmp_path_factory: pytest.TempPathFactory, backend: FakeAppBackend
+) -> None:
+    """Its queue of connections is full, so the gateway's connection waits until the test accepts the others."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as stack:
+        server.setblocking(False)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+        fields = {"one": {"url": f"http://127.0.0.1:{server.getsockname()[1]}/v1"}}
+        settings = {**HASTY, "GATEWAY_PROVIDER_TIMEOUTS": "connect=20,first=5,idle=5,total=60"}
+        async with several_providers(tmp_path_factory.mktemp("full"), SOON, fields=fields, **settings) as (
+            gw,
+            providers,
+        ):
+            app = await gw.app(backend)
+            request = asyncio.create_task(app.ask(plays(providers, tokens("one"), tokens("two"))))
+            await asyncio.sleep(0.5)
+            await gw.platform("PUT", "providers/one", {"enabled": False})
+            await asyncio.sleep(0.3)
+            assert not request.done()
+            accepted: list[socket.socket] = []
+            while not request.done():
+                with contextlib.suppress(TimeoutError):
+                    connection, _ = await asyncio.wait_for(loop.sock_accept(server), 0.2)
+                    accepted.append(stack.enter_context(connection))
+            response = await request
+            assert answered(response)["text"] == "two"
+            row = await logged(app, response.headers["X-Request-Id"])
+            assert [each["provider"] for each in row["attempts"]] == ["two"]
+            assert (await states(gw))["one"]["failovers"] == 0
+            received = []
+            for connection in accepted:
+                connection.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    received.append(connection.recv(1_000))
+            assert not any(received), "no request"
+            assert len(accepted) >= 2
