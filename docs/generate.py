@@ -1,7 +1,8 @@
 """Generates parts of the documentation from the code: `python -m docs.generate`.
 
-Writes the table of 429s in architecture.md from the errors and allowances, the tables of keyspace.md from the module
-that builds the keys, modules.md from the first line of each module, and the JSON schema of capsule.toml.
+Writes the table of 429s in architecture.md from the errors and allowances, the table of scopes in api.md, the
+tables of keyspace.md from the module that builds the keys, modules.md from the first line of each module, and the JSON
+schema of capsule.toml.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.accounts.access import CALLS, SCOPES, Call, Where, split
 from gateway.deploys.manifest import manifest_schema
 from gateway.errors import ServiceError
 
@@ -19,6 +21,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 TABLES = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
 LIMITS = re.compile(r"(<!-- limits -->\n).*(<!-- end of limits -->\n)", re.DOTALL)
+ACCESS = re.compile(r"(<!-- access -->\n).*(<!-- end of access -->\n)", re.DOTALL)
 MODULES = """# Modules
 
 This page lists every module of the service with the first line of its docstring. `python -m docs.generate` writes it,
@@ -34,6 +37,24 @@ def keyspace() -> str:
     tables = describe(ROOT / "gateway/keys.py")
     page = (DOCS / "keyspace.md").read_text()
     return TABLES.sub(lambda match: match[1] + "\n" + tables[tables.index("## ") :] + "\n\n" + match[2], page)
+
+
+def api() -> str:
+    page = (DOCS / "api.md").read_text()
+    heads = ["call", *SCOPES, "with `app`", "agents and command line"]
+    rows = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *(access_row(*each) for each in CALLS.items())]
+    table = "\n".join(rows)
+    return ACCESS.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
+
+
+def access_row(address: str, call: Call) -> str:
+    method, path = address.split()
+    confinable = call.where is not Where.ACCOUNT and call.right.scopes != {"full"}
+    marks = ["✓" if scope in call.right.scopes else "" for scope in SCOPES]
+    marks.append("✓" if confinable else "")
+    also = [f"`{tool}`" for tool in split(call.tools)] + [f"`capsule {name}`" for name in split(call.commands)]
+    target = re.sub(r"{(?:\w+_)?(\w+)}", r"<\1>", path)
+    return f"| `{method} {target}` | {' | '.join(marks)} | {', '.join(also)} |"
 
 
 def architecture() -> str:
@@ -98,6 +119,7 @@ def schema() -> str:
 
 if __name__ == "__main__":
     (DOCS / "capsule.schema.json").write_text(schema())
+    (DOCS / "api.md").write_text(api())
     (DOCS / "keyspace.md").write_text(keyspace())
     (DOCS / "architecture.md").write_text(architecture())
     (DOCS / "modules.md").write_text(modules())

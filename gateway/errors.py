@@ -279,9 +279,16 @@ class RateLimited(ServiceError):
     )
 
 
+class NotPermitted(ServiceError):
+    """The scope of the API key does not include the call, or the role of the member does not."""
+
+    status, code = 403, "NOT_PERMITTED"
+    message = "This API key does not include this call; use a key with a wider scope."
+
+
 class LastKey(ServiceError):
     status, code = 409, "LAST_KEY"
-    message = "This is the account's only API key. Create another one first, then revoke this one."
+    message = "This is the account's only API key with full access. Create another one first, then revoke this one."
 
 
 class NameTaken(ServiceError):

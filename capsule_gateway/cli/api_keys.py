@@ -2,11 +2,19 @@
 
 from typing import Any
 
-from capsule_gateway.cli.cells import age_of, texts
+import click
+
+from capsule_gateway.cli.cells import Row, age_of, text_of, texts
 from capsule_gateway.cli.commands import Group, done, value
 
+
+def _format_scope(row: Row) -> str:
+    return " ".join(filter(None, (text_of("scope")(row), text_of("app")(row))))
+
+
 KEYS: dict[str, Any] = {
-    "columns": texts("name", "id") | {"created": age_of("createdAt"), "last used": age_of("lastUsedAt", "never")},
+    "columns": texts("name", "id")
+    | {"scope": _format_scope, "created": age_of("createdAt"), "last used": age_of("lastUsedAt", "never")},
     "prose": "name",
     "less": ["created", "last used"],
     "empty": "No keys. Operators create one with: capsule accounts key ID NAME",
@@ -16,9 +24,18 @@ keys = Group("keys", help="Manage the account's API keys.")
 keys.lists("list", "/account/keys", "List the keys, newest first. The keys themselves are not shown.", **KEYS)
 keys.sends(
     "create NAME",
-    "POST /account/keys name",
-    "Create a key called NAME. It is shown only once.",
-    value("key", "Created API key {id}. Keep it secret. It is shown only once:"),
+    "POST /account/keys name scope app",
+    "Create a key called NAME. It is shown only once.\n\n"
+    "The scope 'deploy' publishes apps, and steers and reads deploys with their logs; 'read' reads.",
+    value("key", "Created API key {id} with the scope '{scope}'. Keep it secret. It is shown only once:"),
+    click.option(
+        "--scope",
+        type=click.Choice(("full", "deploy", "read")),
+        default="full",
+        show_default=True,
+        help="What the key may do.",
+    ),
+    click.option("--app", metavar="APP", help="Only for this app, with the scope 'deploy' or 'read'."),
 )
 keys.sends(
     "revoke ID",

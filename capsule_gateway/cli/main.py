@@ -16,6 +16,7 @@ import click
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.service import (
     LOCAL_URL,
+    NOT_PERMITTED,
     Service,
     ServiceRefusal,
     WrongUsage,
@@ -130,7 +131,7 @@ def login(url: str | None) -> None:
         raise WrongUsage("no key on standard input")
     account = _fetch_account(url, key)
     path = save_credentials(url, key)
-    name = f"{account.get('name')} ({account.get('id')})"
+    name = f"{account.get('name')} ({account.get('id')})" if account else "a key that does not show its account"
     click.echo(strip_controls(f"Logged in to {url} as {name}. The key is saved in {path}."))
     if os.environ.get("CAPSULE_API_KEY"):
         click.echo("CAPSULE_API_KEY is set and takes precedence.", err=True)
@@ -141,6 +142,8 @@ def _fetch_account(url: str, key: str) -> dict[str, Any]:
         try:
             return service.request_object("GET", "/account")
         except ServiceRefusal as refused:
+            if refused.code == NOT_PERMITTED:
+                return {}
             if refused.status == 401:
                 raise ServiceRefusal(
                     f"this key is not valid at {url} (operators set CAPSULE_API_KEY to the operator token instead)"
@@ -157,7 +160,9 @@ def whoami() -> None:
         if not service.is_account:
             service.request_object("GET", "/platform/inference", having="")
             return show_line({"url": url, "operator": True}, f"An operator at {url}")
-        account = service.request_object("GET", "/account")
+        account = _fetch_account(url, key)
+    if not account:
+        return show_line({"url": url, "operator": False}, f"A key at {url} that does not show its account")
     answer = {"url": url, "operator": False, **{name: account.get(name) for name in ("id", "name", "plan")}}
     plan = text_of("plan")(account)
     show_line(answer, strip_controls(f"{account.get('name')} ({account.get('id')}) at {url}, on the plan {plan}"))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SERVICE = "service"  # in the context's meta
 LOCAL_URL = "http://localhost:8000"
+NOT_PERMITTED = "NOT_PERMITTED"  # the code for a call that the key's scope does not include
 ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
 STEP_SECONDS = 15.0  # timeout of each step of a call
 SILENCE_SECONDS = 60.0  # timeout without a byte of a stream; the service sends one every 15 seconds
@@ -39,9 +40,9 @@ Result = TypeVar("Result")
 class ServiceRefusal(click.ClickException):
     """The service refused the call or could not be reached: one line on stderr, exit code 1."""
 
-    def __init__(self, message: str, *, status: int = 0, temporary: bool = False) -> None:
+    def __init__(self, message: str, *, status: int = 0, code: str = "", temporary: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
         self.temporary = temporary  # the same call may succeed in a moment
 
 
@@ -271,7 +272,8 @@ class Service:
             message = "this key is not valid here: accounts use their API key, operators use the operator token"
         if seconds := answer.headers.get("retry-after"):
             details.insert(1, f"retry after {seconds} s")
-        return ServiceRefusal(f"{message} ({', '.join(details)})", status=status, temporary=temporary)
+        text = f"{message} ({', '.join(details)})"
+        return ServiceRefusal(text, status=status, code=details[0], temporary=temporary)
 
     def _read_object(self, answer: httpx.Response, having: str) -> dict[str, Any]:
         value = self._decode(answer)

@@ -1,13 +1,14 @@
-"""An account's API keys: several, each with a name, shown once and stored as a hash.
+"""An account's API keys: several, each with a name and a scope, shown once and stored as a hash.
 
 - `{pNN}:keys:<account>` is the list, which decides which keys are valid: key id → the key's record
 - `key:<sha256>` holds the account and the id of a presented key. It is written before the key is listed, and removed
   after the key has left the list. So each key that works can be found and revoked, whatever is interrupted
 - `{pNN}:keys-used:<account>` has the time of each key's last use
 
-Each request with a key or a session reads the list, so a revocation applies to the next request in every process. A
-process notes a key's use in memory, at most once per minute and key, and writes its notes every two seconds: no request
-waits for that. While Redis fails, the notes wait.
+Each request with a key or a session reads the key's record from the list. So the request knows the key's scope without
+another read, and a revocation applies to the next request in every process. A process notes a key's use in memory, at
+most once per minute and key, and writes its notes every two seconds: no request waits for that. While Redis fails, the
+notes wait.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import structlog
 
 from gateway.accounts import scripts
+from gateway.accounts.access import Scope
+from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
-from gateway.ids import Time, new_id, now_iso
+from gateway.ids import Time, new_id, now_iso, time_of
 from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of
@@ -67,13 +71,16 @@ class KeyReference(msgspec.Struct, frozen=True):
         return cls(account, key_id) if key_id else None
 
 
-class ApiKey(msgspec.Struct, frozen=True):
+class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
     """A key's record."""
 
     id: str
     name: str
     digest: str
     createdAt: str
+    scope: Scope = "full"  # records from before there were scopes have none
+    app: str | None = None  # the name that the key's only app had when the key was created
+    appId: str | None = None
 
 
 class KeyView(msgspec.Struct):
@@ -81,6 +88,8 @@ class KeyView(msgspec.Struct):
 
     id: str
     name: str
+    scope: Scope
+    app: str | None  # the only app that the key is for
     createdAt: Time
 
 
@@ -100,36 +109,54 @@ class ApiKeys:
 
     # -- the account's list ----------------------------------------------------------------------------------
 
-    async def create(self, account_id: str, name: str, *, limit: int = MAX_KEYS) -> CreatedKey:
-        """Creates a key, which cannot be read again later. Raises RequestMalformed if the account has `limit` keys."""
+    async def create(
+        self, account_id: str, name: str, scope: Scope = "full", app: App | None = None, *, limit: int = MAX_KEYS
+    ) -> CreatedKey:
+        """Creates a key, which cannot be read again later. With `app`, it is for this app only.
+
+        Raises RequestMalformed if the account has `limit` keys.
+        """
         if not 0 < len(name := name.strip()) <= NAME_LENGTH:
             raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
+        if app is not None and scope == "full":
+            raise RequestMalformed("app: only keys with the scope 'deploy' or 'read' can be for one app.")
         secret = new_key("csk")
-        key = ApiKey(new_id("key"), name, digest(secret), now_iso())
+        key = ApiKey(new_id("key"), name, digest(secret), now_iso(), scope)
+        if app is not None:
+            key = msgspec.structs.replace(key, app=app.name, appId=app.id)
         finder = api_key_key(key.digest)
         await compare_and_set(self._store, finder, str(KeyReference(account_id, key.id)))
         if not await scripts.add_key(self._store, account_id, key.id, msgspec.json.encode(key).decode(), limit):
             await compare_and_set(self._store, finder, "")
             raise RequestMalformed(f"An account has at most {limit} API keys; revoke one first.")
-        return CreatedKey(key.id, key.name, key.createdAt, secret)
+        return CreatedKey(key.id, key.name, key.scope, key.app, key.createdAt, secret)
 
-    async def list(self, account_id: str) -> list[ListedKey]:
-        """Returns the keys, newest first, each with the time of its last use."""
+    async def list(self, account_id: str, find_name: Callable[[str], Awaitable[str | None]]) -> list[ListedKey]:
+        """Returns the keys, newest first, each with its last use. `find_name` returns the present name of an app."""
         records = await self._store.client.hgetall(api_keys_key(account_id))
         used = await self._store.client.hgetall(api_keys_used_key(account_id))
         found = [msgspec.json.decode(record, type=ApiKey) for record in records.values()]
         found.sort(key=lambda key: key.id, reverse=True)
         times = {key_id: now_iso(int(at) / 1000) for key_id, at in used.items()}
-        return [ListedKey(key.id, key.name, key.createdAt, times.get(key.id)) for key in found]
+        names = {app_id: await find_name(app_id) for app_id in {key.appId for key in found} if app_id is not None}
+        return [
+            ListedKey(
+                key.id, key.name, key.scope, names.get(key.appId or "") or key.app, key.createdAt, times.get(key.id)
+            )
+            for key in found
+        ]
 
     async def revoke(self, account_id: str, key_id: str, *, even_last: bool = False) -> None:
         """Revokes the key and its sessions.
 
-        Raises NotFound, and without `even_last` LastKey for the account's only key.
+        Raises NotFound, and without `even_last` LastKey for the account's only key with full access.
         """
+        unknown = NotFound("There is no such API key in this account.")
+        if time_of(key_id) is None:  # perhaps the key itself, which Redis must not see
+            raise unknown
         revoked = await scripts.revoke_key(self._store, account_id, key_id, even_last=even_last)
         if revoked.verdict == "unknown":
-            raise NotFound("There is no such API key in this account.")
+            raise unknown
         if revoked.verdict == "last":
             raise LastKey
         key = msgspec.json.decode(revoked.record, type=ApiKey)
@@ -138,13 +165,14 @@ class ApiKeys:
     # -- credentials -----------------------------------------------------------------------------------------
 
     async def identify(self, secret: str) -> KeyReference | None:
-        """Returns the key's account and id, or None if the key is not valid."""
+        """Returns the account and id of the key, which may have been revoked; None if there is no such key."""
         text = await self._store.get(api_key_key(digest(secret)))
-        reference = KeyReference.parse(text) if text else None
-        return reference if reference is not None and await self.is_valid(reference) else None
+        return KeyReference.parse(text) if text else None
 
-    async def is_valid(self, reference: KeyReference) -> bool:
-        return bool(await self._store.client.hexists(api_keys_key(reference.account), reference.id))
+    async def find(self, reference: KeyReference) -> ApiKey | None:
+        """Returns the record of the key, or None if it is not valid."""
+        record = await self._store.client.hget(api_keys_key(reference.account), reference.id)
+        return None if record is None else msgspec.json.decode(record, type=ApiKey)
 
     # -- last use --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.accounts import scripts
-from gateway.accounts.api_keys import FIRST_NAME, ApiKeys
+from gateway.accounts.api_keys import FIRST_NAME, ApiKeys, ListedKey
 from gateway.accounts.domain_claims import DomainClaims, verified_domain
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension
@@ -119,6 +119,15 @@ class Registry:
         }
         wanted = set(app_ids)
         return {app.id: (app, accounts[app.account]) for app in apps if app.id in wanted and app.account in accounts}
+
+    async def list_keys(self, account_id: str) -> list[ListedKey]:
+        """Returns the account's API keys, newest first, each with the present name of its app."""
+
+        async def find_name(app_id: str) -> str | None:
+            app = await self.find_app(app_id)
+            return app.name if app is not None and app.account == account_id else None
+
+        return await self.api_keys.list(account_id, find_name)
 
     async def list_apps(self, account_id: str) -> list[App]:
         """Returns the account's apps, by name."""

@@ -38,7 +38,7 @@ class Revocation(msgspec.Struct, frozen=True):
 
 
 async def revoke_key(store: Store, account: str, key: str, *, even_last: bool = False) -> Revocation:
-    """Removes an API key (its id) from the account, unless it is the only one and `even_last` is not set."""
+    """Removes an API key (its id) from the account, unless it is the only full one and `even_last` is not set."""
     script_keys = [api_keys_key(account), api_keys_used_key(account)]
     return Revocation(*await store.run_script(_REVOKE_KEY, script_keys, key, "1" if even_last else ""))
 

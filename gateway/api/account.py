@@ -12,6 +12,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.access import Scope
 from gateway.accounts.api_keys import MAX_KEYS_BY_OPERATORS, NAME_LENGTH, CreatedKey, ListedKey
 from gateway.accounts.changes import Changes
 from gateway.accounts.operators import Operators
@@ -20,8 +21,8 @@ from gateway.accounts.records import Account, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.api.audit import note
-from gateway.api.authentication import account_router, is_operator_token, operator_router, read_bearer, require_account
-from gateway.api.resources import Caller
+from gateway.api.authentication import account_router, is_operator_token, operator_router, read_bearer, require_access
+from gateway.api.resources import Caller, CallerAccess, require_own_app
 from gateway.deploys.states import Deploys
 from gateway.errors import (
     BackboneUnavailable,
@@ -95,7 +96,7 @@ async def capabilities(
     """
     plan = None
     if not is_operator_token(operators, read_bearer(request)):
-        account = await require_account(request, registry, sessions)
+        account = (await require_access(request, registry, sessions)).account
         await pacing.admit(account.id, request.scope["state"])
         plan = account.plan
     status = availability.status()
@@ -209,13 +210,20 @@ class KeyName(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH)]
 
 
-@post("/keys", errors=[RequestMalformed])
-async def create_key(account: Caller, data: JSONBody[KeyName], registry: Injected[Registry]) -> CreatedKey:
+class NewScopedKey(KeyName, forbid_unknown_fields=True):
+    scope: Scope = "full"
+    app: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None  # the only app that the key is for
+
+
+@post("/keys", errors=[RequestMalformed, NotFound])
+async def create_key(access: CallerAccess, data: JSONBody[NewScopedKey], registry: Injected[Registry]) -> CreatedKey:
     """Create an API key.
 
-    The response has the key, which is shown only here.
+    The response has the key, which is shown only here. A key with the scope `deploy` publishes apps, and steers and
+    reads deploys with their logs. One with the scope `read` reads. With `app`, both are for this app only.
     """
-    return await registry.api_keys.create(account.id, data.name)
+    app = None if data.app is None else await require_own_app(data.app, access, registry)
+    return await registry.api_keys.create(access.account.id, data.name, data.scope, app)
 
 
 @get("/keys")
@@ -224,14 +232,15 @@ async def list_keys(account: Caller, registry: Injected[Registry]) -> list[Liste
 
     The time of the last use lags by up to a minute.
     """
-    return await registry.api_keys.list(account.id)
+    return await registry.list_keys(account.id)
 
 
 @delete("/keys/{key_id:str}", errors=[NotFound, LastKey])
 async def revoke_key(account: Caller, key_id: FromPath[str], registry: Injected[Registry]) -> None:
     """Revoke an API key.
 
-    The key and its sessions are refused from the next request on. The account's only key cannot be revoked.
+    The key and its sessions are refused from the next request on. The account's only key with full access cannot be
+    revoked.
     """
     await registry.api_keys.revoke(account.id, key_id)
 
@@ -254,7 +263,7 @@ async def list_keys_of(account_id: FromPath[str], registry: Injected[Registry]) 
     """List the API keys of an account, newest first."""
     if await registry.account(account_id) is None:
         raise NotFound
-    return await registry.api_keys.list(account_id)
+    return await registry.list_keys(account_id)
 
 
 @delete("/accounts/{account_id:str}/keys/{key:str}", errors=[NotFound])

@@ -8,6 +8,7 @@ import msgspec
 from litestar import delete, get, patch, post, put
 from litestar.params import FromPath, JSONBody, QueryParameter
 
+from gateway.accounts.access import Access
 from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
 from gateway.accounts.custom_domains import MISSING_SECONDS, CustomDomains
@@ -38,7 +39,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.account import Spend
 from gateway.api.authentication import account_router
-from gateway.api.resources import Caller, OwnApp, require_own_app
+from gateway.api.resources import Caller, CallerAccess, OwnApp, require_own_app
 from gateway.deploys.addresses import host, live_url
 from gateway.deploys.states import Deploys
 from gateway.errors import (
@@ -99,9 +100,10 @@ class AccountApp(msgspec.Struct):
 
 @get("/apps", summary="List the account's apps, with their health")
 async def list_apps(
-    account: Caller, settings: Injected[Settings], store: Injected[Store], registry: Injected[Registry]
+    access: CallerAccess, settings: Injected[Settings], store: Injected[Store], registry: Injected[Registry]
 ) -> list[AccountApp]:
-    return await view_apps(account, await registry.list_apps(account.id), settings, store)
+    owned = [app for app in await registry.list_apps(access.account.id) if access.reaches(app.id)]
+    return await view_apps(access.account, owned, settings, store)
 
 
 async def view_apps(account: Account, apps: Sequence[App], settings: Settings, store: Store) -> list[AccountApp]:
@@ -608,14 +610,14 @@ async def set_domain(
 
 @get("/apps/{app:str}/domain", errors=[NotFound])
 async def show_domain(
-    account: Caller,
+    access: CallerAccess,
     app: FromPath[str],
     settings: Injected[Settings],
     store: Injected[Store],
     registry: Injected[Registry],
 ) -> DomainView:
     """Show an app's custom domain, and the records that it needs."""
-    return await view_domain(await require_domain(app, account, registry), settings, store)
+    return await view_domain(await require_domain(app, access, registry), settings, store)
 
 
 @post(
@@ -625,7 +627,7 @@ async def show_domain(
     opt={UNPACED: True},  # a slow DNS must not delay the account's other requests
 )
 async def verify_domain(
-    account: Caller,
+    access: CallerAccess,
     app: FromPath[str],
     settings: Injected[Settings],
     store: Injected[Store],
@@ -636,7 +638,7 @@ async def verify_domain(
 
     10 times per minute. If the TXT record is there, the domain is verified; otherwise `problem` says what is wrong.
     """
-    found = await require_domain(app, account, registry)
+    found = await require_domain(app, access, registry)
     await LOOKUPS.count(store, found.account, found.id)
     try:
         problem = await custom_domains.find_problem(found)
@@ -649,21 +651,21 @@ async def verify_domain(
 
 @delete("/apps/{app:str}/domain", errors=[NotFound, RateLimited])
 async def clear_domain(
-    account: Caller,
+    access: CallerAccess,
     app: FromPath[str],
     registry: Injected[Registry],
     app_changes: Injected[AppChanges],
     custom_domains: Injected[CustomDomains],
 ) -> None:
     """Remove an app's custom domain."""
-    found = await require_domain(app, account, registry)
-    await app_changes.count_change(account.id)
+    found = await require_domain(app, access, registry)
+    await app_changes.count_change(found.account)
     await custom_domains.clear_domain(found)
 
 
-async def require_domain(app: str, account: Caller, registry: Registry) -> App:
+async def require_domain(app: str, access: Access, registry: Registry) -> App:
     """Returns the account's app, which has a custom domain. Raises NotFound."""
-    found: App = await require_own_app(app, account, registry)
+    found: App = await require_own_app(app, access, registry)
     if found.customDomain is None:
         raise NotFound("This app has no custom domain; set one first.")
     return found

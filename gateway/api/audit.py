@@ -18,7 +18,16 @@ from litestar.types import Message, Scope
 
 from gateway.accounts.operators import Operator, Operators
 from gateway.errors import RequestMalformed
-from gateway.operations.audit import AuditFilter, AuditRecord, AuditTrail, Trail, Value, describe_body, read_response
+from gateway.operations.audit import (
+    HIDDEN,
+    AuditFilter,
+    AuditRecord,
+    AuditTrail,
+    Trail,
+    Value,
+    describe_body,
+    read_response,
+)
 from gateway.services import Injected, Services
 
 RECORD = "audit"  # in the scope's state: the services, the trail and the record
@@ -40,7 +49,7 @@ async def begin_audit(
     """Begins the record of a request. Raises BackboneUnavailable, and RequestMalformed for an invalid reason."""
     reason, fault = _read_reason(request, services.operators)
     state, trail = request.scope["state"], handler.opt.get("audit", "changes")
-    target = next((str(value) for value in request.path_params.values()), "")[:200]
+    target = hide_secret(next((str(value) for value in request.path_params.values()), "")[:200])
     record = await services.audit.begin_record(
         trail, operator, handler.name or handler.fn.__name__, target, state["request_id"], reason
     )
@@ -66,9 +75,15 @@ def _read_reason(request: Request[Any, Any, State], operators: Operators) -> tup
     return reason, ""
 
 
+def hide_secret(text: str) -> str:
+    """Returns the text, unless a caller has put a secret in the place of an id."""
+    return HIDDEN if SECRET.search(text) else text
+
+
 def note(request: Request[Any, Any, State], **values: Value) -> None:
     """Adds values to the request's record."""
-    request.scope["state"].setdefault(NOTES, {}).update(values)
+    notes = request.scope["state"].setdefault(NOTES, {})
+    notes.update({name: hide_secret(value) if isinstance(value, str) else value for name, value in values.items()})
 
 
 def note_before(request: Request[Any, Any, State], **values: Value) -> None:

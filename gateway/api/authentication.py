@@ -5,6 +5,7 @@ session cookie instead.
 """
 
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from litestar import Request, Response, Router
 from litestar.connection import ASGIConnection
@@ -14,6 +15,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.access import CALLS, Access, Where
 from gateway.accounts.api_keys import KeyReference
 from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import UNPACED
@@ -22,10 +24,10 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
 from gateway.api.audit import begin_audit
 from gateway.api.resources import ACCOUNT_RESOURCES, OPERATOR_RESOURCES
-from gateway.errors import Unauthorized
+from gateway.errors import NotPermitted, Unauthorized
 from gateway.services import Services
 
-ACCOUNT_STATE = "account"  # in the scope's state, for requests that `account_only` has admitted
+ACCESS_STATE = "access"  # in the scope's state, for requests that `account_only` has admitted
 
 # Routers and routes declare these for the API's OpenAPI document.
 ACCOUNT_SECURITY: list[SecurityRequirement] = [{"apiKey": []}, {"session": []}]
@@ -39,49 +41,78 @@ def read_bearer(request: Request[Any, Any, State]) -> str:
     return credential.strip() if scheme.lower() == "bearer" else ""
 
 
-async def require_account(request: Request[Any, Any, State], registry: Registry, sessions: Sessions) -> Account:
-    """Returns the account of the API key, or without an authorization header that of the session cookie.
+async def require_access(request: Request[Any, Any, State], registry: Registry, sessions: Sessions) -> Access:
+    """Returns what the API key may do, or without an authorization header the key that opened the session.
 
-    Raises Unauthorized and CsrfRefused.
+    Raises Unauthorized, CsrfRefused, and NotPermitted for a key whose only app is gone.
     """
     if "authorization" in request.headers:
         credential = read_bearer(request)
-        key = await registry.api_keys.identify(credential) if credential else None
+        reference = await registry.api_keys.identify(credential) if credential else None
     else:
-        key = await find_session_key(request, registry, sessions)
-    account = await registry.account(key.account) if key else None
-    if key is None or account is None:
+        subject = await sessions.read_subject(request, ACCOUNT)
+        reference = KeyReference.parse(subject) if subject else None
+    access = await find_access(reference, registry) if reference else None
+    if reference is None or access is None:
         raise Unauthorized
-    registry.api_keys.note_use(key)
-    return account
+    registry.api_keys.note_use(reference)
+    return access
 
 
-async def find_session_key(
-    request: Request[Any, Any, State], registry: Registry, sessions: Sessions
-) -> KeyReference | None:
-    """Returns the key that opened the request's session, unless it has been revoked. Raises CsrfRefused."""
-    subject = await sessions.read_subject(request, ACCOUNT)
-    key = KeyReference.parse(subject) if subject else None
-    return key if key and await registry.api_keys.is_valid(key) else None
+async def find_access(reference: KeyReference, registry: Registry) -> Access | None:
+    """Returns what a key may do; None if it is not valid. Raises NotPermitted if its only app is gone."""
+    key, account = await registry.api_keys.find(reference), await registry.account(reference.account)
+    if key is None or account is None:
+        return None
+    only = None
+    if key.appId is not None:
+        only = await registry.app(key.app or "")  # from memory, unless the app was renamed
+        if only is None or only.id != key.appId:
+            only = await registry.find_app(key.appId)
+        if only is None or (only.id, only.account) != (key.appId, account.id):
+            raise NotPermitted(f"This API key is for the app {key.app} only, which is not in this account any more.")
+    return Access(account, key.name, key.scope, only=only)
 
 
 async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Guards routes for account holders; `Caller` is the account. Raises Unauthorized, CsrfRefused and RateLimited.
+    """Guards routes for account holders; `CallerAccess` is what the caller may do, and `Caller` its account.
 
     A guard, because Litestar runs guards first, then reads parameters and bodies, and calls dependencies last.
+    Raises Unauthorized, CsrfRefused, NotPermitted and RateLimited.
     """
     request, services = request_of(connection)
-    account = await require_account(request, services.registry, services.sessions)
-    await services.pacing.admit(account.id, request.scope["state"], paced=UNPACED not in handler.opt)
-    request.scope["state"][ACCOUNT_STATE] = account
+    access = await require_access(request, services.registry, services.sessions)
+    await services.pacing.admit(access.account.id, request.scope["state"], paced=UNPACED not in handler.opt)
+    call = CALLS.get(f"{request.method} {request.scope['path_template']}")
+    access.require(call)
+    if access.only is not None and call is not None and call.where is Where.FILTER:
+        choose_app(request, access)
+    request.scope["state"][ACCESS_STATE] = access
+
+
+def choose_app(request: Request[Any, Any, State], access: Access) -> None:
+    """Sets the parameter `app` to the key's only app. Raises NotPermitted if the request names another one."""
+    assert access.only is not None
+    query = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    for app in (value for name, value in query if name == "app" and value):
+        access.require_app(app)
+    kept = [(name, value) for name, value in query if name != "app"]
+    request.scope["query_string"] = urlencode([*kept, ("app", access.only.name)]).encode()
+
+
+def provide_access(request: Request[Any, Any, State]) -> Access:
+    access: Access = request.scope["state"][ACCESS_STATE]
+    return access
 
 
 def provide_account(request: Request[Any, Any, State]) -> Account:
-    account: Account = request.scope["state"][ACCOUNT_STATE]
-    return account
+    return provide_access(request).account
 
 
-ACCOUNT_DEPENDENCY = {"account": Provide(provide_account, sync_to_thread=False)}
+ACCOUNT_DEPENDENCIES = {
+    "access": Provide(provide_access, sync_to_thread=False),
+    "account": Provide(provide_account, sync_to_thread=False),
+}
 
 
 def account_router(*handlers: ControllerRouterHandler) -> Router:
@@ -90,7 +121,7 @@ def account_router(*handlers: ControllerRouterHandler) -> Router:
         "/account",
         route_handlers=handlers,
         guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY | ACCOUNT_RESOURCES,
+        dependencies=ACCOUNT_DEPENDENCIES | ACCOUNT_RESOURCES,
         tags=["Account"],
         security=ACCOUNT_SECURITY,
     )

@@ -19,7 +19,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.api.authentication import account_router
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
-from gateway.api.resources import Caller, OwnApp, OwnDeploy, require_own_app
+from gateway.api.resources import Caller, CallerAccess, OwnApp, OwnDeploy, require_own_app
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments, VariableView
 from gateway.deploys.hooks import CreatedHook, Hooks, ListedHook
@@ -147,8 +147,8 @@ async def create_hook(
 
 
 @get("/hooks", summary="List the account's deploy hooks")
-async def list_hooks(account: Caller, hooks: Injected[Hooks]) -> list[ListedHook]:
-    return await hooks.list(account.id)
+async def list_hooks(access: CallerAccess, hooks: Injected[Hooks]) -> list[ListedHook]:
+    return [hook for hook in await hooks.list(access.account.id) if access.reaches(hook.app)]
 
 
 @delete("/hooks/{hook_id:str}", errors=[NotFound])
@@ -261,7 +261,7 @@ async def roll_back(
 
 @post("/deploys/{deploy_id:str}/promote", status_code=202, errors=REUSE_ERRORS)
 async def promote(
-    account: Caller,
+    access: CallerAccess,
     own_deploy: OwnDeploy,
     registry: Injected[Registry],
     deploy_actions: Injected[DeployActions],
@@ -270,13 +270,13 @@ async def promote(
 
     Queues a live deploy of the preview's release, without building it again.
     """
-    app = await require_own_app(own_deploy.appId, account, registry)
+    app = await require_own_app(own_deploy.appId, access, registry)
     return QueuedDeployId(await deploy_actions.promote(own_deploy, app))
 
 
 @post("/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
 async def redeploy(
-    account: Caller,
+    access: CallerAccess,
     own_deploy: OwnDeploy,
     registry: Injected[Registry],
     deploy_actions: Injected[DeployActions],
@@ -285,7 +285,7 @@ async def redeploy(
 
     Queues a deploy of the same source at the same address. With a repository, this is the latest commit of the branch.
     """
-    app = await require_own_app(own_deploy.appId, account, registry)
+    app = await require_own_app(own_deploy.appId, access, registry)
     return QueuedDeployId(await deploy_actions.redeploy(own_deploy, app))
 
 

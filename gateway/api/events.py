@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.registry import Registry
 from gateway.api.authentication import account_router
-from gateway.api.resources import Caller
+from gateway.api.resources import Caller, CallerAccess
 from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events import deliveries
 from gateway.events.catalog import SAMPLES
@@ -132,12 +132,14 @@ async def list_deliveries(
 
 
 @get("/deliveries/{delivery_id:str}", errors=[NotFound])
-async def show_delivery(account: Caller, delivery_id: FromPath[str], store: Injected[Store]) -> DeliveryDetail:
+async def show_delivery(access: CallerAccess, delivery_id: FromPath[str], store: Injected[Store]) -> DeliveryDetail:
     """Show a delivery, with the request and the receiver's response.
 
     The path takes an event's id, for its newest delivery, or an `attempt`. The values of signatures are left out.
     """
-    return await deliveries.read_delivery(store, account.id, delivery_id)
+    found = await deliveries.read_delivery(store, access.account.id, delivery_id)
+    access.require_app(found.app)
+    return found
 
 
 @post("/deliveries/redeliver", status_code=202, errors=[RequestMalformed, RateLimited])

@@ -24,7 +24,15 @@ from gateway import errors as e
 from gateway.api import documentation, openapi
 from gateway.api.assets import HEADERS, NO_CACHE
 from gateway.deploys.manifest import manifest_schema
-from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, RequestMalformed, ServiceError, Unauthorized
+from gateway.errors import (
+    BackboneUnavailable,
+    CsrfRefused,
+    NotPermitted,
+    RateLimited,
+    RequestMalformed,
+    ServiceError,
+    Unauthorized,
+)
 from gateway.events.catalog import SAMPLES
 from gateway.inference.formats.native import Prompt
 from gateway.inference.formats.openai import Completion
@@ -89,8 +97,8 @@ def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]
     errors: list[type[ServiceError]] = [Unauthorized, BackboneUnavailable] if kinds else []
     if method in UNSAFE_METHODS and kinds & COOKIES:
         errors.append(CsrfRefused)
-    if "apiKey" in kinds:  # the account's pacing
-        errors.append(RateLimited)
+    if "apiKey" in kinds:  # the key's scope, and the account's pacing
+        errors += [NotPermitted, RateLimited]
     if takes_reason(handler, method):
         errors.append(RequestMalformed)
     return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))

@@ -17,16 +17,18 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from litestar.types import Method
 
+from gateway.accounts.access import CALLS
 from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, Sessions
 from gateway.api.assets import bundle_pages, file_response, html_response, page_text
-from gateway.api.authentication import OPERATOR_SECURITY, close_session, open_session, operators_only
+from gateway.api.authentication import OPERATOR_SECURITY, close_session, find_access, open_session, operators_only
 from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
 from gateway.errors import (
     BackboneUnavailable,
     CsrfRefused,
     LoginsLimited,
+    NotPermitted,
     RequestMalformed,
     Unauthorized,
     ViewersLimited,
@@ -41,7 +43,7 @@ from gateway.validation import Credential
 
 HTML, FILE = "text/html", "application/octet-stream"
 READ: list[Method] = ["GET", "HEAD"]
-LOG_IN_ERRORS = [RequestMalformed, Unauthorized, CsrfRefused, LoginsLimited, BackboneUnavailable]
+LOG_IN_ERRORS = [RequestMalformed, Unauthorized, NotPermitted, CsrfRefused, LoginsLimited, BackboneUnavailable]
 LOG_OUT_ERRORS = [CsrfRefused, BackboneUnavailable]
 
 # -- the public page -----------------------------------------------------------------------------------------
@@ -131,12 +133,15 @@ async def log_in(
 ) -> Response[None]:
     """Log in with an API key.
 
-    Exchanges the key for a cookie, so that no script of the page keeps the key.
+    Exchanges the key for a cookie, so that no script of the page keeps the key. The session may do what the key may;
+    keys for deploys or for one app open none.
     """
     async with sessions.attempt(request):
         key = await registry.api_keys.identify(data.apiKey)
-        if key is None or await registry.account(key.account) is None:
+        access = await find_access(key, registry) if key else None
+        if key is None or access is None:
             raise Unauthorized("This API key is not valid.")
+        access.require(CALLS["GET /account"])
     registry.api_keys.note_use(key)
     return await open_session(sessions, ACCOUNT, str(key))
 

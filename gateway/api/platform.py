@@ -375,7 +375,7 @@ async def show_account(
         deploysToday=await deploys.count_today(account_id, day),
         deploysPerDay=settings.deploy_quotas[account.plan],
         appList=await _list_apps(apps, settings, store),
-        keys=await registry.api_keys.list(account_id),
+        keys=await registry.list_keys(account_id),
     )
 
 

@@ -3,12 +3,14 @@
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath
 
+from gateway.accounts.access import Access
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.deploys.states import Deploy, Deploys
 from gateway.errors import NotFound
 from gateway.services import Injected
 
+CallerAccess = NamedDependency[Access]  # `access`: what the API key or the session may do
 Caller = NamedDependency[Account]  # `account`: that of the API key or the session
 OwnApp = NamedDependency[App]  # `own_app`: the caller's app with this id or name
 OwnDeploy = NamedDependency[Deploy]  # `own_deploy`: the caller's deploy with this id
@@ -16,19 +18,21 @@ AnyApp = NamedDependency[App]  # `any_app`, for operators
 AnyAccount = NamedDependency[Account]  # `any_account`, for operators
 
 
-async def require_own_app(app: FromPath[str], account: Caller, registry: Injected[Registry]) -> App:
-    """Returns the account's app with this id or name. Raises NotFound."""
+async def require_own_app(app: FromPath[str], access: CallerAccess, registry: Injected[Registry]) -> App:
+    """Returns the account's app with this id or name. Raises NotFound, and NotPermitted for a key of another app."""
     found: App | None = await registry.find_app(app)
-    if found is None or found.account != account.id:
+    if found is None or found.account != access.account.id:
         raise NotFound("There is no such app in this account.")
+    access.require_app(found.id)
     return found
 
 
-async def require_deploy(deploy_id: FromPath[str], account: Caller, deploys: Injected[Deploys]) -> Deploy:
-    """Returns the account's deploy with this id. Raises NotFound."""
-    deploy = await deploys.get(deploy_id, account.id)
-    if deploy is None or deploy.account != account.id:
+async def require_deploy(deploy_id: FromPath[str], access: CallerAccess, deploys: Injected[Deploys]) -> Deploy:
+    """Returns the account's deploy with this id. Raises NotFound, and NotPermitted for a key of another app."""
+    deploy = await deploys.get(deploy_id, access.account.id)
+    if deploy is None or deploy.account != access.account.id:
         raise NotFound("There is no such deploy in this account.")
+    access.require_app(deploy.appId)
     return deploy
 
 

@@ -16,7 +16,7 @@ from litestar.response import Stream
 
 from gateway.api.authentication import account_router, operator_router
 from gateway.api.deploys import DeployView, view_deploys
-from gateway.api.resources import AnyAccount, Caller
+from gateway.api.resources import AnyAccount, Caller, CallerAccess
 from gateway.deploys.states import Deploys
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
@@ -175,9 +175,11 @@ def _parse_optional(name: str, text: str | None) -> float | None:
 
 
 @get("/requests/{request_id:str}", errors=[NotFound])
-async def show_request(account: Caller, request_id: FromPath[str], store: Injected[Store]) -> DetailedRequest:
+async def show_request(access: CallerAccess, request_id: FromPath[str], store: Injected[Store]) -> DetailedRequest:
     """One of the last requests, with its reservation, its wait, and the limits that were in force."""
-    return await read_request(store, account.id, request_id)
+    found = await read_request(store, access.account.id, request_id)
+    access.require_app(found.app)
+    return found
 
 
 @get("/usage", errors=[RequestMalformed])

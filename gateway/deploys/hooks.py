@@ -9,7 +9,7 @@ from gateway.accounts.api_keys import digest
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import NotFound, RequestMalformed
-from gateway.ids import Time, new_id, now_iso
+from gateway.ids import Time, new_id, now_iso, time_of
 from gateway.keys import hook_key, hooks_key, hooks_used_key
 from gateway.settings import Settings
 
@@ -83,7 +83,9 @@ class Hooks:
         ]
 
     async def revoke(self, account_id: str, hook_id: str) -> None:
-        record = await self._store.client.hget(hooks_key(account_id), hook_id)
+        # A text that is no id may be a hook's secret, which Redis must not see.
+        known = time_of(hook_id) is not None
+        record = await self._store.client.hget(hooks_key(account_id), hook_id) if known else None
         if record is None:
             raise NotFound("There is no such hook in this account.")
         hashed, _ = msgspec.json.decode(record, type=tuple[str, Hook])

@@ -44,7 +44,8 @@ class AppTool(AgentTool):
 
     async def list(self) -> Result:
         """List all apps, with status and health."""
-        owned = await self.services.registry.list_apps(self.account.id)
+        listed = await self.services.registry.list_apps(self.account.id)
+        owned = [app for app in listed if self.access.reaches(app.id)]
         return {"apps": await apps.view_apps(self.account, owned, self.services.settings, self.services.store)}
 
     async def show(self, app: AppName) -> Result:

@@ -32,7 +32,9 @@ class DeliveryTool(AgentTool):
 
     async def show(self, id: EventId) -> Result:
         """Show one delivery, with its request and the receiver's response."""
-        return {"delivery": await read_delivery(self.services.store, self.account.id, id)}
+        found = await read_delivery(self.services.store, self.account.id, id)
+        self.access.require_app(found.app)
+        return {"delivery": found}
 
     async def redeliver(self, id: EventId) -> Result:
         """Send the event with this `id` again."""

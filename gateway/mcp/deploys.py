@@ -222,7 +222,8 @@ class HookTool(AgentTool):
 
     async def list(self) -> Result:
         """List all hooks."""
-        return {"hooks": await self.services.hooks.list(self.account.id)}
+        listed = await self.services.hooks.list(self.account.id)
+        return {"hooks": [hook for hook in listed if self.access.reaches(hook.app)]}
 
     async def revoke(self, id: HookId) -> Result:
         """Revoke the hook with this `id`."""

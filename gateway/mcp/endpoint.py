@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from litestar import Request
 
 from gateway.accounts.pacing import LANE
-from gateway.api.authentication import require_account
+from gateway.api.authentication import require_access
 from gateway.errors import MethodNotAllowed, ServiceError
 from gateway.services import Services
 
@@ -48,10 +48,10 @@ class AgentEndpoint:
             request: Request[Any, Any, Any] = Request(scope)
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
-            account = await require_account(request, self._services.registry, self._services.sessions)
-            await self._services.pacing.admit(account.id, scope["state"])
+            access = await require_access(request, self._services.registry, self._services.sessions)
+            await self._services.pacing.admit(access.account.id, scope["state"])
             scope["state"][LANE].charge(CALL_SECONDS)
-            await (await self._load_sessions()).answer(account, scope, receive, send)
+            await (await self._load_sessions()).answer(access, scope, receive, send)
         except ServiceError as error:
             headers, body = error.render(scope["state"].get("request_id", ""))
             await send({"type": "http.response.start", "status": error.status, "headers": headers})

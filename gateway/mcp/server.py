@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 from mcp.server import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 
-from gateway.accounts.records import Account
+from gateway.accounts.access import Access
 from gateway.mcp.apps import AppTool, LimitsTool
 from gateway.mcp.deliveries import DeliveryTool
 from gateway.mcp.deploys import DeployTool, EnvironmentTool, HookTool, LogsTool, PublishTool
-from gateway.mcp.tools import ACCOUNT
+from gateway.mcp.tools import ACCESS
 from gateway.mcp.usage import UsageTool
 from gateway.services import Services
 
@@ -54,8 +54,8 @@ class AgentSessions:
         return self._manager.run()
 
     # `Any`, because Litestar and the SDK have different types for ASGI.
-    async def answer(self, account: Account, scope: Any, receive: Any, send: Any) -> None:
-        await self._manager.handle_request({**scope, ACCOUNT: account}, receive, send)
+    async def answer(self, access: Access, scope: Any, receive: Any, send: Any) -> None:
+        await self._manager.handle_request({**scope, ACCESS: access}, receive, send)
 
 
 def own_host_only(base_url: str) -> TransportSecuritySettings:

@@ -16,13 +16,14 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
-from gateway.accounts.records import Account, App
+from gateway.accounts.access import TOOL_CALLS, Access, Where
+from gateway.accounts.records import App
 from gateway.api.resources import require_deploy, require_own_app
 from gateway.deploys.states import Deploy
 from gateway.errors import ServiceError
 from gateway.services import Services
 
-ACCOUNT = "capsule.account"  # in the request's scope
+ACCESS = "capsule.access"  # in the request's scope
 
 # Accepts any value: `Arg.read` refuses wrong ones with messages that agents can act on.
 ANYTHING = PlainValidator(lambda value: value)
@@ -108,13 +109,23 @@ class AgentTool:
 
     def __init__(self, services: Services, scope: Mapping[str, Any]) -> None:
         self.services, self.scope = services, scope
-        self.account: Account = scope[ACCOUNT]  # the one whose API key the HTTP request carried
+        self.access: Access = scope[ACCESS]  # that of the API key of the HTTP request
+        self.account = self.access.account
 
     async def _find_app(self, name: str) -> App:
-        return await require_own_app(name, self.account, self.services.registry)
+        return await require_own_app(name, self.access, self.services.registry)
 
     async def _find_deploy(self, deploy_id: str) -> Deploy:
-        return await require_deploy(deploy_id, self.account, self.services.deploys)
+        return await require_deploy(deploy_id, self.access, self.services.deploys)
+
+    def _permit(self, action: str, arguments: dict[str, Any]) -> None:
+        """Checks the caller's right to the action, and sets `app` of a list to the key's only app."""
+        calls = TOOL_CALLS[action]
+        for call in calls:
+            self.access.require(call)
+        if self.access.only is not None and any(call.where is Where.FILTER for call in calls):
+            self.access.require_app(arguments.get("app") or self.access.only.id)
+            arguments["app"] = self.access.only.name
 
     async def answer(self, given: dict[str, Any]) -> Result:
         """Returns the action's result, as JSON's types. Raises ToolError, for the service's errors too."""
@@ -124,6 +135,7 @@ class AgentTool:
             raise ToolError(f"action must be {self._list_actions()}.")
         arguments = self.actions[name].read(given, f"action '{name}'" if others else "")
         try:
+            self._permit(f"{self.name} {name}" if others else self.name, arguments)
             result: Result = msgspec.to_builtins(await self.actions[name].method(self, **arguments))
         except ServiceError as error:
             raise ToolError(f"{error.message} ({error.code})") from None

@@ -120,6 +120,23 @@ async def test_keys_of_the_account(holder: Holder) -> None:
     assert len((await account.get("/account/keys")).json()) == 1
 
 
+async def test_a_key_for_the_deploys_of_one_app(holder: Holder) -> None:
+    page, account, name = holder.page, holder.account, await holder.app()
+    await holder.log_in()
+    await holder.go("account")
+    await expect(page.get_by_label("With")).to_be_disabled()
+    await page.get_by_label("May do").select_option("Publish and follow deploys")
+    await page.get_by_label("With").select_option(name)
+    await page.get_by_label("Name", exact=True).fill("ci")
+    await holder.button("Create").click()
+    panel = card(holder, "The key “ci”")
+    await expect(panel).to_contain_text(f"Publish and follow deploys, only {name}")
+    holder.gateway.confidential.add(await panel.locator("pre").inner_text())
+    await expect(holder.row("ci")).to_contain_text(f"Publish and follow deploys, only {name}")
+    listed = (await account.get("/account/keys")).json()[0]
+    assert (listed["scope"], listed["app"]) == ("deploy", name)
+
+
 async def test_a_redelivery_is_followed_on_the_page_of_its_delivery(
     holder: Holder, worker: Worker, receiver: FakeReceiver
 ) -> None:

@@ -60,8 +60,11 @@ def test_the_example_of_an_env_file_names_settings() -> None:
 def test_the_generated_pages_are_up_to_date() -> None:
     page = read_page("docs/keyspace.md")
     assert len(re.findall(r"^\| `", page, re.MULTILINE)) > 90
-    pages = (page, *map(read_page, ("docs/architecture.md", "docs/modules.md", "docs/capsule.schema.json")))
-    written = (generate.keyspace(), generate.architecture(), generate.modules(), generate.schema())
+    pages = (
+        page,
+        *map(read_page, ("docs/api.md", "docs/architecture.md", "docs/modules.md", "docs/capsule.schema.json")),
+    )
+    written = (generate.keyspace(), generate.api(), generate.architecture(), generate.modules(), generate.schema())
     assert pages == written, "run python -m docs.generate"
 
 

@@ -11,14 +11,14 @@ export async function draw(signal) {
   const list = h("div", { class: "stack" });
   const created = h("div", { class: "view" });
   const refresh = async () => redraw(list, await get("/account/keys", signal), (keys) => keyTable(keys, refresh));
-  const [account] = await Promise.all([get("/account", signal), refresh()]);
+  const [account, apps] = await Promise.all([get("/account", signal), get("/account/apps", signal), refresh()]);
   const shown = h("span", {}, account.name);
   return [
     heading(title, "Its plan and limits, and the API keys of its programs and dashboard sessions."),
     card(null, facts({ Name: shown, Id: h("code", {}, account.id), Plan: capital(account.plan) })),
     card("Rename", nameForm(account, shown)),
     card("Limits", limits(account)),
-    card("New API key", keyForm(created, refresh)),
+    card("New API key", keyForm(apps, created, refresh)),
     created,
     card("API keys", list),
   ];
@@ -48,17 +48,33 @@ function limits({ spend, limits, deploysToday, storage }) {
   });
 }
 
-function keyForm(created, refresh) {
+// What a key of each scope may do.
+const SCOPES = { full: "Everything", deploy: "Publish and follow deploys", read: "Read" };
+
+function keyForm(apps, created, refresh) {
   const name = h("input", { id: "key-name", required: true, maxlength: "100", autocomplete: "off", placeholder: "e.g. laptop" });
+  const options = Object.entries(SCOPES).map(([value, text]) => h("option", { value }, text));
+  const scope = h("select", { id: "key-scope", onchange: () => limit() }, options);
+  const names = apps.map(({ name }) => h("option", { value: name }, name));
+  const app = h("select", { id: "key-app", disabled: true }, h("option", { value: "" }, "All apps"), names);
+  const limit = () => {
+    app.disabled = scope.value === "full";
+    if (app.disabled) app.value = "";
+  };
   const create = async () => {
-    const { key, name: label } = await call("POST", "/account/keys", { body: { name: name.value.trim() } });
+    const body = { name: name.value.trim(), scope: scope.value, app: app.value || null };
+    const { key, name: label } = await call("POST", "/account/keys", { body });
     name.value = "";
-    created.prepend(showOnce(`The key “${label}”`, "It is shown only once, and gives full access to the account.", key));
+    const right = scope.value === "full" ? "It gives full access to the account." : `It may: ${describeScope(body)}.`;
+    created.prepend(showOnce(`The key “${label}”`, `It is shown only once. ${right}`, key));
     announce("Created the key.");
     await refresh();
   };
-  return form("with-button", [field("Name", name)], h("button", { class: "main" }, "Create"), create);
+  const fields = [field("Name", name), field("May do", scope), field("With", app)];
+  return form("with-button three", fields, h("button", { class: "main" }, "Create"), create);
 }
+
+const describeScope = ({ scope, app }) => (app ? `${SCOPES[scope]}, only ${app}` : SCOPES[scope]);
 
 function keyTable(keys, refresh) {
   const line = refusal();
@@ -75,6 +91,7 @@ function keyTable(keys, refresh) {
   const columns = {
     Name: ({ name }) => name,
     Id: ({ id }) => h("code", {}, id),
+    "May do": describeScope,
     Created: ({ createdAt }) => moment(createdAt),
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
     "": revoke,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.accounts import Account
+from tests.support.accounts import Account, App
 from tests.support.command_line import Tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -21,9 +21,9 @@ async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> N
     assert "is shown only once" in made.err
 
     headings, newest, first = (await capsule("keys", "list")).rows
-    assert headings == ["NAME", "ID", "CREATED", "LAST USED"]
-    name, key_id, created, used = newest
-    assert (name, created, used) == ("nightly build", "just now", "never")
+    assert headings == ["NAME", "ID", "SCOPE", "CREATED", "LAST USED"]
+    name, key_id, scope, created, used = newest
+    assert (name, scope, created, used) == ("nightly build", "full", "just now", "never")
     assert key_id in made.err
     assert first[0] == "first"
 
@@ -39,9 +39,27 @@ async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> N
 async def test_a_key_for_programs(capsule: Tool, account: Account) -> None:
     made = (await capsule("keys", "create", "ci", "--json")).json
     account.gateway.confidential.add(made["key"])
-    assert made.keys() == {"id", "name", "key", "createdAt"}
+    assert made.keys() == {"id", "name", "scope", "app", "key", "createdAt"}
     assert [key["name"] for key in (await capsule("keys", "list", "--json")).json] == ["ci", "first"]
     assert (await capsule("keys", "revoke", made["id"], "--json")).json == {"revoked": made["id"]}
+
+
+async def test_a_key_for_deploys(capsule: Tool, account: Account, app: App, tmp_path: Path) -> None:
+    made = await capsule("keys", "create", "ci", "--scope", "deploy", "--app", app.name)
+    account.gateway.confidential.add(made.line)
+    assert "with the scope 'deploy'" in made.err
+    assert (await capsule("keys", "list")).rows[1][2] == f"deploy {app.name}"
+    ci = Tool(account.gateway.address, made.line, tmp_path)
+    assert "does not show its account" in (await ci("whoami")).out
+    assert "NOT_PERMITTED" in await ci.refused("apps", "list")
+    assert "NOT_PERMITTED" in await ci.refused("keys", "create", "more")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/index.html").write_text("<h1>Here</h1>")
+    (tmp_path / "site/capsule.toml").write_text(f'name = "{app.name}"\n')
+    published = await ci("deploys", "publish", app.name, str(tmp_path / "site"))
+    assert "Published" in published.out
+    assert (await ci("deploys", "list", "--app", app.name)).rows[1:]
+    assert "scope" in await capsule.refused("keys", "create", "x", "--app", app.name)
 
 
 async def test_operators_add_a_key(operator: Tool, account: Account, tmp_path: Path) -> None:

@@ -1,14 +1,25 @@
 """The schema and the messages that a tool's class makes."""
 
+from collections import defaultdict
 from typing import Annotated, Any, TypedDict, Unpack, cast
 
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
-from gateway.mcp.tools import ACCOUNT, AgentTool, AppName, Arg, Result
+from gateway.accounts.access import Access, Call
+from gateway.accounts.records import Account
+from gateway.mcp import tools
+from gateway.mcp.tools import ACCESS, AgentTool, AppName, Arg, Result
 from gateway.services import Services
 
 SERVICES = cast(Services, None)  # these tools use none
+ACCOUNT = Account(id="acc_1", name="One", plan="free", createdAt="")
+
+
+@pytest.fixture(autouse=True)
+def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tools have no rows in the table of calls."""
+    monkeypatch.setattr(tools, "TOOL_CALLS", defaultdict[str, list[Call]](list))
 
 
 class Fields(TypedDict, total=False):
@@ -44,7 +55,7 @@ class LookTool(AgentTool):
 
 async def answer(tool: type[AgentTool], **given: Any) -> Result:
     names = {name for action in tool.actions.values() for name in action.args}
-    return await tool(SERVICES, {ACCOUNT: None}).answer({**dict.fromkeys({"action", *names}, ""), **given})
+    return await tool(SERVICES, {ACCESS: Access(ACCOUNT)}).answer({**dict.fromkeys({"action", *names}, ""), **given})
 
 
 def test_the_schema_names_the_actions_that_take_an_argument() -> None:

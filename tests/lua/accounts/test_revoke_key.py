@@ -1,4 +1,4 @@
-"""An API key can be revoked, unless it is the account's only one."""
+"""An API key can be revoked, unless it is the account's only one with full access."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,20 +9,21 @@ from gateway.redis.client import Script
 from tests.lua.scripts import TAG
 
 Revoke = Callable[..., list[bytes]]
+ZERO, ONE = b'{"id":"key_0"}', b'{"id":"key_1"}'
 KEYS, USED = f"{TAG}:keys:acc", f"{TAG}:keys-used:acc"
 
 
 @pytest.fixture
 def revoke(client: Any) -> Revoke:
     script = client.register_script(Script("accounts/revoke_key").source)
-    client.hset(KEYS, mapping={"key_0": "zero", "key_1": "one"})
+    client.hset(KEYS, mapping={"key_0": ZERO, "key_1": ONE})
     client.hset(USED, mapping={"key_0": 1, "key_1": 2})
     return lambda key, *even_last: script([KEYS, USED], [key, *even_last])
 
 
 def test_revoked(client: Any, revoke: Revoke) -> None:
-    assert revoke("key_0") == [b"revoked", b"zero"]
-    assert client.hgetall(KEYS) == {b"key_1": b"one"}
+    assert revoke("key_0") == [b"revoked", ZERO]
+    assert client.hgetall(KEYS) == {b"key_1": ONE}
     assert client.hgetall(USED) == {b"key_1": b"2"}
     assert revoke("key_0") == [b"unknown", b""]
 
@@ -30,15 +31,26 @@ def test_revoked(client: Any, revoke: Revoke) -> None:
 def test_the_last_key_stays(client: Any, revoke: Revoke) -> None:
     revoke("key_0")
     assert revoke("key_1") == [b"last", b""]
-    assert client.hgetall(KEYS) == {b"key_1": b"one"}
+    assert client.hgetall(KEYS) == {b"key_1": ONE}
     assert client.hgetall(USED) == {b"key_1": b"2"}
 
 
 def test_operators_revoke_even_the_last_key(client: Any, revoke: Revoke) -> None:
     revoke("key_0", "")
     assert revoke("key_1", "") == [b"last", b""]
-    assert revoke("key_1", "1") == [b"revoked", b"one"]
+    assert revoke("key_1", "1") == [b"revoked", ONE]
     assert client.exists(KEYS, USED) == 0
+
+
+def test_only_a_full_key_can_be_the_last_one(client: Any, revoke: Revoke) -> None:
+    scoped = b'{"id":"key_2","scope":"read"}'
+    client.hset(KEYS, "key_2", scoped)
+    revoke("key_0")
+    assert revoke("key_1") == [b"last", b""]
+    client.hset(KEYS, "key_3", b'{"id":"key_3","scope":"full"}')
+    assert revoke("key_1") == [b"revoked", ONE]
+    assert revoke("key_3") == [b"last", b""]
+    assert revoke("key_2") == [b"revoked", scoped]
 
 
 @pytest.mark.parametrize("key", ["key_2", "", "one", "*"])

@@ -1,0 +1,170 @@
+"""Decides what the caller of an account may do, from one table of all calls.
+
+A caller is an API key, or the session that it opened. A key has a scope, and a key for deploys or for reading may be
+limited to one app. A role is that of a member. A call is permitted if its row admits both the scope and the role.
+
+The account API and the agent tools check each call with `Access.require`. A call without a row is refused, and a test
+fails. docs/api.md is made from this table.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from gateway.accounts.records import Account, App
+from gateway.errors import NotPermitted
+
+Scope = Literal["full", "deploy", "read"]
+Role = Literal["owner", "developer", "viewer"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+class Right(Enum):
+    """The scopes and roles that a kind of call admits."""
+
+    READ = {"full", "read"}, {"owner", "developer", "viewer"}
+    READ_DEPLOYS = {"full", "deploy", "read"}, {"owner", "developer", "viewer"}
+    DEPLOY = {"full", "deploy"}, {"owner", "developer"}
+    DEVELOP = {"full"}, {"owner", "developer"}
+    OWN = {"full"}, {"owner"}
+
+    def __init__(self, scopes: set[Scope], roles: set[Role]) -> None:
+        self.scopes, self.roles = scopes, roles
+
+
+class Where(Enum):
+    """How a call concerns one app, which decides what a key for one app may do with it."""
+
+    ACCOUNT = "the whole account: a key for one app may not"
+    APP = "the app that the call names, or whose record it names: the app is compared when it is found"
+    FILTER = "the app in the parameter `app`, which is set to the key's app"
+    ROWS = "all apps: the response has only the key's app"
+
+
+class Call(NamedTuple):
+    """What a row of the table says."""
+
+    name: str  # of its handler, and in the account's audit trail
+    right: Right
+    where: Where = Where.ACCOUNT
+    tools: str = ""  # the actions of agent tools that do the same, separated by commas
+    commands: str = ""  # those of the command line
+
+
+READ, READ_DEPLOYS, DEPLOY, DEVELOP, OWN = Right
+ACCOUNT, APP, FILTER, ROWS = Where
+
+CALLS = {
+    "GET /account": Call("show_account", READ, commands="account, login, whoami"),
+    "PATCH /account": Call("rename_account", DEVELOP, commands="account"),
+    "GET /account/usage": Call("show_usage", READ, FILTER, "service_usage", "usage"),
+    "GET /account/requests": Call("list_requests", READ, FILTER, commands="requests"),
+    "GET /account/requests/{request_id}": Call("show_request", READ, APP, commands="requests"),
+    "GET /account/changes": Call("stream_changes", READ),
+    "GET /account/keys": Call("list_keys", READ, commands="keys list"),
+    "POST /account/keys": Call("create_key", OWN, commands="keys create"),
+    "DELETE /account/keys/{key_id}": Call("revoke_key", OWN, commands="keys revoke"),
+    "GET /account/apps": Call("list_apps", READ, ROWS, "service_app list", "apps list"),
+    "POST /account/apps": Call("create_app", DEVELOP, ACCOUNT, "service_app create", "apps create"),
+    "GET /account/apps/{app}": Call("show_app", READ, APP, "service_app show", "apps show, open"),
+    "PATCH /account/apps/{app}": Call("change_app", DEVELOP, APP, "service_app set", "apps set"),
+    "DELETE /account/apps/{app}": Call("delete_app", OWN, APP, "service_app delete", "apps delete"),
+    "GET /account/apps/{app}/settings": Call("show_settings", READ, APP, commands="apps set"),
+    "GET /account/apps/{app}/findings": Call("list_findings", READ, APP, commands="apps show"),
+    "GET /account/apps/{app}/crashes": Call("list_crashes", READ, APP, commands="apps show"),
+    "POST /account/apps/{app}/token-check": Call("check_token", DEVELOP, APP, commands="apps check-token"),
+    "POST /account/apps/{app}/test-token": Call("create_test_token", DEVELOP, APP),
+    "GET /account/apps/{app}/limits": Call("show_limits", READ, APP, "service_limits show", "limits show"),
+    "PUT /account/apps/{app}/limits": Call("change_limits", OWN, APP, "service_limits set", "limits set"),
+    "GET /account/apps/{app}/spend": Call("show_spend", READ, APP, "service_limits show", "limits show"),
+    "GET /account/apps/{app}/domain": Call("show_domain", READ, APP, commands="domain show"),
+    "PUT /account/apps/{app}/domain": Call("set_domain", DEVELOP, APP, commands="domain set"),
+    "POST /account/apps/{app}/domain/verify": Call("verify_domain", DEVELOP, APP, commands="domain verify"),
+    "DELETE /account/apps/{app}/domain": Call("clear_domain", DEVELOP, APP, commands="domain clear"),
+    "GET /account/apps/{app}/data": Call("show_data", READ, APP, commands="data show"),
+    "POST /account/apps/{app}/data/snapshots": Call("make_snapshot", DEVELOP, APP, commands="data snapshot"),
+    "GET /account/apps/{app}/data/snapshots/{snapshot_id}": Call(
+        "download_snapshot", READ, APP, commands="data download"
+    ),
+    "POST /account/apps/{app}/data/restore": Call("restore_data", DEVELOP, APP, commands="data restore"),
+    "DELETE /account/apps/{app}/data": Call("clear_data", DEVELOP, APP, commands="data clear"),
+    "GET /account/data/deleted": Call("list_deleted_data", READ, commands="data deleted"),
+    "PUT /account/apps/{app}/source": Call("publish", DEPLOY, APP, "service_publish", "deploy, deploys publish"),
+    "POST /account/apps/{app}/rollback": Call("roll_back", DEPLOY, APP, "service_deploy rollback", "deploys rollback"),
+    "POST /account/apps/{app}/build-cache/clear": Call("clear_build_cache", DEPLOY, APP, commands="deploy"),
+    "GET /account/apps/{app}/logs": Call("read_logs", READ_DEPLOYS, APP, "service_logs", "logs"),
+    "GET /account/deploys": Call("list_deploys", READ_DEPLOYS, FILTER, "service_deploy list", "deploys list"),
+    "GET /account/deploys/{deploy_id}": Call(
+        "show_deploy", READ_DEPLOYS, APP, "service_deploy show, service_logs", "deploys show"
+    ),
+    "POST /account/deploys/{deploy_id}/promote": Call("promote", DEPLOY, APP, commands="deploys promote"),
+    "POST /account/deploys/{deploy_id}/redeploy": Call("redeploy", DEPLOY, APP, commands="deploys redeploy"),
+    "POST /account/deploys/{deploy_id}/cancel": Call("cancel", DEPLOY, APP, "service_deploy cancel", "deploys cancel"),
+    "GET /account/apps/{app}/env": Call("list_variables", READ, APP, "service_env list", "env list"),
+    "PUT /account/apps/{app}/env": Call(
+        "change_variables", DEVELOP, APP, "service_env set, service_env unset", "env set, env unset"
+    ),
+    "GET /account/hooks": Call("list_hooks", READ, ROWS, "service_hook list", "hook list"),
+    "POST /account/apps/{app}/hooks": Call("create_hook", DEVELOP, APP, "service_hook create", "hook create"),
+    "DELETE /account/hooks/{hook_id}": Call("revoke_hook", DEVELOP, ACCOUNT, "service_hook revoke", "hook revoke"),
+    "GET /account/webhook": Call("show_webhook", READ, commands="webhook show"),
+    "PUT /account/webhook": Call("set_webhook", DEVELOP, commands="webhook set"),
+    "DELETE /account/webhook": Call("clear_webhook", DEVELOP, commands="webhook clear"),
+    "POST /account/webhook/rotate": Call("rotate_secret", DEVELOP, commands="webhook rotate"),
+    "POST /account/webhook/test": Call("test_webhook", DEVELOP, commands="webhook test"),
+    "GET /account/deliveries": Call("list_deliveries", READ, FILTER, "service_delivery list", "deliveries list"),
+    "GET /account/deliveries/{delivery_id}": Call(
+        "show_delivery", READ, APP, "service_delivery show", "deliveries show"
+    ),
+    "POST /account/deliveries/{delivery_id}/redeliver": Call(
+        "redeliver", DEVELOP, ACCOUNT, "service_delivery redeliver", "deliveries redeliver"
+    ),
+    "POST /account/deliveries/redeliver": Call(
+        "redeliver_failed", DEVELOP, ACCOUNT, "service_delivery redeliver_failed", "deliveries redeliver"
+    ),
+}
+
+
+def split(names: str) -> list[str]:
+    return names.split(", ") if names else []
+
+
+# By the action of an agent tool. An action that makes several calls needs the right to each.
+TOOL_CALLS: dict[str, list[Call]] = {}
+for _call in CALLS.values():
+    for _tool in split(_call.tools):
+        TOOL_CALLS.setdefault(_tool, []).append(_call)
+
+
+class Access(msgspec.Struct, frozen=True):
+    """A caller of an account, and what it may do."""
+
+    account: Account
+    key: str = ""  # the name of the API key
+    scope: Scope = "full"
+    role: Role = "owner"
+    only: App | None = None  # the app to which the key is limited
+
+    def require(self, call: Call | None) -> None:
+        """Raises NotPermitted unless the caller may make this call, of at least one app."""
+        if call is None:
+            raise NotPermitted
+        if self.scope not in call.right.scopes:
+            raise NotPermitted(f"This API key has the scope '{self.scope}', which does not include this call.")
+        if self.role not in call.right.roles:
+            raise NotPermitted(f"You are a {self.role} of this account, and may not make this call.")
+        if self.only is not None and call.where is ACCOUNT:
+            raise NotPermitted(f"This API key is for the app {self.only.name} only.")
+
+    def reaches(self, app: str) -> bool:
+        """Returns whether the caller may see the app, given its id or its present name."""
+        return self.only is None or app in (self.only.id, self.only.name)
+
+    def require_app(self, app: str) -> None:
+        """Raises NotPermitted unless the caller may see the app, given its id or its present name."""
+        if self.only is not None and not self.reaches(app):
+            raise NotPermitted(f"This API key is for the app {self.only.name} only.")
