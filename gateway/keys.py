@@ -23,6 +23,7 @@ published on the channel `changes`.
 | `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
 | `{pNN}:suspended` | hash | suspended account, or `app:` and app id → time, ms; `version` | each when resumed |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
+| `{pNN}:audit:<account>` | stream | changes by its keys, sessions and operators: the last 5,000 | 90 days |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
 | `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, or `operator:<hash>` | 12 h |
@@ -233,6 +234,7 @@ app_changes_key = keys_of_account("app-changes")
 token_checks_key = keys_of_account("token-checks")
 deleted_apps_key = keys_of_account("deleted-apps")
 api_keys_key = keys_of_account("keys")
+account_audit_key = keys_of_account("audit")
 api_keys_used_key = keys_of_account("keys-used")
 
 domain_lookups_key = keys_in_account("domain-lookups")

@@ -11,6 +11,7 @@ from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import Pacing
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
+from gateway.accounts.trail import AccountTrail
 from gateway.accounts.vault import Vault
 from gateway.data.commands import DataCommands
 from gateway.data.records import DataRecords
@@ -63,6 +64,7 @@ class Services:
         self.operators = Operators(settings)
         self.pacing = Pacing()
         self.audit = AuditTrail(self.store)
+        self.account_trail = AccountTrail(self.store)
         self.http = outbound.Client(
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file or None,

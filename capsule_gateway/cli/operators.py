@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from typing import Any
+
 import click
 
 from capsule_gateway.cli.api_keys import KEYS
@@ -168,19 +170,22 @@ def accounts_usage(account_id: str, days: int | None, group: str | None) -> None
 
 
 @click.command()
-@click.option("--reports", is_flag=True, help="List reports of watchdogs, scanners and deploy engines instead.")
+@click.option("--reports", is_flag=True, help="Operators: list reports of watchdogs and deploy engines instead.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
 @as_list
 def audit(reports: bool, limit: int) -> None:
-    """Operators: list changes made with an operator token, newest first."""
+    """List the changes of the account, newest first. Operators: list those made with an operator token."""
+    service = open_service()
+    if service.is_account:
+        return _show_changes(service.list_rows("/account/audit", limit=limit))
     trail = "reports" if reports else "changes"
-    rows = open_service().list_rows("/platform/audit", trail=trail, limit=limit)
+    rows = service.list_rows("/platform/audit", trail=trail, limit=limit)
     show_table(
         rows,
         {
             "when": text_of("at"),
             "operator": lambda row: f"{text_of('operator')(row)} ({text_of('token')(row)})",
-            "action": lambda row: text_of("action")(row).replace("_", " "),
+            "action": _format_action,
             "target": text_of("target"),
             "details": lambda row: format_fields(row, "details"),
             "reason": text_of("reason"),
@@ -191,6 +196,15 @@ def audit(reports: bool, limit: int) -> None:
         less=["target", "operator"],
         empty="No reports yet." if reports else "No changes yet.",
     )
+
+
+def _show_changes(rows: list[dict[str, Any]]) -> None:
+    columns = {"when": text_of("at"), "who": text_of("who"), "by": text_of("by"), "action": _format_action}
+    show_table(rows, columns | texts("target"), cut=["who"], less=["by"], empty="No changes yet.")
+
+
+def _format_action(row: Row) -> str:
+    return text_of("action")(row).replace("_", " ")
 
 
 def _format_result(row: Row) -> Cell:

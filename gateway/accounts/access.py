@@ -18,6 +18,7 @@ from gateway.accounts.records import Account, App
 from gateway.errors import NotPermitted
 
 Scope = Literal["full", "deploy", "read"]
+By = Literal["key", "session", "operator"]
 Role = Literal["owner", "developer", "viewer"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -45,6 +46,9 @@ class Where(Enum):
     ROWS = "all apps: the response has only the key's app"
 
 
+UNCHANGING = {"check_token"}  # calls that change nothing, although they are no GET
+
+
 class Call(NamedTuple):
     """What a row of the table says."""
 
@@ -53,6 +57,11 @@ class Call(NamedTuple):
     where: Where = Where.ACCOUNT
     tools: str = ""  # the actions of agent tools that do the same, separated by commas
     commands: str = ""  # those of the command line
+
+    @property
+    def changes(self) -> bool:
+        """Returns whether the call may change something of the account."""
+        return "read" not in self.right.scopes and self.name not in UNCHANGING
 
 
 READ, READ_DEPLOYS, DEPLOY, DEVELOP, OWN = Right
@@ -65,6 +74,7 @@ CALLS = {
     "GET /account/requests": Call("list_requests", READ, FILTER, commands="requests"),
     "GET /account/requests/{request_id}": Call("show_request", READ, APP, commands="requests"),
     "GET /account/changes": Call("stream_changes", READ),
+    "GET /account/audit": Call("list_changes", READ, commands="audit"),
     "GET /account/keys": Call("list_keys", READ, commands="keys list"),
     "POST /account/keys": Call("create_key", OWN, commands="keys create"),
     "DELETE /account/keys/{key_id}": Call("revoke_key", OWN, commands="keys revoke"),
@@ -144,7 +154,8 @@ class Access(msgspec.Struct, frozen=True):
     """A caller of an account, and what it may do."""
 
     account: Account
-    key: str = ""  # the name of the API key
+    who: str = ""  # in the account's audit trail
+    by: By = "key"
     scope: Scope = "full"
     role: Role = "owner"
     only: App | None = None  # the app to which the key is limited

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Request, delete, get, patch, post
 from litestar.datastructures import State
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
@@ -20,7 +20,8 @@ from gateway.accounts.pacing import Pacing
 from gateway.accounts.records import Account, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
-from gateway.api.audit import note
+from gateway.accounts.trail import AccountTrail, TrailEntry
+from gateway.api.audit import Before, note
 from gateway.api.authentication import account_router, is_operator_token, operator_router, read_bearer, require_access
 from gateway.api.resources import Caller, CallerAccess, require_own_app
 from gateway.deploys.states import Deploys
@@ -278,6 +279,21 @@ async def revoke_key_of(
     await registry.api_keys.revoke(account_id, key, even_last=True)
 
 
+@get("/audit", errors=[RequestMalformed])
+async def list_changes(
+    account: Caller,
+    account_trail: Injected[AccountTrail],
+    limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50,
+    before: Before = None,
+) -> list[TrailEntry]:
+    """List the changes of the account, newest first.
+
+    Each has who made it: an API key, a session with the key that opened it, or an operator. The last 5,000 are kept for
+    90 days, without values. `before` is the id of a change.
+    """
+    return await account_trail.list(account.id, limit, before)
+
+
 @get("/changes", media_type="text/event-stream", errors=[ViewersLimited])
 async def stream_changes(account: Caller, changes: Injected[Changes], process: Injected[ProcessState]) -> Stream:
     """Stream the names of what changed in the account.
@@ -303,6 +319,6 @@ async def stream_changes(account: Caller, changes: Injected[Changes], process: I
 ROUTES: list[ControllerRouterHandler] = [
     capabilities,
     register,
-    account_router(show_account, rename_account, create_key, list_keys, revoke_key, stream_changes),
+    account_router(show_account, rename_account, create_key, list_keys, revoke_key, list_changes, stream_changes),
     operator_router(create_key_for, list_keys_of, revoke_key_of),
 ]

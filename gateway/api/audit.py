@@ -1,12 +1,12 @@
-"""Records operators' requests in the audit trail, and lists the trail.
+"""Records requests in the operators' audit trail and in those of accounts, and lists the operators' trail.
 
-`operators_only` begins a record for every request that may change something, and `finish_audit` completes it from the
-response. So every route is recorded, including future ones.
+The guards begin a record for every request that may change something: `operators_only` with `begin_audit`, and
+`account_only` with `begin_change`. `finish_audit` completes it from the response. So every route is recorded, including
+future ones. An operator's change of an account is also in the account's trail.
 
 The header `X-Reason` says why. It is free text, and an invalid one is not recorded: the request is refused.
 """
 
-import re
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -16,10 +16,11 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import FromQuery, QueryParameter
 from litestar.types import Message, Scope
 
+from gateway.accounts.access import Access, Call
 from gateway.accounts.operators import Operator, Operators
+from gateway.accounts.trail import SECRET, hide_secret
 from gateway.errors import RequestMalformed
 from gateway.operations.audit import (
-    HIDDEN,
     AuditFilter,
     AuditRecord,
     AuditTrail,
@@ -31,11 +32,12 @@ from gateway.operations.audit import (
 from gateway.services import Injected, Services
 
 RECORD = "audit"  # in the scope's state: the services, the trail and the record
+CHANGE = "change"  # in the scope's state: the services, the caller, the call, its target and its entry
+ACCOUNT = "audited_account"  # in the scope's state: the id of the account that an operator changes
 NOTES = "notes"  # in the scope's state: values such as those before the change
 REPORTS: dict[str, Trail] = {"audit": "reports"}  # the `opt` of routes for machines
 REASON = "x-reason"  # a header, because requests that delete have no body
 REASON_LENGTH = 500  # characters
-SECRET = re.compile(r"csk_\w|whsec_\w|/hooks/deploy/\w")  # API keys, signing secrets, the URLs of deploy hooks
 RESPONSE_BYTES = 65_536  # that are searched for the id and the error code
 
 Limit = Annotated[int, QueryParameter(ge=1, le=200)]
@@ -49,13 +51,50 @@ async def begin_audit(
     """Begins the record of a request. Raises BackboneUnavailable, and RequestMalformed for an invalid reason."""
     reason, fault = _read_reason(request, services.operators)
     state, trail = request.scope["state"], handler.opt.get("audit", "changes")
-    target = hide_secret(next((str(value) for value in request.path_params.values()), "")[:200])
+    target = hide_secret(_find_target(request))
+    if trail == "changes":
+        state[ACCOUNT] = await _find_account(request, services)
     record = await services.audit.begin_record(
         trail, operator, handler.name or handler.fn.__name__, target, state["request_id"], reason
     )
     state[RECORD] = services, trail, record
     if fault:
         raise RequestMalformed(f"X-Reason: {fault}")
+
+
+def _find_target(request: Request[Any, Any, State]) -> str:
+    return next((str(value) for value in request.path_params.values()), "")[:200]
+
+
+async def _find_account(request: Request[Any, Any, State], services: Services) -> str:
+    """Returns the id of the account that the request's address names, or that has the app it names; or ""."""
+    if app := request.path_params.get("app"):
+        found = await services.registry.find_app(app)
+        return "" if found is None else found.account
+    return str(request.path_params.get("account_id", ""))
+
+
+async def begin_change(request: Request[Any, Any, State], services: Services, access: Access, call: Call) -> None:
+    """Begins the entry of a request in the account's trail."""
+    target = _find_target(request)
+    entry = await services.account_trail.begin(access, call.name, target)
+    request.scope["state"][CHANGE] = services, access, call, target, entry
+
+
+async def finish_change(message: Message, scope: Scope) -> None:
+    """Removes the entry of a change that was refused, and adds the id of what was made."""
+    services, access, call, target, entry = scope["state"][CHANGE]
+    if message["type"] == "http.response.start":
+        # After a failure of the service, the change may have been made.
+        if 400 <= message["status"] < 500:
+            del scope["state"][CHANGE]
+            await services.account_trail.forget(access, entry)
+    elif message["type"] == "http.response.body" and not message.get("more_body"):
+        del scope["state"][CHANGE]
+        made, _ = read_response(message.get("body", b"")[:RESPONSE_BYTES])
+        if not target and made.get("id", access.account.id) != access.account.id:
+            await services.account_trail.forget(access, entry)
+            await services.account_trail.begin(access, call.name, str(made["id"]))
 
 
 def _read_reason(request: Request[Any, Any, State], operators: Operators) -> tuple[str, str]:
@@ -75,11 +114,6 @@ def _read_reason(request: Request[Any, Any, State], operators: Operators) -> tup
     return reason, ""
 
 
-def hide_secret(text: str) -> str:
-    """Returns the text, unless a caller has put a secret in the place of an id."""
-    return HIDDEN if SECRET.search(text) else text
-
-
 def note(request: Request[Any, Any, State], **values: Value) -> None:
     """Adds values to the request's record."""
     notes = request.scope["state"].setdefault(NOTES, {})
@@ -93,6 +127,8 @@ def note_before(request: Request[Any, Any, State], **values: Value) -> None:
 
 async def finish_audit(message: Message, scope: Scope) -> None:
     """Completes the record of a request. Litestar calls it before each message of a response."""
+    if CHANGE in scope["state"]:
+        await finish_change(message, scope)
     if RECORD not in scope["state"]:
         return
     services, trail, record = scope["state"][RECORD]
@@ -106,6 +142,13 @@ async def finish_audit(message: Message, scope: Scope) -> None:
             del made["id"]
         record.details = {**describe_body(scope["state"].get("body")), **scope["state"].get(NOTES, {}), **made}
         await services.audit.finish_record(trail, record)
+        if trail == "changes" and record.status is not None and record.status < 400:
+            given = getattr(scope["state"].get("body"), "account", "")
+            created = record.target if record.action == "create_account" else ""
+            for account in {scope["state"][ACCOUNT], given, created} - {""}:
+                made_or_gone = str(record.details.get("id") or record.details.get("key") or "")  # of the account
+                target = made_or_gone if record.target == account else record.target
+                await services.account_trail.add_operators_change(account, record.operator, record.action, target)
 
 
 @get("/audit", errors=[RequestMalformed])

@@ -15,14 +15,14 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.access import CALLS, Access, Where
+from gateway.accounts.access import CALLS, Access, By, Where
 from gateway.accounts.api_keys import KeyReference
 from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
-from gateway.api.audit import begin_audit
+from gateway.api.audit import begin_audit, begin_change
 from gateway.api.resources import ACCOUNT_RESOURCES, OPERATOR_RESOURCES
 from gateway.errors import NotPermitted, Unauthorized
 from gateway.services import Services
@@ -52,14 +52,15 @@ async def require_access(request: Request[Any, Any, State], registry: Registry, 
     else:
         subject = await sessions.read_subject(request, ACCOUNT)
         reference = KeyReference.parse(subject) if subject else None
-    access = await find_access(reference, registry) if reference else None
+    by: By = "key" if "authorization" in request.headers else "session"
+    access = await find_access(reference, registry, by) if reference else None
     if reference is None or access is None:
         raise Unauthorized
     registry.api_keys.note_use(reference)
     return access
 
 
-async def find_access(reference: KeyReference, registry: Registry) -> Access | None:
+async def find_access(reference: KeyReference, registry: Registry, by: By = "key") -> Access | None:
     """Returns what a key may do; None if it is not valid. Raises NotPermitted if its only app is gone."""
     key, account = await registry.api_keys.find(reference), await registry.account(reference.account)
     if key is None or account is None:
@@ -71,7 +72,7 @@ async def find_access(reference: KeyReference, registry: Registry) -> Access | N
             only = await registry.find_app(key.appId)
         if only is None or (only.id, only.account) != (key.appId, account.id):
             raise NotPermitted(f"This API key is for the app {key.app} only, which is not in this account any more.")
-    return Access(account, key.name, key.scope, only=only)
+    return Access(account, f"{key.name} ({key.id})", by, key.scope, only=only)
 
 
 async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -88,6 +89,8 @@ async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: 
     if access.only is not None and call is not None and call.where is Where.FILTER:
         choose_app(request, access)
     request.scope["state"][ACCESS_STATE] = access
+    if call is not None and call.changes:
+        await begin_change(request, services, access, call)
 
 
 def choose_app(request: Request[Any, Any, State], access: Access) -> None:

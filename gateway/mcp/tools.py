@@ -6,7 +6,8 @@ them, and so are the messages that say how to correct a call.
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
@@ -16,7 +17,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
-from gateway.accounts.access import TOOL_CALLS, Access, Where
+from gateway.accounts.access import TOOL_CALLS, Access, Call, Where
 from gateway.accounts.records import App
 from gateway.api.resources import require_deploy, require_own_app
 from gateway.deploys.states import Deploy
@@ -118,14 +119,17 @@ class AgentTool:
     async def _find_deploy(self, deploy_id: str) -> Deploy:
         return await require_deploy(deploy_id, self.access, self.services.deploys)
 
-    def _permit(self, action: str, arguments: dict[str, Any]) -> None:
-        """Checks the caller's right to the action, and sets `app` of a list to the key's only app."""
+    def _permit(self, action: str, arguments: dict[str, Any]) -> Call | None:
+        """Returns the call that the action makes, if it changes something. Raises NotPermitted.
+
+        Checks the caller's right to the action, and sets `app` of a list to the key's only app."""
         calls = TOOL_CALLS[action]
         for call in calls:
             self.access.require(call)
         if self.access.only is not None and any(call.where is Where.FILTER for call in calls):
             self.access.require_app(arguments.get("app") or self.access.only.id)
             arguments["app"] = self.access.only.name
+        return next((call for call in calls if call.changes), None)
 
     async def answer(self, given: dict[str, Any]) -> Result:
         """Returns the action's result, as JSON's types. Raises ToolError, for the service's errors too."""
@@ -135,11 +139,27 @@ class AgentTool:
             raise ToolError(f"action must be {self._list_actions()}.")
         arguments = self.actions[name].read(given, f"action '{name}'" if others else "")
         try:
-            self._permit(f"{self.name} {name}" if others else self.name, arguments)
-            result: Result = msgspec.to_builtins(await self.actions[name].method(self, **arguments))
+            change = self._permit(f"{self.name} {name}" if others else self.name, arguments)
+            async with self._recording(change, arguments):
+                result: Result = msgspec.to_builtins(await self.actions[name].method(self, **arguments))
         except ServiceError as error:
             raise ToolError(f"{error.message} ({error.code})") from None
         return result
+
+    @asynccontextmanager
+    async def _recording(self, change: Call | None, arguments: Mapping[str, Any]) -> AsyncIterator[None]:
+        """Records a change in the account's trail, unless it is refused."""
+        if change is None:
+            yield
+            return
+        target = str(arguments.get("app") or arguments.get("id") or "")
+        entry = await self.services.account_trail.begin(self.access, change.name, target)
+        try:
+            yield
+        except (ServiceError, ToolError) as error:
+            if not isinstance(error, ServiceError) or error.status < 500:
+                await self.services.account_trail.forget(self.access, entry)
+            raise
 
     @classmethod
     def make(cls, services: Services) -> Tool:

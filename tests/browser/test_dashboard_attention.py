@@ -118,15 +118,20 @@ async def test_keys_of_the_account(holder: Holder) -> None:
     await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     await expect(holder.row("laptop")).to_have_count(0)
     assert len((await account.get("/account/keys")).json()) == 1
+    changes = card(holder, "Changes").get_by_role("row")
+    await expect(changes.nth(1)).to_contain_text("Revoke key")
+    await expect(changes.nth(2)).to_contain_text("Create key")
+    await expect(changes.nth(2)).to_contain_text("session")
+    await assert_accessible(page, EVERY_LOOK)
 
 
 async def test_a_key_for_the_deploys_of_one_app(holder: Holder) -> None:
     page, account, name = holder.page, holder.account, await holder.app()
     await holder.log_in()
     await holder.go("account")
-    await expect(page.get_by_label("With")).to_be_disabled()
+    await expect(page.get_by_label("With", exact=True)).to_be_disabled()
     await page.get_by_label("May do").select_option("Publish and follow deploys")
-    await page.get_by_label("With").select_option(name)
+    await page.get_by_label("With", exact=True).select_option(name)
     await page.get_by_label("Name", exact=True).fill("ci")
     await holder.button("Create").click()
     panel = card(holder, "The key “ci”")

@@ -39,7 +39,7 @@ DEPLOYS = {
     "POST /account/deploys/{deploy_id}/cancel",
 }
 # Those that a key for one app may not make, although they only read.
-WHOLE_ACCOUNT = {f"GET /account{rest}" for rest in ("", "/changes", "/keys", "/data/deleted", "/webhook")}
+WHOLE_ACCOUNT = {f"GET /account{rest}" for rest in ("", "/audit", "/changes", "/keys", "/data/deleted", "/webhook")}
 DEPLOY_TOOLS = {
     "service_publish",
     "service_logs",
@@ -118,11 +118,12 @@ class Scene:
     async def get(self, kind: str, path: str) -> httpx.Response:
         return await self.gw.http.get(path, headers={"Authorization": f"Bearer {self.keys[kind]}"})
 
-    def dump(self) -> dict[bytes, bytes]:
+    def dump(self) -> dict[bytes, Any]:
         """Returns everything in Redis that a call may not change."""
         with self.gw.redis.client() as client:
             keys = sorted(key for key in client.scan_iter(count=1000) if not VOLATILE.match(key))
-            return {key: client.dump(key) for key in keys}
+            # A refused change has left its entry in the trail until it was refused.
+            return {key: client.xrange(key) if b":audit:" in key else client.dump(key) for key in keys}
 
 
 def pack(**files: str) -> bytes:

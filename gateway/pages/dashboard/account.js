@@ -3,34 +3,43 @@
 import { h } from "/pages/dom.js";
 import { capital, count, moment, money, size } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { action, announce, card, confirmAction, facts, field, form, heading, redraw, refusal, showOnce, table } from "./parts.js";
+import { action, announce, card, confirmAction, empty, facts, field, form, heading, redraw, refusal, showOnce, table } from "./parts.js";
 
 export const title = "Account";
+
+const CHANGES = 50; // that are shown at first, and with each further step
 
 export async function draw(signal) {
   const list = h("div", { class: "stack" });
   const created = h("div", { class: "view" });
-  const refresh = async () => redraw(list, await get("/account/keys", signal), (keys) => keyTable(keys, refresh));
+  const trail = h("div", { class: "stack" });
+  const refresh = async () => {
+    const [keys, changes] = await Promise.all([get("/account/keys", signal), get(`/account/audit?limit=${CHANGES}`, signal)]);
+    redraw(list, keys, (rows) => keyTable(rows, refresh));
+    showChanges(trail, changes, signal);
+  };
   const [account, apps] = await Promise.all([get("/account", signal), get("/account/apps", signal), refresh()]);
   const shown = h("span", {}, account.name);
   return [
     heading(title, "Its plan and limits, and the API keys of its programs and dashboard sessions."),
     card(null, facts({ Name: shown, Id: h("code", {}, account.id), Plan: capital(account.plan) })),
-    card("Rename", nameForm(account, shown)),
+    card("Rename", nameForm(account, shown, refresh)),
     card("Limits", limits(account)),
     card("New API key", keyForm(apps, created, refresh)),
     created,
     card("API keys", list),
+    card("Changes", trail),
   ];
 }
 
-function nameForm(account, shown) {
+function nameForm(account, shown, refresh) {
   const name = h("input", { id: "account-name", required: true, maxlength: "200", autocomplete: "organization", value: account.name });
   const save = async () => {
     const renamed = await call("PATCH", "/account", { body: { name: name.value.trim() } });
     document.querySelector("#account").textContent = shown.textContent = renamed.name;
     saved.textContent = "Saved.";
     announce("Saved the name.");
+    await refresh();
   };
   const saved = h("p", { class: "small quiet" });
   return [form("with-button", [field("Account name", name)], h("button", {}, "Save"), save), saved];
@@ -98,3 +107,21 @@ function keyTable(keys, refresh) {
   };
   return [table("API keys", columns, keys), line];
 }
+
+// Shows the account's audit trail, with a button for older changes. `more` tells whether there may be some.
+function showChanges(box, changes, signal, more = changes.length === CHANGES) {
+  if (!changes.length) return box.replaceChildren(empty("No changes yet", "What keys, sessions and operators change appears here."));
+  const line = refusal();
+  const older = action("Older", {}, line, async () => {
+    const next = await get(`/account/audit?limit=${CHANGES}&before=${changes.at(-1).id}`, signal);
+    showChanges(box, [...changes, ...next], signal, next.length === CHANGES);
+  });
+  box.replaceChildren(table("Changes", CHANGE, changes), more ? older : "", line);
+}
+
+const CHANGE = {
+  Action: ({ action }) => capital(action.replaceAll("_", " ")),
+  Of: ({ target }) => (target ? h("code", {}, target) : ""),
+  By: ({ who, by }) => [who, by === "key" ? "" : h("span", { class: "quiet" }, `, ${by}`)],
+  When: ({ at }) => moment(at),
+};

@@ -62,6 +62,14 @@ async def test_a_key_for_deploys(capsule: Tool, account: Account, app: App, tmp_
     assert "scope" in await capsule.refused("keys", "create", "x", "--app", app.name)
 
 
+async def test_the_changes_of_the_account(capsule: Tool, account: Account) -> None:
+    await capsule("account", "--rename", "Ben & Co")
+    headings, newest, *_ = (await capsule("audit")).rows
+    assert headings == ["WHEN", "WHO", "BY", "ACTION"]
+    assert "rename account" in newest
+    assert (await capsule("audit", "--limit", "1", "--json")).json[0]["action"] == "rename_account"
+
+
 async def test_operators_add_a_key(operator: Tool, account: Account, tmp_path: Path) -> None:
     made = await operator("accounts", "key", account.id, "replacement")
     assert KEY.fullmatch(made.line)
