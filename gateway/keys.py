@@ -21,6 +21,10 @@ published on the channel `changes`.
 | `{pNN}:domain-lookups:<app id>` | string | number of times that its custom domain was to be verified | 60 s |
 | `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
 | `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
+| `{pNN}:deletions` | zset | accounts that are being deleted, by the time of that, ms | each with the account |
+| `{pNN}:leaving:<account>` | set | ids and names of its apps, while a worker deletes it | with the account |
+| `{pNN}:former-names:<account>` | set | names that `former-name:` withholds for it | 30 days |
+| `{pNN}:spend-of-deleted:<account>` | hash | UTC day → nano-euro that a deleted account spent | 400 days |
 | `{pNN}:suspended` | hash | suspended account, or `app:` and app id → time, ms; `version` | each when resumed |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
 | `{pNN}:audit:<account>` | stream | changes by its keys, sessions and operators: the last 5,000 | 90 days |
@@ -217,7 +221,6 @@ def keys_in_account(kind: str) -> Callable[[str, str], str]:
 REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
 REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `count_registration.lua` explains why
 APP = "app"
-SESSIONS_PREFIX = "sessions:"
 REGISTERED_PREFIX = "registered:"
 
 app_key = keys_of_all(APP)
@@ -226,6 +229,7 @@ domain_key = keys_of_all("domain")
 former_name_key = keys_of_all("former-name")
 api_key_key = keys_of_all("key")
 session_key = keys_of_all("session")
+sessions_key = keys_of_all("sessions")
 logins_key = keys_of_all("logins")
 
 account_key = keys_of_account("account")
@@ -234,6 +238,9 @@ app_changes_key = keys_of_account("app-changes")
 token_checks_key = keys_of_account("token-checks")
 deleted_apps_key = keys_of_account("deleted-apps")
 api_keys_key = keys_of_account("keys")
+former_names_key = keys_of_account("former-names")
+leaving_key = keys_of_account("leaving")
+spend_of_deleted_key = keys_of_account("spend-of-deleted")
 account_audit_key = keys_of_account("audit")
 api_keys_used_key = keys_of_account("keys-used")
 
@@ -242,6 +249,7 @@ domain_lookups_key = keys_in_account("domain-lookups")
 accounts_key = keys_of_partition("accounts")
 apps_key = keys_of_partition("apps")
 suspended_key = keys_of_partition("suspended")
+deletions_key = keys_of_partition("deletions")
 
 
 def account_apps_key(account_id: str) -> str:

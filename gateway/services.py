@@ -31,6 +31,7 @@ from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
 from gateway.operations.audit import AuditTrail
 from gateway.operations.directory import Directory
+from gateway.operations.leaving import Leaving
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.operations.removal import Removal
@@ -83,6 +84,15 @@ class Services:
         self.environments = Environments(self.store, self.vault)
         self.removal = Removal(
             self.app_changes, self.hooks, self.environments, self.data_commands, self.data_records, self.deploys
+        )
+        self.leaving = Leaving(
+            self.registry,
+            self.deploys,
+            self.removal,
+            self.storage,
+            self.data_records,
+            self.data_commands,
+            settings.account_grace,
         )
         self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)

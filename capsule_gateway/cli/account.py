@@ -39,11 +39,34 @@ from gateway.events import catalog
 from gateway.ids import now_iso
 
 
-@click.command()
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--rename", "name", metavar="NAME", help="First give the account this name.")
 @as_json
-def account(name: str | None) -> None:
+@click.pass_context
+def account(context: click.Context, name: str | None) -> None:
     """Show the account, its plan and today's usage."""
+    if context.invoked_subcommand is None:
+        _show_account(name)
+
+
+account.sends(
+    "delete NAME",
+    "POST /account/deletion name",
+    "Delete the account with all apps and data, after a grace. NAME is its name, as a confirmation.",
+    sentence(
+        "Stopped. The account is deleted at {deletesAt}. Until then, 'capsule account keep' brings it back.",
+        "deletesAt",
+    ),
+)
+account.sends(
+    "keep",
+    "DELETE /account/deletion",
+    "Keep an account that is being deleted.",
+    done("The account is kept, as it was.", "kept"),
+)
+
+
+def _show_account(name: str | None) -> None:
     service = open_service()
     if name is not None:
         service.send("PATCH", "/account", {"name": name})
@@ -56,6 +79,7 @@ def account(name: str | None) -> None:
         {
             "account": f"{record.get('name')} ({record.get('id')})",
             "suspended": text_of("reason")(nested_row(record, "suspension")),
+            "deleted at": text_of("deletesAt"),
             "plan": text_of("plan"),
             "inference today": format_spending(spend) + reserved,
             "deploys today": f"{record.get('deploysToday')} of {limits.get('deploysPerDay')}",

@@ -151,6 +151,13 @@ accounts.sends(
     "Lift the suspension of an account. Apps that are suspended themselves stay suspended.",
     done("The suspension of {account} is lifted.", "resumed", "account"),
 )
+accounts.sends(
+    "delete ACCOUNT --reason",
+    f"DELETE {ACCOUNT}?now={{now}}",
+    "Delete an account with all apps and data, after the grace in which its holder can keep it.",
+    sentence("{account} is stopped, and will be deleted at {deletesAt}.", "deletesAt"),
+    click.option("--now", is_flag=True, help="Delete it at once."),
+)
 accounts.lists("keys ACCOUNT", f"{ACCOUNT}/keys", "List the API keys of an account.", **KEYS)
 accounts.sends(
     "revoke-key ACCOUNT KEY --reason",

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from gateway.accounts.records import Account, App
-from gateway.errors import NotPermitted
+from gateway.errors import AppSuspended, NotPermitted
 
 Scope = Literal["full", "deploy", "read"]
 By = Literal["key", "session", "operator"]
@@ -48,6 +48,8 @@ class Where(Enum):
 
 UNCHANGING = {"check_token"}  # calls that change nothing, although they are no GET
 
+WHILE_LEAVING = {"leave", "keep_account", "revoke_key"}  # changes that are permitted while the account is deleted
+
 
 class Call(NamedTuple):
     """What a row of the table says."""
@@ -70,6 +72,8 @@ ACCOUNT, APP, FILTER, ROWS = Where
 CALLS = {
     "GET /account": Call("show_account", READ, commands="account, login, whoami"),
     "PATCH /account": Call("rename_account", DEVELOP, commands="account"),
+    "POST /account/deletion": Call("leave", OWN, commands="account delete"),
+    "DELETE /account/deletion": Call("keep_account", OWN, commands="account keep"),
     "GET /account/usage": Call("show_usage", READ, FILTER, "service_usage", "usage"),
     "GET /account/requests": Call("list_requests", READ, FILTER, commands="requests"),
     "GET /account/requests/{request_id}": Call("show_request", READ, APP, commands="requests"),
@@ -164,6 +168,8 @@ class Access(msgspec.Struct, frozen=True):
         """Raises NotPermitted unless the caller may make this call, of at least one app."""
         if call is None:
             raise NotPermitted
+        if self.account.deletion is not None and call.changes and call.name not in WHILE_LEAVING:
+            raise AppSuspended("The account is being deleted. Keep it first, with DELETE /account/deletion.")
         if self.scope not in call.right.scopes:
             raise NotPermitted(f"This API key has the scope '{self.scope}', which does not include this call.")
         if self.role not in call.right.roles:

@@ -34,6 +34,7 @@ from gateway.keys import (
     app_window_key,
     deleted_apps_key,
     former_name_key,
+    former_names_key,
     partition_tag,
     token_checks_key,
 )
@@ -86,6 +87,9 @@ class AppChanges:
 
     async def withhold_name(self, app: App) -> None:
         """Withholds the name of a live app from other accounts after its deletion."""
+        names = former_names_key(app.account)
+        await self._store.client.sadd(names, app.name)
+        await self._store.client.expire(names, FORMER_NAME_SECONDS)
         await self._store.client.set(former_name_key(app.name), app.account, ex=FORMER_NAME_SECONDS)
 
     async def delete_app(self, app: App) -> None:

@@ -114,6 +114,14 @@ class Suspension(msgspec.Struct, frozen=True):
     at: Time
 
 
+class Deletion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An account holder or an operator deletes an account."""
+
+    at: Time
+    deletesAt: Time  # until then, the account can be kept
+    begun: bool = False  # it is too late
+
+
 class ReplacedFields(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fields that the manifest of a deploy replaced: they return if the deploy fails its canary."""
 
@@ -171,6 +179,14 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dic
     createdAt: str
     dailyEuro: str | None = None  # a cap in place of the plan's
     suspension: Suspension | None = None
+    deletion: Deletion | None = None
+
+    @functools.cached_property
+    def stop(self) -> Suspension | None:
+        """Why nothing of the account runs: its suspension, or else its deletion."""
+        if self.suspension is not None or self.deletion is None:
+            return self.suspension
+        return Suspension("The account is being deleted.", self.deletion.at)
 
     @functools.cached_property
     def own_cap(self) -> int | None:
@@ -179,5 +195,5 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dic
 
 
 def find_suspension(app: App, account: Account | None) -> Suspension | None:
-    """Returns the suspension of the app, or else that of its account."""
-    return app.suspension or (None if account is None else account.suspension)
+    """Returns the suspension of the app, or else that of its account, which may be a deletion."""
+    return app.suspension or (None if account is None else account.stop)

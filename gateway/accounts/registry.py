@@ -172,6 +172,10 @@ class Registry:
         self.cache.forget(key)
         return result
 
+    async def remove_account(self, account_id: str) -> None:
+        """Removes the record; nothing else."""
+        await self._remove(account_key(account_id))
+
     # -- apps ------------------------------------------------------------------------------------------------
 
     async def put_app(self, app: App, before: App | None) -> App:

@@ -19,7 +19,7 @@ from litestar.datastructures import Cookie, State
 
 from gateway.accounts.api_keys import digest
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
-from gateway.keys import REGISTERED_PREFIX, SESSIONS_PREFIX, logins_key, session_key
+from gateway.keys import REGISTERED_PREFIX, logins_key, session_key, sessions_key
 from gateway.loops import Allowance
 from gateway.redis.client import Store
 
@@ -39,7 +39,7 @@ class Sessions:
     async def open(self, subject: str) -> str:
         """Returns the token of a new session, and ends the subject's oldest sessions beyond the limit."""
         token = secrets.token_urlsafe(32)
-        own, sessions = digest(token), SESSIONS_PREFIX + digest(subject)
+        own, sessions = digest(token), sessions_key(digest(subject))
         await self._store.client.set(session_key(own), subject, ex=SESSION_SECONDS)
         async with self._store.client.pipeline(transaction=True) as pipe:
             pipe.lpush(sessions, own)

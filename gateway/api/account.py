@@ -36,10 +36,12 @@ from gateway.errors import (
 )
 from gateway.events.catalog import SAMPLES
 from gateway.events.deliveries import SHARE_BYTES, count_stored_bytes
+from gateway.ids import Time
 from gateway.inference.availability import Availability, InferenceStatus
 from gateway.inference.request import BODY_BYTES
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import spend_key
+from gateway.operations.leaving import Leaving
 from gateway.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS
 from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
@@ -140,6 +142,7 @@ class AccountView(msgspec.Struct):
     deploysToday: int
     storage: StorageUse
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # by an operator; left out when there is none
+    deletesAt: Time | msgspec.UnsetType = msgspec.UNSET  # while the account is being deleted
 
 
 @get("/", summary="Show the account, its limits, and its spend of today")
@@ -161,6 +164,7 @@ async def view_account(account: Account, settings: Settings, store: Store, deplo
         deploysToday=await deploys.count_today(account.id, day),
         storage=StorageUse(await count_stored_bytes(store, account.id), SHARE_BYTES),
         suspension=account.suspension or msgspec.UNSET,
+        deletesAt=account.deletion.deletesAt if account.deletion else msgspec.UNSET,
     )
 
 
@@ -177,6 +181,31 @@ async def rename_account(
     rename = partial(msgspec.structs.replace, name=data.name)
     _, account = await registry.change_account(account.id, rename)
     return await view_account(account, settings, store, deploys)
+
+
+class DeletionTime(msgspec.Struct):
+    deletesAt: Time
+
+
+@post("/deletion", status_code=202, errors=[RequestMalformed])
+async def leave(account: Caller, data: JSONBody[AccountName], leaving: Injected[Leaving]) -> DeletionTime:
+    """Delete the account, after a grace.
+
+    `name` is the account's name, as a confirmation. Until `deletesAt`, everything of the account is stopped and can be
+    brought back. Then its apps, data, keys and logs are removed.
+    """
+    if data.name != account.name:
+        raise RequestMalformed("name: repeat the name of the account exactly.")
+    return DeletionTime(await leaving.begin(account.id))
+
+
+@delete("/deletion", errors=[NotFound])
+async def keep_account(account: Caller, leaving: Injected[Leaving]) -> None:
+    """Keep an account that is being deleted.
+
+    Everything is as it was.
+    """
+    await leaving.cancel(account.id)
 
 
 class NewKey(msgspec.Struct):
@@ -319,6 +348,16 @@ async def stream_changes(account: Caller, changes: Injected[Changes], process: I
 ROUTES: list[ControllerRouterHandler] = [
     capabilities,
     register,
-    account_router(show_account, rename_account, create_key, list_keys, revoke_key, list_changes, stream_changes),
+    account_router(
+        show_account,
+        rename_account,
+        leave,
+        keep_account,
+        create_key,
+        list_keys,
+        revoke_key,
+        list_changes,
+        stream_changes,
+    ),
     operator_router(create_key_for, list_keys_of, revoke_key_of),
 ]

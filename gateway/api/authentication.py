@@ -63,7 +63,7 @@ async def require_access(request: Request[Any, Any, State], registry: Registry, 
 async def find_access(reference: KeyReference, registry: Registry, by: By = "key") -> Access | None:
     """Returns what a key may do; None if it is not valid. Raises NotPermitted if its only app is gone."""
     key, account = await registry.api_keys.find(reference), await registry.account(reference.account)
-    if key is None or account is None:
+    if key is None or account is None or (account.deletion is not None and account.deletion.begun):
         return None
     only = None
     if key.appId is not None:

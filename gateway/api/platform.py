@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Request, delete, get, patch, post, put
 from litestar.datastructures import State
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.api_keys import ListedKey
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
@@ -29,7 +29,7 @@ from gateway.accounts.records import (
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
-from gateway.api.account import NewKey
+from gateway.api.account import DeletionTime, NewKey
 from gateway.api.apps import (
     RepositoryView,
     check_euro,
@@ -69,6 +69,7 @@ from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings, ScanCounts
 from gateway.monitors.health import HealthStatus, OpenFindings
 from gateway.operations.directory import Directory, OwnedApp
+from gateway.operations.leaving import Leaving
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
 from gateway.operations.removal import Removal
 from gateway.redis.client import Store
@@ -647,6 +648,17 @@ async def suspend_account(
     return suspension
 
 
+@delete("/accounts/{account_id:str}", status_code=202, errors=[RequestMalformed, NotFound])
+async def delete_account(
+    account_id: FromPath[str], leaving: Injected[Leaving], now: FromQuery[bool] = False
+) -> DeletionTime:
+    """Delete an account, after the grace or now.
+
+    Until `deletesAt`, its holder can keep it.
+    """
+    return DeletionTime(await leaving.begin(account_id, now=now))
+
+
 @delete("/accounts/{account_id:str}/suspension", errors=[NotFound])
 async def resume_account(
     any_account: AnyAccount, request: Request[Any, Any, State], store: Injected[Store], registry: Injected[Registry]
@@ -656,8 +668,9 @@ async def resume_account(
     Apps that are suspended themselves stay suspended.
     """
     _note_before(request, any_account)
-    await registry.change_account(any_account.id, lambda record: _replace(record, None))
-    await unlist_suspended(store, any_account.id)
+    _, account = await registry.change_account(any_account.id, lambda record: _replace(record, None))
+    if account.deletion is None:
+        await unlist_suspended(store, any_account.id)
 
 
 def make_suspension(data: NewSuspension) -> Suspension:
@@ -704,5 +717,6 @@ ROUTES = [
         resume_app,
         suspend_account,
         resume_account,
+        delete_account,
     )
 ]

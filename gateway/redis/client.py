@@ -250,6 +250,22 @@ class Store:
         """Reads keys of any partitions together. Raises BackboneUnavailable."""
         return await self.read_each(names, lambda pipe, name: pipe.get(name))
 
+    async def scan_partition(self, tag: str, pattern: str) -> list[str]:
+        """Returns the keys that match. Reads all names on the node of the partition: only for what is rare.
+
+        Raises BackboneUnavailable.
+        """
+        found: set[str] = set()
+        cursor = 0
+        while True:
+            scan = (
+                self.client.scan_at(tag, cursor, pattern) if self.cluster else self.client.scan(cursor, pattern, 1000)
+            )
+            cursor, names = await scan
+            found.update(names)
+            if not cursor:
+                return sorted(found)
+
     async def check_writes(self) -> tuple[int, list[BackboneUnavailable]]:
         """Writes a probe key, in a cluster one for each partition, and waits for replicas as admissions do.
 

@@ -60,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str = ""  # certificates to trust for outgoing TLS, beside the public ones
 
     registrations_per_day: int = 50
+    account_grace: int = 30  # days until an account is deleted, in which its holder can keep it; 0: at once
     deploy_quotas: dict[str, int] = msgspec.field(  # deploys per account and UTC day
         default_factory=lambda: {"free": 10, "starter": 50, "maker": 200, "max": 1000}
     )

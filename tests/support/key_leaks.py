@@ -28,6 +28,8 @@ KEPT = {
     r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",
     r"\{p\d\d\}:(apps|probes|certificates|domain-checks)$": "one set per partition: every app, until it is deleted",
     r"\{p\d\d\}:accounts$": "one set per partition: every account",
+    r"\{p\d\d\}:deletions$": "one set per partition: accounts that are being deleted",
+    r"\{p\d\d\}:leaving:": "the ids and names of an account's apps, until the account is deleted",
     r"\{p\d\d\}:suspended$": "one hash per partition: suspended apps and accounts, until they are resumed",
     r"\{p\d\d\}:certificates:ends$": "one set per partition: apps with a custom domain, until they have none",
     r"\{p\d\d\}:unhealthy$": "one set per partition: apps that do not respond, until they do or are deleted",

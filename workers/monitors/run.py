@@ -8,16 +8,24 @@ import asyncio
 
 import structlog
 
+from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled
+from gateway.data.commands import DataCommands
+from gateway.data.records import DataRecords
+from gateway.deploys.environment import Environments
+from gateway.deploys.hooks import Hooks
 from gateway.deploys.states import Deploys
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.inference.spend import scripts
 from gateway.keys import PARTITION_TAGS
+from gateway.operations.leaving import Leaving, list_due
+from gateway.operations.removal import Removal
 from gateway.redis.client import Store
 from gateway.redis.errors import code_of, concerns_every_write
 from gateway.settings import Settings
+from gateway.storage import open_storage
 from workers.heartbeat import keep_heartbeat
 from workers.monitors.certificates import Certificates
 from workers.monitors.domains import Domains
@@ -77,10 +85,37 @@ async def run_monitors(settings: Settings) -> None:
             group.create_task(Uptime(settings, registry).run())
             group.create_task(Certificates(settings, registry).run())
             group.create_task(Domains(settings, registry).run())
+            group.create_task(keep_deleting_accounts(settings, registry))
             if settings.deploy_engine == "external":
                 group.create_task(keep_failing_unreported(Deploys(settings, registry)))
     finally:
         await store.close()
+
+
+DELETION_SECONDS = 2.0  # between two searches for accounts to delete
+
+
+def make_leaving(settings: Settings, registry: Registry) -> Leaving:
+    store = registry.store
+    deploys, records, commands = Deploys(settings, registry), DataRecords(store), DataCommands(store)
+    environments = Environments(store, registry.vault)
+    removal = Removal(AppChanges(registry), Hooks(settings, registry), environments, commands, records, deploys)
+    return Leaving(registry, deploys, removal, open_storage(settings), records, commands, settings.account_grace)
+
+
+async def keep_deleting_accounts(settings: Settings, registry: Registry) -> None:
+    leaving: Leaving | None = None  # opens the storage, whose library takes much memory, when it is needed
+    while True:
+        try:
+            if await list_due(registry.store):
+                leaving = leaving or make_leaving(settings, registry)
+                await leaving.delete_due()
+        except BackboneUnavailable:
+            pass
+        except Exception as error:  # a broken record must not stop the other monitors
+            logger.error("account.undeletable", exc_info=error)
+        end_if_canceled()
+        await asyncio.sleep(DELETION_SECONDS)
 
 
 async def keep_failing_unreported(deploys: Deploys) -> None:

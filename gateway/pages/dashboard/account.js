@@ -29,6 +29,7 @@ export async function draw(signal) {
     created,
     card("API keys", list),
     card("Changes", trail),
+    card(account.deletesAt ? "Keep the account" : "Delete the account", leavingForm(account)),
   ];
 }
 
@@ -125,3 +126,24 @@ const CHANGE = {
   By: ({ who, by }) => [who, by === "key" ? "" : h("span", { class: "quiet" }, `, ${by}`)],
   When: ({ at }) => moment(at),
 };
+
+function leavingForm({ name, deletesAt }) {
+  const line = refusal();
+  if (deletesAt) {
+    const keep = async () => {
+      await call("DELETE", "/account/deletion");
+      location.reload();
+    };
+    const text = ["Everything is deleted ", moment(deletesAt), ". Until then, you can bring it back as it was."];
+    return [h("p", {}, text), h("div", { class: "row" }, action("Keep the account", { class: "main" }, line, keep)), line];
+  }
+  const typed = h("input", { id: "leaving-name", required: true, autocomplete: "off" });
+  const loss = "All apps stop at once. After the grace, they are deleted with their data, keys and logs.";
+  const leave = async () => {
+    if (!(await confirmAction(`Delete ${name}?`, loss, "Delete the account"))) return;
+    await call("POST", "/account/deletion", { body: { name: typed.value } });
+    location.reload();
+  };
+  const button = h("button", { class: "danger" }, "Delete");
+  return [h("p", { class: "quiet" }, loss), form("with-button", [field(`Type “${name}” to confirm`, typed)], button, leave)];
+}

@@ -23,7 +23,8 @@ export function watchSpend(signal) {
 }
 
 async function refresh(signal) {
-  const { spend, suspension } = await get("/account", signal);
+  const { spend, suspension, deletesAt } = await get("/account", signal);
+  if (deletesAt) return show("suspended", deletesAt, () => explainDeletion(deletesAt));
   if (suspension) return show("suspended", suspension, () => explainSuspension(suspension));
   if (spend.settled + spend.reserved < NEAR * spend.cap) {
     banner.hidden = true;
@@ -52,6 +53,14 @@ function explainSuspension({ reason, at }) {
   return [
     h("p", {}, h("strong", {}, "Your account is suspended."), ` ${reason}`),
     h("p", { class: "small" }, "Since ", moment(at), ". ", effect),
+  ];
+}
+
+function explainDeletion(deletesAt) {
+  const effect = "Apps answer no requests, and nothing can be changed. To bring everything back, ";
+  return [
+    h("p", {}, h("strong", {}, "Your account is being deleted "), moment(deletesAt), "."),
+    h("p", { class: "small" }, effect, h("a", { href: "#/account" }, "keep the account"), "."),
   ];
 }
 

@@ -62,6 +62,21 @@ async def test_a_key_for_deploys(capsule: Tool, account: Account, app: App, tmp_
     assert "scope" in await capsule.refused("keys", "create", "x", "--app", app.name)
 
 
+async def test_leaving(capsule: Tool, operator: Tool, account: Account) -> None:
+    name = (await capsule("account", "--json")).json["name"]
+    assert "REQUEST_MALFORMED" in await capsule.refused("account", "delete", "another")
+    begun = (await capsule("account", "delete", name)).line
+    assert begun.startswith("Stopped. The account is deleted at ")
+    assert "deleted at" in (await capsule("account")).out
+    assert "APP_SUSPENDED" in await capsule.refused("keys", "create", "x")
+    assert "kept" in (await capsule("account", "keep")).line
+    assert "NOT_FOUND" in await capsule.refused("account", "keep")
+    assert "will be deleted at" in (await operator("accounts", "delete", account.id)).line
+    await capsule("account", "keep")
+    now = (await operator("accounts", "delete", account.id, "--now", "--json")).json
+    assert now.keys() == {"deletesAt"}
+
+
 async def test_the_changes_of_the_account(capsule: Tool, account: Account) -> None:
     await capsule("account", "--rename", "Ben & Co")
     headings, newest, *_ = (await capsule("audit")).rows

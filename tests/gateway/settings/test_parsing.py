@@ -22,6 +22,7 @@ BAD = {
     "GATEWAY_PROCESSING_APPROVED": "perhaps",
     "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "sometimes",
     "GATEWAY_REGISTRATIONS_PER_DAY": "many",
+    "GATEWAY_ACCOUNT_GRACE": "-1",
     "GATEWAY_DEPLOY_QUOTAS": "free=x",
     "GATEWAY_APP_LIMITS": "free=-1",
     "GATEWAY_RATE_LIMITS": "app=0.5,user=-1",

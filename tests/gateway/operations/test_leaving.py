@@ -1,0 +1,236 @@
+"""An account is stopped, kept or deleted; after that, Redis and the storage are searched for what names it."""
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import ACCOUNT
+from gateway.deploys.hooks import Hooks
+from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key
+from gateway.operations.leaving import Leaving
+from gateway.settings import Settings
+from tests.fakes import FakeAppBackend
+from tests.support.accounts import Account, App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import answered, refused
+from tests.support.worker_process import Worker
+from workers.monitors.run import make_leaving
+
+session = pytest.mark.asyncio(loop_scope="session")
+SOON = {"gateway.operations.leaving.WAIT_MS": 300, "workers.monitors.run.DELETION_SECONDS": 0.2}
+
+
+def search(client: redis.Redis, words: set[str]) -> list[str]:
+    """Returns the keys that contain one of the words, in their name or anywhere in their value."""
+    found = []
+    for key in client.scan_iter(count=1000):
+        kind = client.type(key).decode()
+        reads: dict[str, Any] = {
+            "string": client.get,
+            "hash": client.hgetall,
+            "set": client.smembers,
+            "zset": lambda name: client.zrange(name, 0, -1),
+            "list": lambda name: client.lrange(name, 0, -1),
+            "stream": client.xrange,
+        }
+        text = repr((key, reads[kind](key)))
+        if any(word in text for word in words):
+            found.append(text)
+    return found
+
+
+def search_files(folder: Path, words: set[str]) -> list[Path]:
+    paths = list(folder.rglob("*"))
+    named = [path for path in paths if any(word in str(path.relative_to(folder)) for word in words)]
+    return named + [p for p in paths if p.is_file() and any(word.encode() in p.read_bytes() for word in words)]
+
+
+class Population:
+    """An account with a record of each kind, and all words that name it."""
+
+    def __init__(self, account: Account, app: App) -> None:
+        self.account, self.app, self.words = account, app, {account.id, app.name}
+
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        answer = await self.account.call(method, path, body)
+        assert answer.status_code < 300, (path, answer.text)
+        return answer.json() if answer.content else None
+
+    async def fill(self) -> None:
+        account, app, gw = self.account, self.app, self.account.gateway
+        name = f"Name-{secrets.token_hex(6)}"
+        await self.call("PATCH", "/account", {"name": name})
+        for key in ("ci", "laptop"):
+            made = await self.call("POST", "/account/keys", {"name": key, "scope": "read", "app": app.name})
+            gw.confidential.add(made["key"])
+            self.words.add(made["id"])
+        hook = await self.call("POST", f"/account/apps/{app.name}/hooks", {"name": "hook"})
+        gw.confidential.add(hook["url"].rpartition("/")[2])
+        await self.account.set_webhook("http://127.0.0.1:9/hook")
+        await self.call("POST", "/account/webhook/test", {"type": "deploy.succeeded"})
+        await self.call("PUT", f"/account/apps/{app.name}/env", {"NAME": "value"})
+        await self.call("PUT", f"/account/apps/{app.name}/limits", {"userDailyEuro": "1"})
+        headers = {"Authorization": f"Bearer {account.key}", "Content-Type": "text/html"}
+        content = f"<h1>{secrets.token_hex(8)}</h1>".encode()
+        published = await gw.http.put(f"/account/apps/{app.name}/source", content=content, headers=headers)
+        assert published.status_code == 202, published.text
+        answered(await app.ask("Hello?"))
+        await account.settled()
+        async with httpx.AsyncClient(base_url=gw.address, trust_env=False) as browser:
+            opened = await browser.post(
+                "/dashboard/session", json={"apiKey": account.key}, headers={"Origin": gw.address}
+            )
+            assert opened.status_code == 204
+            gw.confidential.add(browser.cookies[ACCOUNT])
+        await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "once"})
+        await gw.platform("DELETE", f"accounts/{account.id}/suspension")
+        self.words |= {name, hook["id"], published.json()["deployId"]}
+
+    async def is_gone(self) -> bool:
+        answer = await self.account.gateway.platform("GET", f"accounts/{self.account.id}")
+        return answer.status_code == 404
+
+
+@session
+async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: Path) -> None:
+    leaving, staying = await gw.app(backend), await gw.app(backend)
+    left, kept = Population(leaving.account, leaving), Population(staying.account, staying)
+    await left.fill()
+    await kept.fill()
+    spent = await leaving.account.settled()
+    assert spent > 0
+    with gw.redis.client() as client:
+        before = len(search(client, kept.words))
+        assert len(search(client, left.words)) > 20
+        assert search_files(gw.data_folder, left.words)
+        worker = Worker(gw.redis.url, tmp_path, gw.confidential, GATEWAY_DATA_DIR=str(gw.data_folder))
+        worker.names, worker.constants = ("monitors",), SOON
+        await worker.start()
+        try:
+            answer = await gw.platform("DELETE", f"accounts/{left.account.id}?now=true")
+            assert answer.status_code == 202, answer.text
+            await wait_until(left.is_gone, 30)
+
+            def find_rest() -> list[str]:
+                rest = search(client, left.words)
+                return [each for each in rest if "spend-of-deleted" not in each and "{ops}:audit:changes" not in each]
+
+            await wait_until(
+                lambda: not client.zscore(deletions_key(partition_tag(left.account.id)), left.account.id), 10
+            )
+            assert find_rest() == []
+            assert search_files(gw.data_folder, left.words) == []
+            spend = client.hgetall(spend_of_deleted_key(left.account.id))
+            assert [int(nano) for nano in spend.values()] == [spent]
+            assert 399 * 86_400 < client.ttl(spend_of_deleted_key(left.account.id)) <= 400 * 86_400
+            trail = [each for each in search(client, left.words) if "{ops}:audit:changes" in each]
+            assert all(left.app.name not in each for each in trail)
+            assert len(search(client, kept.words)) >= before
+        finally:
+            await worker.stop()
+    refused(await left.account.get(), 401, "UNAUTHORIZED")
+    assert (await kept.account.get()).status_code == 200
+    record, *_ = (await gw.platform("GET", f"audit?target={left.account.id}")).json()
+    assert record["action"] == "delete_account"
+    # The name is free.
+    taken = await gw.account()
+    assert (await taken.call("POST", "/account/apps", {"name": left.app.name})).status_code == 201
+
+
+@session
+async def test_the_grace(gw: Gateway, twin: Gateway, app: App) -> None:
+    account = app.account
+    name = (await account.get()).json()["name"]
+    for wrong in (name.lower(), f"{name} ", "x"):
+        refused(await account.call("POST", "/account/deletion", {"name": wrong}), 400, "REQUEST_MALFORMED")
+    refused(await account.call("DELETE", "/account/deletion"), 404, "NOT_FOUND")
+    before = await account.call("GET", f"/account/apps/{app.name}/settings")
+    begun = await account.call("POST", "/account/deletion", {"name": name})
+    assert begun.status_code == 202
+    deletes_at = begun.json()["deletesAt"]
+    assert (await account.get()).json()["deletesAt"] == deletes_at
+    for at in (gw, twin):
+
+        async def is_refused(at: Gateway = at) -> bool:
+            return (await app.at(at).ask("Hello?")).status_code == 403
+
+        await wait_until(is_refused)
+        refused(await account.call("POST", "/account/keys", {"name": "x"}, at=at), 403, "APP_SUSPENDED")
+    refused(await gw.platform("POST", f"apps/{app.name}/deploys", {"kind": "live"}), 403, "APP_SUSPENDED")
+    for path in ("/account/apps", "/account/keys", f"/account/apps/{app.name}", "/account/audit"):
+        assert (await account.call("GET", path)).status_code == 200
+    # Lifting a suspension does not bring it back, and a second request does not prolong the grace.
+    await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "x"})
+    await gw.platform("DELETE", f"accounts/{account.id}/suspension")
+    again = await account.call("POST", "/account/deletion", {"name": name})
+    assert again.json()["deletesAt"] == deletes_at
+    refused(await app.ask("Hello?"), 403, "APP_SUSPENDED")
+
+    assert (await account.call("DELETE", "/account/deletion")).status_code == 204
+    assert "deletesAt" not in (await account.get()).json()
+    for at in (gw, twin):
+
+        async def answers(at: Gateway = at) -> bool:
+            return (await app.at(at).ask("Hello?")).status_code == 200
+
+        await wait_until(answers)
+    assert (await account.call("GET", f"/account/apps/{app.name}/settings")).json() == before.json()
+
+
+@session
+async def test_only_owners_leave(gw: Gateway, app: App) -> None:
+    made = (await app.account.call("POST", "/account/keys", {"name": "x", "scope": "read"})).json()
+    gw.confidential.add(made["key"])
+    reader = Account(gw, app.account.id, made["key"])
+    name = (await reader.get()).json()["name"]
+    refused(await reader.call("POST", "/account/deletion", {"name": name}), 403, "NOT_PERMITTED")
+    refused(await gw.platform("DELETE", "accounts/acc_none?now=true"), 404, "NOT_FOUND")
+
+
+# -- interruptions -------------------------------------------------------------------------------------------
+
+
+STEPS = ("_mark", "_revoke_keys", "_remove_apps", "_remove_deleted_data", "_remove_deploys", "_keep_spend")
+STEPS += ("_remove_entries", "_remove_keys")
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_an_interrupted_deletion_is_continued(
+    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    from gateway.accounts.records import App as AppRecord
+    from gateway.accounts.vault import Vault
+
+    monkeypatch.setattr("gateway.operations.leaving.WAIT_MS", 0)
+    monkeypatch.setattr("gateway.operations.leaving.RETRY_MS", 0)
+    settings = Settings(data_dir=str(tmp_path), redis_url=redis_url)
+    registry = Registry(store, Vault(""))
+    leaving = make_leaving(settings, registry)
+    account, _ = await registry.create_account("Leaving", "free")
+    await registry.put_app(AppRecord(id="app-1", name="notes", account=account.id, createdAt=""), None)
+    await Hooks(settings, registry).create(account.id, "notes", "hook")
+    await leaving.begin(account.id, now=True)
+    original = getattr(Leaving, step)
+
+    async def die(self: Leaving, *args: Any) -> None:
+        await original(self, *args)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Leaving, step, die)
+    with pytest.raises(asyncio.CancelledError):
+        await leaving.delete_due()
+    monkeypatch.setattr(Leaving, step, original)
+    for _ in range(5):
+        if await leaving.delete_due():
+            break
+    else:
+        raise AssertionError("the deletion does not end")
+    with redis.Redis.from_url(redis_url) as client:
+        assert search(client, {account.id, "Leaving", "app-1", "notes"}) == []
