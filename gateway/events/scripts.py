@@ -18,6 +18,7 @@ from gateway.keys import (
     awaited_key,
     bodies_key,
     dead_letters_key,
+    deletions_key,
     deliveries_key,
     emitted_key,
     event_keys,
@@ -71,8 +72,8 @@ async def claim_delivery(
 ) -> EntryOwnership:
     """Confirms that an entry of the partition's events belongs to this consumer, and restarts its idle time."""
     script_keys = [stream_key(tag, "events"), webhook_key(account), bodies_key(account)]
-    script_keys.append(previous_secret_key(account))
-    owned, *found = await store.run_script(_CLAIM_DELIVERY, script_keys, group, consumer, entry, event)
+    script_keys += [previous_secret_key(account), deletions_key(tag)]
+    owned, *found = await store.run_script(_CLAIM_DELIVERY, script_keys, group, consumer, entry, event, account)
     return EntryOwnership(bool(owned), *found)
 
 

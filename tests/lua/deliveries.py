@@ -8,6 +8,7 @@ from tests.lua.scripts import TAG, source
 STREAM, LOG, OUTCOMES = f"{TAG}:events", f"{TAG}:deliveries:acc", f"{TAG}:outcomes"
 BODIES, STORED, DEAD = f"{LOG}:bodies", f"{STREAM}:stored", f"{TAG}:dead"
 EVENT_KEYS = [STREAM, LOG, OUTCOMES, BODIES, STORED]
+DELETIONS = f"{TAG}:deletions"
 RECEIVER, PREVIOUS = f"{TAG}:webhook:acc", f"{TAG}:previous-secret:acc"
 GROUP = "webhooks"
 DATA = '{"appId":"é","n":1}'
@@ -42,8 +43,9 @@ class Deliveries:
         return mine, receiver, data, attempt
 
     def claim_with_secret(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, str, int]:
-        args = [GROUP, consumer, entry.id, entry.fields["id"]]
-        mine, *found, attempt = self.script("events/claim_delivery")([STREAM, RECEIVER, BODIES, PREVIOUS], args)
+        keys = [STREAM, RECEIVER, BODIES, PREVIOUS, DELETIONS]
+        args = [GROUP, consumer, entry.id, entry.fields["id"], entry.fields["account"]]
+        mine, *found, attempt = self.script("events/claim_delivery")(keys, args)
         receiver, data, previous = (each.decode() for each in found)
         return mine, receiver, data, previous, attempt
 

@@ -100,6 +100,16 @@ async def test_scripts_reach_the_primary_of_their_keys(whole: ReplicatedCluster)
         assert await read_counts(store) == [3] * 16
 
 
+async def test_the_names_of_each_partition_are_read_on_its_node(whole: ReplicatedCluster) -> None:
+    async with opened(whole.url) as store:
+        for tag in PARTITION_TAGS:
+            for n in range(30):
+                await store.client.set(f"{tag}:name:{n}", "x", ex=60)
+        for tag in PARTITION_TAGS:
+            expected = sorted(f"{tag}:name:{n}" for n in range(30))
+            assert await store.scan_partition(tag, f"{tag}:name:*") == expected
+
+
 async def test_a_seed_that_is_down_is_skipped(whole: ReplicatedCluster) -> None:
     alive = f"127.0.0.1:{whole.primaries[1].port}"
     async with opened(f"redis+cluster://127.0.0.1:{free_port()},{alive}") as store:

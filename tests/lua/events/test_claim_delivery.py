@@ -1,6 +1,6 @@
 """Only the worker for which an event is pending can claim its delivery."""
 
-from tests.lua.deliveries import DATA, GROUP, PREVIOUS, RECEIVER, STREAM, Deliveries
+from tests.lua.deliveries import DATA, DELETIONS, GROUP, PREVIOUS, RECEIVER, STREAM, Deliveries
 
 
 def test_claimed_by_the_worker_for_which_it_is_pending(deliveries: Deliveries) -> None:
@@ -16,6 +16,16 @@ def test_claimed_by_the_worker_for_which_it_is_pending(deliveries: Deliveries) -
     assert deliveries.claim(entry, "two") == (1, "{}", DATA, 2)
     deliveries.record(entry)
     assert deliveries.claim(entry, "two") == (0, "", "", 0)
+
+
+def test_nothing_is_sent_while_the_account_is_being_deleted(deliveries: Deliveries) -> None:
+    deliveries.emit()
+    (entry,) = deliveries.read()
+    deliveries.client.set(RECEIVER, "{}")
+    deliveries.client.zadd(DELETIONS, {"acc": 1, "another": 1})
+    assert deliveries.claim(entry) == (1, "", DATA, 1)
+    deliveries.client.zrem(DELETIONS, "acc")
+    assert deliveries.claim(entry) == (1, "{}", DATA, 1)
 
 
 def test_the_previous_secret_until_it_expires(deliveries: Deliveries) -> None:
