@@ -160,9 +160,12 @@ def whoami() -> None:
         if not service.is_account:
             service.request_object("GET", "/platform/inference", having="")
             return show_line({"url": url, "operator": True}, f"An operator at {url}")
-        account = _fetch_account(url, key)
-    if not account:
-        return show_line({"url": url, "operator": False}, f"A key at {url} that does not show its account")
+        try:
+            account = service.request_object("GET", "/account")
+        except ServiceRefusal as refused:
+            if refused.code != NOT_PERMITTED:
+                raise
+            return show_line({"url": url, "operator": False}, f"A key at {url} that does not show its account")
     answer = {"url": url, "operator": False, **{name: account.get(name) for name in ("id", "name", "plan")}}
     plan = text_of("plan")(account)
     show_line(answer, strip_controls(f"{account.get('name')} ({account.get('id')}) at {url}, on the plan {plan}"))
