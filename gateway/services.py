@@ -92,7 +92,7 @@ class Services:
             self.storage,
             self.data_records,
             self.data_commands,
-            settings.account_grace,
+            settings,
         )
         self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)

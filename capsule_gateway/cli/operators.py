@@ -1,7 +1,6 @@
 """`capsule accounts`, `audit`, `inference` and `providers`: operators' commands."""
 
 from pathlib import Path
-
 from typing import Any
 
 import click

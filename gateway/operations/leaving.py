@@ -65,6 +65,7 @@ from gateway.keys import (
 )
 from gateway.operations.removal import Removal
 from gateway.redis.client import Store
+from gateway.settings import Settings
 from gateway.storage import Storage
 
 logger = structlog.get_logger()
@@ -86,11 +87,13 @@ class Leaving:
         storage: Storage,
         data_records: DataRecords,
         data_commands: DataCommands,
-        grace_days: int,
+        settings: Settings,
     ) -> None:
         self._registry, self._store = registry, registry.store
         self._deploys, self._removal, self._storage = deploys, removal, storage
-        self._data_records, self._data_commands, self._grace_days = data_records, data_commands, grace_days
+        self._data_records, self._data_commands = data_records, data_commands
+        self._grace_days = settings.account_grace
+        self._providers = [each.name for each in settings.providers]
 
     # -- the grace -------------------------------------------------------------------------------------------
 
@@ -279,10 +282,13 @@ class Leaving:
                     await client.xdel(audit_key(trail), entry)
         for ago in range(3):
             await client.zrem(spenders_key(day_of(int((now - ago * DAY_SECONDS) * 1000))), account_id)
-        _, _, waiting, order, past, *_ = lease_keys()
-        for zset in (order, past, build_queue_keys()[2], stored_key(tag)):
+        for provider in self._providers:
+            _, _, waiting, order, past, *_ = lease_keys(provider)
+            for zset in (order, past):
+                await client.zrem(zset, account_id)
+            await client.hdel(waiting, account_id)
+        for zset in (build_queue_keys()[2], stored_key(tag)):
             await client.zrem(zset, account_id)
-        await client.hdel(waiting, account_id)
 
     async def _read_stream(self, stream: str) -> AsyncIterator[tuple[str, dict[str, str]]]:
         after = "-"

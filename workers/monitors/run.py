@@ -100,7 +100,7 @@ def make_leaving(settings: Settings, registry: Registry) -> Leaving:
     deploys, records, commands = Deploys(settings, registry), DataRecords(store), DataCommands(store)
     environments = Environments(store, registry.vault)
     removal = Removal(AppChanges(registry), Hooks(settings, registry), environments, commands, records, deploys)
-    return Leaving(registry, deploys, removal, open_storage(settings), records, commands, settings.account_grace)
+    return Leaving(registry, deploys, removal, open_storage(settings), records, commands, settings)
 
 
 async def keep_deleting_accounts(settings: Settings, registry: Registry) -> None:
