@@ -155,6 +155,8 @@ published on the channel `changes`.
 
 | key | type | holds | expires |
 | --- | --- | --- | --- |
+| `layout` | string | the number of the layout of these keys | never: one number |
+| `layout-lock` | string | id of the process that upgrades the data to another layout | 30 s |
 | `{ops}:workers` | set | `<group>:<name>` of the workers that read no stream, including some that have ended | 1 h |
 | `{ops}:audit:<trail>` | stream | changes by operators, or reports of machines: the last 10,000 of each | 400 days |
 | `worker:<group>:<name>` | string | a worker's heartbeat, which reserves its name | 15 s |
@@ -475,6 +477,8 @@ def monitored_keys(tag: str, app_id: str) -> list[str]:
 
 # -- operation -------------------------------------------------------------------------------------------------
 
+LAYOUT_KEY = "layout"
+LAYOUT_LOCK_KEY = "layout-lock"
 WORKERS_KEY = "{ops}:workers"
 HEARTBEAT_SECONDS = 15  # lifetime of a worker's heartbeat
 

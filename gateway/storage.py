@@ -196,6 +196,7 @@ class FolderStorage:
 
     def _make_folders(self, key: str) -> Path:
         path = self.folder / key
+        self.folder.mkdir(parents=True, exist_ok=True)
         missing = [folder for folder in reversed(path.parents) if folder != self.folder and not folder.exists()]
         for folder in missing:
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from gateway import log
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.loops import freeze_heap
+from gateway.operations.layout import EXIT_CODE, LayoutFault, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
 from gateway.settings import BadSettings, Settings, load
@@ -47,7 +48,12 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
 
 
 async def run_workers(settings: Settings, names: list[str], child: BaseProcess | None) -> None:
-    """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it."""
+    """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it.
+
+    Raises LayoutFault.
+    """
+    with contextlib.suppress(BackboneUnavailable):  # `wait_for_redis` logs it
+        await prepare_data(settings)
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
@@ -56,6 +62,7 @@ async def run_workers(settings: Settings, names: list[str], child: BaseProcess |
     logger.info("workers.started", workers=names)
     redis = asyncio.create_task(wait_for_redis(settings))
     running = [asyncio.create_task(_run_worker(name, settings, redis), name=name) for name in names]
+    running.append(asyncio.create_task(_keep_waiting(redis)))
     running += [asyncio.create_task(keep_child(child))] if child is not None else []
     stopping = asyncio.create_task(stopped.wait())
     done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
@@ -73,14 +80,24 @@ async def _run_worker(name: str, settings: Settings, redis: asyncio.Task[None]) 
     await WORKERS[name](settings)
 
 
+async def _keep_waiting(redis: asyncio.Task[None]) -> None:
+    """Raises LayoutFault if Redis turns out to have data that these workers cannot use."""
+    await asyncio.shield(redis)
+    await asyncio.Event().wait()
+
+
 async def wait_for_redis(settings: Settings) -> None:
-    """Waits until Redis accepts writes. Until then, the health check logs the reason and the remedy."""
+    """Waits until Redis accepts writes. Until then, the health check logs the reason and the remedy.
+
+    Raises LayoutFault.
+    """
     store = Store(settings.redis_url, ca_file=settings.ca_file)
     health = RedisHealth(store)
     try:
         while True:
             with contextlib.suppress(BackboneUnavailable):
                 await health.check()
+                await upgrade_redis(store)
                 return
             end_if_canceled()
             await asyncio.sleep(REDIS_CHECK_SECONDS)
@@ -116,6 +133,9 @@ def _run(settings: Settings, names: list[str], child: BaseProcess | None = None)
     tracing.start("capsule-workers")
     try:
         uvloop.run(run_workers(settings, names, child))
+    except LayoutFault as fault:
+        print(fault, file=sys.stderr)
+        return EXIT_CODE
     finally:
         tracing.stop()
         log.WRITER.finish()  # a child process of `multiprocessing` ends without atexit

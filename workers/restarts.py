@@ -5,8 +5,8 @@ next ones adopt it. When the container stops, this process stops Caddy after the
 on.
 
 Failure policy: a process that ends soon after its start is started again after a pause, so that a fault in every start
-does not exhaust the machine. If the first one exits with an error soon after its start, the service cannot start, and
-this process exits with its code.
+does not exhaust the machine. If the first one exits with an error soon after its start, or any one cannot use the data
+(`gateway/operations/layout.py`), the service cannot start, and this process exits with its code.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from pathlib import Path
 import structlog
 
 from gateway import log
+from gateway.operations.layout import EXIT_CODE
 from gateway.settings import Settings
 from workers.child import STOP_SECONDS, start_child
 from workers.hosting import caddy
@@ -49,7 +50,7 @@ class WorkerChild:
         if self.process.is_alive():
             return 0
         exit_code, early = self.process.exitcode or 0, now - self._started_at < EARLY_SECONDS
-        if self._is_first and early and exit_code > 0:
+        if exit_code == EXIT_CODE or (self._is_first and early and exit_code > 0):
             return exit_code
         logger.error("workers.restarted", exit_code=exit_code)
         self.process, self._is_first, self._start_at = None, False, now + self._pause

@@ -29,6 +29,12 @@ CANNOT_LISTEN = {
 }
 
 
+class UnusableData(ServiceRefusal):
+    """This version cannot use the data, as `gateway/operations/layout.py` explains."""
+
+    exit_code = 78
+
+
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
@@ -40,9 +46,13 @@ def serve(host: str, port: int, workers: int, check: bool) -> None:
         return _check_ready(host, port)
     settings = _load_settings()
     check_port(host, port)
+    from gateway.operations.layout import LayoutFault
     from gateway.server.serve import serve as run
 
-    sys.exit(run(host, port, workers, settings))
+    try:
+        sys.exit(run(host, port, workers, settings))
+    except LayoutFault as fault:
+        raise UnusableData(str(fault)) from None
 
 
 def check_port(host: str, port: int) -> None:

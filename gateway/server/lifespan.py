@@ -14,6 +14,8 @@ import structlog
 from gateway import log
 from gateway.inference.provider.connection import Interrupted
 from gateway.loops import freeze_heap
+from gateway.operations import layout
+from gateway.redis.client import until_redis_answers
 from gateway.server.connections import raise_connection_limit, sweep_connections
 from gateway.services import Services
 from gateway.storage import find_folder_fault
@@ -91,7 +93,7 @@ def _start_background_tasks(services: Services) -> list[asyncio.Task[None]]:
     tasks = [
         asyncio.create_task(coroutine, name=str(coroutine))
         for coroutine in (
-            services.registry.cache.follow_changes(),
+            _follow_changes(services),
             services.providers.run(services.metrics.open_streams.set),
             services.upstream.check_waiters(),
             services.upstream.end_suspended(),
@@ -107,6 +109,12 @@ def _start_background_tasks(services: Services) -> list[asyncio.Task[None]]:
     for task in tasks:
         task.add_done_callback(_end_process)
     return tasks
+
+
+async def _follow_changes(services: Services) -> None:
+    """Follows the changes of records, without which the process is not ready, once it may use the data."""
+    await until_redis_answers(lambda: layout.upgrade_redis(services.store))
+    await services.registry.cache.follow_changes()
 
 
 async def _wait_for_switch(services: Services) -> None:
@@ -139,6 +147,9 @@ async def _close(services: Services, tasks: list[asyncio.Task[None]]) -> None:
 def _end_process(task: asyncio.Task[None]) -> None:
     """Exits because a background task has ended that the process needs. Its supervisor starts another process."""
     error = None if task.cancelled() else task.exception()
-    logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
+    if isinstance(error, layout.LayoutFault):
+        logger.critical("layout.unusable", reason=str(error))
+    else:
+        logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
     log.WRITER.drain()
-    os._exit(70)
+    os._exit(layout.EXIT_CODE if isinstance(error, layout.LayoutFault) else 70)

@@ -4,13 +4,15 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from gateway import log
-from gateway.errors import RequestMalformed
+from gateway.errors import BackboneUnavailable, RequestMalformed
+from gateway.operations.layout import prepare_data
 from gateway.server import protocol
 from gateway.server.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 from gateway.settings import Settings
@@ -57,7 +59,13 @@ class TimedReceive:
 
 
 def serve(host: str, port: int, workers: int, settings: Settings) -> int:
-    """Runs the gateway until it is stopped. Returns the exit code."""
+    """Upgrades the data if necessary, and runs the gateway until it is stopped. Returns the exit code.
+
+    Raises LayoutFault.
+    """
+    log.configure(settings)
+    with suppress(BackboneUnavailable):  # the processes wait until it answers, and log why it does not
+        asyncio.run(prepare_data(settings))
     config = uvicorn.Config(
         "gateway.app:create_app",
         factory=True,
@@ -80,7 +88,6 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
         os.environ.pop(METRICS_FOLDER, None)  # the folder may contain the values of former processes
         uvicorn.Server(config).run(_listen(config, settings))
         return 0
-    log.configure(settings)
     with metrics_folder() as folder:
         os.environ[METRICS_FOLDER] = str(folder)
         return Supervisor(config, _listen(config, settings), folder).run()

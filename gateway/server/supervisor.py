@@ -9,8 +9,8 @@ histograms, because a sum must not decrease. Gauges describe a state that has en
 
 Failure policy: a process that ends, or does not respond, is replaced. If it ends soon after its start, its successor
 starts after a pause, so that a fault in every process does not exhaust the machine. If a process exits before any of
-them has served, the service cannot start and the supervisor exits, too. If the supervisor is killed, its processes
-drain and exit, so that the port is free for the next supervisor.
+them has served, or cannot use the data, the service cannot start and the supervisor exits, too. If the supervisor is
+killed, its processes drain and exit, so that the port is free for the next supervisor.
 """
 
 import fcntl
@@ -30,6 +30,8 @@ from pathlib import Path
 
 import structlog
 import uvicorn
+
+from gateway.operations import layout
 
 logger = structlog.get_logger()
 
@@ -132,8 +134,10 @@ class Supervisor:
         while not self._stopping:
             for child in self._children:
                 self._has_served |= child.serves
-                failed = (child.check(time.monotonic()) or 0) > 0
-                if failed and not self._has_served:
+                ended_with = child.check(time.monotonic()) or 0
+                if ended_with == layout.EXIT_CODE:
+                    exit_code, self._stopping = layout.EXIT_CODE, True
+                elif ended_with > 0 and not self._has_served:
                     exit_code, self._stopping = CANNOT_START_EXIT, True
             time.sleep(TICK_SECONDS)
         self._end_all()

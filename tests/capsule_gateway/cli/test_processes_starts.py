@@ -1,6 +1,7 @@
 """A failed start prints one line, which names the setting or the option and says what to do."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -9,11 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import redis
 
 from capsule_gateway.cli import processes
 from capsule_gateway.cli.service import ServiceRefusal
 from tests.fakes import FakeProvider
-from tests.support.gateway_process import gateway
+from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.worker_process import Worker
@@ -85,6 +87,70 @@ async def test_workers_wait_for_redis(tmp_path: Path) -> None:
     finally:
         worker.kill()
         server.stop()
+
+
+NEWER = "The data are of layout 1000, and this version knows 1: start the newer version that wrote them, or"
+
+
+@pytest.mark.parametrize("command", [["serve"], ["serve", "--workers", "2"], ["worker", "webhooks"], ["worker"]])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_data_of_a_newer_version(command: list[str], restart: bool, redis_url: str, tmp_path: Path) -> None:
+    if restart and command[0] == "serve":
+        return
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("layout", 1000)
+        arguments = [
+            *command,
+            *(["--restart"] if restart else []),
+            *(["--port", str(free_port())] * ("serve" in command)),
+        ]
+        environment = {"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": redis_url, "GATEWAY_DATA_DIR": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-m", "capsule_gateway", *arguments],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert run.returncode == 78, run.stdout + run.stderr
+        assert NEWER in run.stderr
+        assert "Traceback" not in run.stderr + run.stdout
+        client.delete("layout")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_redis_that_returns_with_data_of_a_newer_version(
+    processes: int, provider: FakeProvider, tmp_path: Path
+) -> None:
+    server, newer = RedisServer("valkey"), RedisServer("valkey").start()
+    with newer.client() as client:
+        client.set("layout", 1000)
+        client.save()
+    folder = Path(newer._scratch or "")
+    gw = Gateway(server.url, provider, tmp_path)
+    gw.workers = processes
+    worker = Worker(server.url, tmp_path)
+    worker.names = ("webhooks", "sites")
+    worker.environment["GATEWAY_DATA_DIR"] = str(tmp_path / "data")
+    try:
+        await gw.start()
+        await worker.start()
+        assert not await gw.answers("/ready")
+        server.options, server._scratch = ("--appendonly", "no"), str(folder)
+        server.start()
+        assert gw.process
+        assert worker.process
+        await wait_until(lambda: gw.process.poll() is not None and worker.process.poll() is not None, 30)
+        assert (gw.process.poll(), worker.process.poll()) == (78, 78)
+        assert NEWER in gw.log
+        assert NEWER in worker.log
+    finally:
+        gw.kill()
+        worker.kill()
+        await gw.http.aclose()
+        server.stop()
+        newer.stop()
 
 
 @pytest.mark.parametrize("module", ["capsule_gateway.cli.main", "workers.__main__"])

@@ -1,0 +1,198 @@
+"""The layout of the data: a number in Redis and one in the storage, and the steps from each layout to the next.
+
+Gateways and workers bring both to `LAYOUT` before they serve. One process runs the steps and holds a lock in Redis,
+which expires if the process dies; the others wait. The number is written after each step, so the next process continues
+after the last complete step. Data without a number have layout 1: there are none yet, or they are older than the
+numbers.
+
+A step may be repeated, even while a stalled process still runs it, and it may find data that another run of it has
+already changed. It leaves data that the version before can use, because both run during an update.
+
+Failure policy: while Redis or the storage is unavailable, nothing is known about its layout, and the process starts.
+A gateway is not ready until it knows the layout in Redis. The storage is looked at once, at the start.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from gateway.cancellation import end_if_canceled, run_in_background
+from gateway.errors import StorageUnavailable
+from gateway.keys import LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from gateway.storage import FolderStorage, Storage, find_folder_fault, open_storage, read_object
+
+logger = structlog.get_logger()
+
+EXIT_CODE = 78  # of a process that cannot use the data (EX_CONFIG of sysexits.h)
+NAME = "layout"  # of the object in the storage
+NUMBER_BYTES = 100  # at most, of that object
+LOCK_SECONDS = 30.0  # after the death of the process that runs the steps, until another one continues
+RENEWAL_SECONDS = 5.0
+POLL_SECONDS = 0.5  # of a process that waits
+WAIT_SECONDS = 1_800.0  # that a process waits for the one that runs the steps
+KEPT = ("sources/", "archives/", "logs/")  # folders of the storage that a service in use fills
+
+
+class LayoutFault(Exception):
+    """This version cannot use the data. The message is a sentence for the operator."""
+
+
+class Step(NamedTuple):
+    """Changes the data of one layout to the next one. None where nothing changes."""
+
+    redis: Callable[[Store], Awaitable[None]] | None = None
+    storage: Callable[[Storage], Awaitable[None]] | None = None
+
+
+STEPS: Sequence[Step] = ()  # the first one leads from layout 1 to 2
+LAYOUT = 1 + len(STEPS)
+
+Work = Callable[[], Awaitable[None]]
+
+
+class Numbered(Protocol):
+    """Data that have a layout."""
+
+    steps: list[Work | None]
+
+    async def read(self) -> str:
+        """Returns the number as it is stored, or '' if there is none."""
+
+    async def write(self, number: int) -> None: ...
+
+
+class RedisData:
+    def __init__(self, store: Store, steps: Sequence[Step]) -> None:
+        self._store = store
+        self.steps: list[Work | None] = [step.redis and partial(step.redis, store) for step in steps]
+
+    async def read(self) -> str:
+        return await self._store.get(LAYOUT_KEY) or ""
+
+    async def write(self, number: int) -> None:
+        await self._store.client.set(LAYOUT_KEY, number)
+
+
+class StoredData:
+    def __init__(self, storage: Storage, steps: Sequence[Step]) -> None:
+        self._storage = storage
+        self.steps: list[Work | None] = [step.storage and partial(step.storage, storage) for step in steps]
+
+    async def read(self) -> str:
+        return (await read_object(self._storage, NAME, NUMBER_BYTES) or b"").decode(errors="replace").strip()
+
+    async def write(self, number: int) -> None:
+        await self._storage.put(NAME, f"{number}\n".encode())
+
+
+async def prepare_data(settings: Settings) -> None:
+    """Upgrades the data in Redis and in the storage, and warns if Redis has lost them.
+
+    Raises LayoutFault, and BackboneUnavailable if Redis does not answer.
+    """
+    store = Store(settings.redis_url, ca_file=settings.ca_file)
+    try:
+        await upgrade_redis(store)
+        storage = open_storage(settings)
+        if isinstance(storage, FolderStorage) and not settings.storage_url and find_folder_fault(storage.folder):
+            return  # the process reports it
+        with suppress(StorageUnavailable):  # the storage has logged it
+            await upgrade_storage(store, storage)
+            await _warn_of_loss(store, storage)
+    finally:
+        await store.close()
+
+
+async def upgrade_redis(store: Store, steps: Sequence[Step] | None = None) -> None:
+    """Raises LayoutFault and BackboneUnavailable."""
+    await _upgrade(store, RedisData(store, STEPS if steps is None else steps))
+
+
+async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[Step] | None = None) -> None:
+    """Raises LayoutFault, BackboneUnavailable and StorageUnavailable."""
+    await _upgrade(store, StoredData(storage, STEPS if steps is None else steps))
+
+
+async def _upgrade(store: Store, data: Numbered) -> None:
+    ends, known = time.monotonic() + WAIT_SECONDS, 1 + len(data.steps)
+    while (number := _parse(await data.read(), known)) != known:
+        lock = Lock(store)
+        if await lock.acquire():
+            async with run_in_background(lock.keep()) as lost:
+                await _run_steps(data, lost)
+                await lock.release()
+                continue
+        if time.monotonic() > ends:
+            raise LayoutFault(
+                f"The data are of layout {number or 1}, and this version knows {known}: another process has been "
+                f"upgrading them for {WAIT_SECONDS / 60:.0f} minutes; look at its log, and start this one again."
+            )
+        end_if_canceled()
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _parse(text: str, known: int) -> int:
+    """Returns the number, or 0 if there is none. Raises LayoutFault if this version cannot use the data."""
+    if text and not text.isdecimal():
+        raise LayoutFault(
+            f"The data are of layout {text!r}, and this version knows {known}: if a restore was interrupted, "
+            "run it again; otherwise start the version that wrote them."
+        )
+    number = int(text or 0)
+    if number > known:
+        raise LayoutFault(
+            f"The data are of layout {number}, and this version knows {known}: start the newer version that wrote "
+            "them, or restore a backup of this version."
+        )
+    return number
+
+
+async def _run_steps(data: Numbered, lost: asyncio.Task[object]) -> None:
+    """Runs the steps that are left, unless the lock gets lost."""
+    known = 1 + len(data.steps)
+    if not _parse(await data.read(), known):
+        await data.write(1)
+    while (number := _parse(await data.read(), known)) < known and not lost.done():
+        logger.info("layout.upgrading", layout=number, to=number + 1)
+        if (work := data.steps[number - 1]) is not None:
+            await work()
+        await data.write(number + 1)
+
+
+class Lock:
+    """The right to run the steps. A process that dies loses it within `LOCK_SECONDS`."""
+
+    def __init__(self, store: Store) -> None:
+        self._client, self._token = store.client, secrets.token_hex(8)
+
+    async def acquire(self) -> bool:
+        return bool(await self._client.set(LAYOUT_LOCK_KEY, self._token, nx=True, px=int(LOCK_SECONDS * 1000)))
+
+    async def keep(self) -> None:
+        """Renews the lock until it is lost. Raises BackboneUnavailable."""
+        while await self._client.get(LAYOUT_LOCK_KEY) == self._token:
+            await self._client.pexpire(LAYOUT_LOCK_KEY, int(LOCK_SECONDS * 1000))
+            await asyncio.sleep(RENEWAL_SECONDS)
+
+    async def release(self) -> None:
+        if await self._client.get(LAYOUT_LOCK_KEY) == self._token:
+            await self._client.delete(LAYOUT_LOCK_KEY)
+
+
+async def _warn_of_loss(store: Store, storage: Storage) -> None:
+    """Logs a line if Redis knows no account although the storage has files of apps."""
+    if any(await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.zcard(accounts_key(tag)))):
+        return
+    for folder in KEPT:
+        if await storage.list_folders(folder):
+            action = "if Redis has lost its data, stop the service and restore a backup"
+            logger.error("redis.empty", folder=folder, action=action)
+            return

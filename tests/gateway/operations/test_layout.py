@@ -1,0 +1,199 @@
+"""The layout of the data: made-up steps, run by several processes, interrupted, and refused."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import BackboneUnavailable
+from gateway.keys import LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key
+from gateway.operations import layout
+from gateway.operations.layout import LAYOUT, LayoutFault, Step, prepare_data, upgrade_redis, upgrade_storage
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from gateway.storage import FolderStorage, Storage, read_object
+from tests.support import redis_servers
+from tests.support.logs import captured
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.stores import opened
+
+
+def steps(*names: str, first: Callable[[], Awaitable[None]] | None = None) -> list[Step]:
+    """Returns steps that append their names to a list in Redis, the first one after `first`."""
+
+    def make(name: str, before: Callable[[], Awaitable[None]] | None) -> Step:
+        async def change(store: Store) -> None:
+            if before is not None:
+                await before()
+            await store.client.rpush("steps", name)
+            await store.client.expire("steps", 60)
+
+        return Step(redis=change)
+
+    return [make(name, first if name == names[0] else None) for name in names]
+
+
+async def names(store: Store) -> list[str]:
+    found: list[str] = await store.client.lrange("steps", 0, -1)
+    return found
+
+
+async def test_data_without_a_number_get_one(store: Store, redis_url: str, tmp_path: Path) -> None:
+    settings = Settings(redis_url=redis_url, data_dir=str(tmp_path / "data"))
+    with captured(layout) as lines:
+        await prepare_data(settings)
+        await prepare_data(settings)
+    assert await store.get(LAYOUT_KEY) == str(LAYOUT)
+    assert (tmp_path / "data" / "layout").read_text() == f"{LAYOUT}\n"
+    assert not lines
+    assert await store.get(LAYOUT_LOCK_KEY) is None
+
+
+async def test_each_step_runs_once_in_order(store: Store) -> None:
+    await upgrade_redis(store, steps("a", "b"))
+    await upgrade_redis(store, steps("a", "b"))
+    await upgrade_redis(store, steps("a", "b", "c"))
+    assert await names(store) == ["a", "b", "c"]
+    assert await store.get(LAYOUT_KEY) == "4"
+
+
+async def test_processes_that_start_together(redis_url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "POLL_SECONDS", 0.02)
+    running: list[int] = []
+
+    async def take_long() -> None:
+        running.append(1)
+        await asyncio.sleep(0.3)
+
+    async def start() -> None:
+        async with opened(redis_url) as own:
+            await upgrade_redis(own, steps("a", "b", first=take_long))
+            assert await own.get(LAYOUT_KEY) == "3"
+
+    await asyncio.gather(*(start() for _ in range(8)))
+    assert (running, await names(store)) == ([1], ["a", "b"])
+
+
+async def test_a_process_that_dies_in_a_step(redis_url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one waits for the lock to expire, and continues with the step that was interrupted."""
+    monkeypatch.setattr(layout, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(layout, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(layout, "RENEWAL_SECONDS", 0.1)
+    arrived, began = asyncio.Event(), asyncio.get_running_loop().time()
+
+    async def hang() -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    async with opened(redis_url) as dying:
+        made = [*steps("a"), *steps("b", first=hang)]
+        task = asyncio.create_task(upgrade_redis(dying, made))
+        await arrived.wait()
+        await asyncio.sleep(1)
+        other = asyncio.create_task(upgrade_redis(store, steps("a", "b", "c")))
+        await asyncio.sleep(0.2)
+        assert not other.done(), "the lock is renewed for as long as the step takes"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await other
+    assert await names(store) == ["a", "b", "c"]
+    assert asyncio.get_running_loop().time() - began < 5
+
+
+async def test_a_step_that_fails(store: Store) -> None:
+    async def fail() -> None:
+        raise BackboneUnavailable
+
+    with pytest.raises(BackboneUnavailable):
+        await upgrade_redis(store, [*steps("a"), *steps("b", first=fail)])
+    assert await store.get(LAYOUT_KEY) == "2"
+    await store.client.delete(LAYOUT_LOCK_KEY)  # it would expire
+    await upgrade_redis(store, steps("a", "b"))
+    assert await names(store) == ["a", "b"]
+
+
+async def test_a_wait_has_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(layout, "POLL_SECONDS", 0.02)
+    await store.client.set(LAYOUT_LOCK_KEY, "another", px=5000)
+    with pytest.raises(LayoutFault, match=r"^The data are of layout 1, and this version knows 2: another process "):
+        await upgrade_redis(store, steps("a"))
+    assert await store.get(LAYOUT_LOCK_KEY) == "another"
+
+
+async def test_a_newer_layout(store: Store, tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path)
+    await store.client.set(LAYOUT_KEY, LAYOUT + 1)
+    await storage.put("layout", f"{LAYOUT + 2}".encode())
+    sentence = "^The data are of layout {}, and this version knows {}: start the newer version"
+    with pytest.raises(LayoutFault, match=sentence.format(LAYOUT + 1, LAYOUT)):
+        await upgrade_redis(store)
+    with pytest.raises(LayoutFault, match=sentence.format(LAYOUT + 2, LAYOUT)):
+        await upgrade_storage(store, storage)
+    await store.client.set(LAYOUT_KEY, "restoring 2026-07-02")
+    with pytest.raises(LayoutFault, match="if a restore was interrupted, run it again"):
+        await upgrade_redis(store)
+    await store.client.delete(LAYOUT_KEY)
+
+
+async def test_the_storage_has_its_own_number(store: Store, tmp_path: Path) -> None:
+    storage, done = FolderStorage(tmp_path), list[str]()
+
+    async def change(given: Storage) -> None:
+        await given.put("logs/changed", b"")
+        done.append("storage")
+
+    made = [Step(storage=change)]
+    await upgrade_redis(store, made)
+    assert not done
+    await upgrade_storage(store, storage, made)
+    await upgrade_storage(store, storage, made)
+    assert (done, await read_object(storage, "layout", 10)) == (["storage"], b"2\n")
+
+
+async def test_a_redis_that_has_lost_its_data(store: Store, redis_url: str, tmp_path: Path) -> None:
+    settings = Settings(redis_url=redis_url, data_dir=str(tmp_path))
+    (tmp_path / "sources" / "app").mkdir(parents=True)
+    with captured(layout) as lines:
+        await prepare_data(settings)
+        assert [(line["event"], line["folder"]) for line in lines] == [("redis.empty", "sources/")]
+        assert "restore a backup" in lines[0]["action"]
+        lines.clear()
+        await store.client.zadd(accounts_key(PARTITION_TAGS[3]), {"acc_1": 0})
+        await prepare_data(settings)
+        assert not lines
+
+
+async def test_redis_cluster(tmp_path: Path) -> None:
+    with redis_servers.cluster() as url:
+        async with opened(url) as store:
+            await upgrade_redis(store, steps("a", "b"))
+            await upgrade_storage(store, FolderStorage(tmp_path), steps("a", "b"))
+            assert (await names(store), await store.get(LAYOUT_KEY)) == (["a", "b"], "3")
+        await prepare_refused(url, tmp_path)
+
+
+async def prepare_refused(url: str, folder: Path) -> None:
+    with pytest.raises(LayoutFault):
+        await prepare_data(Settings(redis_url=url, data_dir=str(folder)))
+
+
+async def test_without_redis(tmp_path: Path) -> None:
+    with pytest.raises(BackboneUnavailable):
+        await prepare_data(Settings(redis_url=f"redis://127.0.0.1:{free_port()}", data_dir=str(tmp_path)))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("server", ["valkey", "redis"])
+async def test_an_upgrade_survives_a_restart_of_redis(server: str, tmp_path: Path) -> None:
+    redis = RedisServer(server, folder=tmp_path).start()
+    try:
+        async with opened(redis.url) as store:
+            await upgrade_redis(store, steps("a"))
+        redis.kill()
+        redis.start()
+        async with opened(redis.url) as store:
+            assert await store.get(LAYOUT_KEY) == "2"
+    finally:
+        redis.stop()
