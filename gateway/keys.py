@@ -190,6 +190,67 @@ def stream_key(tag: str, stream: str) -> str:
     return f"{tag}:{stream}"
 
 
+# What `capsule backup` copies, by the first word of a key. It copies no stream.
+BACKED_UP = frozenset(
+    (
+        *(
+            "account",
+            "accounts",
+            "alias",
+            "app",
+            "apps",
+            "domain",
+            "former-name",
+            "key",
+            "keys",
+            "keys-used",
+            "suspended",
+        ),
+        *("inference", "request-log", "spend", "spend-by-user", "usage"),
+        *("outcomes", "previous-secret", "webhook"),
+        *("builds", "certified-names", "claims", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
+        *("hooks-used", "serving", "site"),
+        *("data", "data-deleted", "data-snapshots"),
+        *(
+            "certificate",
+            "certificates",
+            "domain-check",
+            "domain-checks",
+            "findings",
+            "health",
+            "health-days",
+            "probes",
+        ),
+        "unhealthy",
+    )
+)
+# What it leaves out: what is of this moment, or counts for seconds.
+LEFT_OUT = frozenset(
+    (
+        *("app-changes", "app-lock", "deleted-apps", "domain-lookups", "logins", "registered", "session", "sessions"),
+        *("token-checks", "{registrations}"),
+        *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-refusal", "reservations", "settled"),
+        *("window", "{provider}"),
+        *("awaited", "dead", "deliveries", "emitted", "events", "redelivered"),
+        *("answers", "build-positions", "deploy-log", "{builds}", "{sites}"),
+        *("data-answer", "data-commands", "data-snapshots-made"),
+        "crashes",
+        *("layout", "layout-lock", "worker", "write-check", "{ops}"),
+    )
+)
+
+
+def kind_of(key: str) -> str:
+    """Returns the word that a key begins with after the tag of its partition, or another tag."""
+    tag, _, rest = key.partition(":")
+    return rest.partition(":")[0] if tag in PARTITION_TAGS else tag
+
+
+def tag_of(key: str) -> str:
+    """Returns the tag of the key's partition, or ''."""
+    return tag if (tag := key.partition(":")[0]) in PARTITION_TAGS else ""
+
+
 # -- functions that build the keys of one kind ---------------------------------------------------------------
 
 

@@ -45,6 +45,12 @@ class Object(NamedTuple):
     chunks: AsyncGenerator[bytes]  # the reader must close it, which closes the file
 
 
+class Listed(NamedTuple):
+    name: str
+    size: int  # bytes
+    version: str  # changes with the content
+
+
 @runtime_checkable
 class Storage(Protocol):
     """A store of objects. Every method raises StorageUnavailable."""
@@ -61,6 +67,9 @@ class Storage(Protocol):
 
     async def list_names(self, prefix: str) -> list[str]:
         """Returns at most `MAX_LISTED` names below a prefix that ends with a slash, without the prefix."""
+
+    async def list_objects(self, prefix: str) -> list[Listed]:
+        """Returns all objects below a prefix that ends with a slash, by their names without the prefix."""
 
     async def list_folders(self, prefix: str) -> list[str]: ...
 
@@ -244,6 +253,20 @@ class FolderStorage:
         files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".part")
         return [os.fspath(path.relative_to(folder)) for path in files][:MAX_LISTED]
 
+    async def list_objects(self, prefix: str) -> list[Listed]:
+        return await self._call("list", self._list_files, prefix, seconds=FILE_SECONDS)
+
+    def _list_files(self, prefix: str) -> list[Listed]:
+        top, found = self.folder / prefix, list[Listed]()
+        for folder, _, names in os.walk(top):
+            for name in names:
+                path = Path(folder, name)
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and path.suffix != ".part":
+                        found.append(Listed(os.fspath(path.relative_to(top)), status.st_size, str(status.st_mtime_ns)))
+        return found
+
     async def list_folders(self, prefix: str) -> list[str]:
         return await self._call("list", self._folders, prefix)
 
@@ -345,6 +368,16 @@ class S3Storage:
             return found[:MAX_LISTED]
 
         return await self._call("list", pages())
+
+    async def list_objects(self, prefix: str) -> list[Listed]:
+        async def pages() -> list[Listed]:
+            return [
+                Listed(str(each["path"]).removeprefix(prefix), int(each["size"]), str(each["e_tag"]))
+                async for page in self._library.list(self._store, prefix.rstrip("/"))
+                for each in page
+            ]
+
+        return await self._call("list", pages(), FILE_SECONDS)
 
     async def list_folders(self, prefix: str) -> list[str]:
         found = await self._call("list", self._library.list_with_delimiter_async(self._store, prefix.rstrip("/")))

@@ -39,6 +39,7 @@ LONG = (  # tests that `make test` leaves out
     "gateway/server/test_supervisor.py::test_the_gauges_of_a_replaced_process",
     "hostile/",
     "test_package",
+    "workers/backup/test_run_service",
     "workers/builds/",
     "workers/hosting/test_data",
     "workers/hosting/test_ownership",

@@ -77,7 +77,7 @@ WORKERS = [
     "workers.stream workers.heartbeat workers.child",
     "workers.sandbox workers.webhooks workers.monitors",
     "workers.hosting",
-    "workers.builds",
+    "workers.builds workers.backup",
     "workers.check workers.restarts",
     "workers.__main__",
 ]

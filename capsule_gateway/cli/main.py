@@ -35,6 +35,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "account": ("account", "deliveries", "hook", "webhook"),
     "apps": ("apps",),
+    "backup": ("backup", "restore"),
     "arguments": ("completion",),
     "data": ("data",),
     "deploys": ("deploys",),

@@ -44,7 +44,7 @@ def serve(host: str, port: int, workers: int, check: bool) -> None:
     """Run the gateway."""
     if check:
         return _check_ready(host, port)
-    settings = _load_settings()
+    settings = load_settings()
     check_port(host, port)
     from gateway.operations.layout import LayoutFault
     from gateway.server.serve import serve as run
@@ -126,14 +126,14 @@ def worker(names: tuple[str, ...], check: bool, restart: bool) -> None:
 def _check_workers(names: list[str]) -> None:
     from workers.check import combine_names, find_fault
 
-    settings = _load_settings()
+    settings = load_settings()
     names = combine_names(settings, names)
     if fault := asyncio.run(find_fault(settings, names)):
         raise ServiceRefusal(fault)
     click.echo(f"running: {', '.join(names)}")
 
 
-def _load_settings() -> Settings:
+def load_settings() -> Settings:
     try:
         return load()
     except BadSettings as error:

@@ -41,6 +41,10 @@ class Vault:
     def is_signed(self, purpose: str, message: bytes, signature: bytes) -> bool:
         return any(hmac.compare_digest(_sign(key, purpose, message), signature) for key in self._signing)
 
+    def fingerprints(self) -> list[str]:
+        """Returns what identifies each key, in hexadecimal, without revealing it."""
+        return [_sign(key, "fingerprint", b"")[:16].hex() for key in self._signing]
+
 
 def _sign(key: bytes, purpose: str, message: bytes) -> bytes:
     return hmac.digest(key, purpose.encode() + b":" + message, "sha256")

@@ -28,8 +28,8 @@ DELETED_SECONDS = 7 * 86_400  # that the snapshots of a deleted app are kept
 FOLDER, SUFFIX = "data/", ".tar.gz"  # in the storage
 
 DataState = Literal["running", "asleep", "restoring", "full", "none"]
-Reason = Literal["deploy", "daily", "manual", "restore", "clear"]
-KEPT: dict[Reason, int] = {"deploy": 5, "daily": 7, "manual": 5, "restore": 2, "clear": 2}
+Reason = Literal["deploy", "daily", "manual", "restore", "clear", "backup"]
+KEPT: dict[Reason, int] = {"deploy": 5, "daily": 7, "manual": 5, "restore": 2, "clear": 2, "backup": 1}
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -193,6 +193,6 @@ async def _warn_of_loss(store: Store, storage: Storage) -> None:
         return
     for folder in KEPT:
         if await storage.list_folders(folder):
-            action = "if Redis has lost its data, stop the service and restore a backup"
+            action = "if Redis has lost its data, stop the service and restore a backup (docs/backup.md)"
             logger.error("redis.empty", folder=folder, action=action)
             return

@@ -33,6 +33,7 @@ logger = structlog.get_logger()
 
 FIRST_PAUSE_SECONDS = 0.1
 LUA_FOLDER = Path(__file__).parents[2] / "lua"
+SCANNED = 500  # keys that one SCAN looks at
 COMMAND_SECONDS = 2.0  # that one command may take before Redis counts as unreachable
 
 T = TypeVar("T")
@@ -308,6 +309,20 @@ class Store:
         with map_redis_errors():
             answers = await self._commands.call_everywhere("INFO")
         return [self.client.parse("INFO", answer) for answer in answers]
+
+    async def list_keys(self) -> set[str]:
+        """Returns all keys, in a cluster those of every primary. Raises BackboneUnavailable."""
+        found: set[str] = set()
+        with map_redis_errors():
+            calls = [self._pipeline.call] if self._commands is None else await self._commands.list_calls()
+            for call in calls:
+                cursor = "0"
+                while True:
+                    cursor, names = await call("SCAN", cursor, "COUNT", SCANNED)
+                    found.update(names)
+                    if cursor == "0":
+                        break
+        return found
 
     @asynccontextmanager
     async def subscription(self, *channels: str) -> AsyncIterator[PubSub]:

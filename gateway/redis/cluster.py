@@ -104,6 +104,10 @@ class ClusterPipeline:
         """Sends the command to all primaries and returns their answers."""
         return await asyncio.gather(*(pipeline.call(*command) for pipeline in await self._primaries()))
 
+    async def list_calls(self) -> list[Callable[..., Awaitable[Any]]]:
+        """Returns for each primary the function that sends it a command."""
+        return [pipeline.call for pipeline in await self._primaries()]
+
     async def close(self) -> None:
         self._owners = [None] * SLOTS
         if self._refreshing is not None:

@@ -1,0 +1,152 @@
+"""`capsule backup` and `capsule restore`: copy the whole service to a folder or S3, and bring it back.
+
+Operators run them on a machine of the service, with its settings. The workers' code is imported late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from capsule_gateway.cli.processes import load_settings
+from capsule_gateway.cli.service import ServiceRefusal, WrongUsage
+from capsule_gateway.cli.show import print_note
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from workers.backup.run import Report
+    from workers.backup.target import Target
+
+T = TypeVar("T")
+ACTIONS = ("list", "verify")
+MIB = 1_048_576
+at_time = click.option(
+    "--at", default="", metavar="TIME", help="The last backup until this UTC time, or its beginning."
+)
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="[list|verify] TARGET")
+@at_time
+def backup(words: tuple[str, ...], at: str) -> None:
+    """Back up the service to TARGET, a folder or s3://bucket/prefix.
+
+    A further backup to the same TARGET copies only what is new.
+
+    \b
+    list     lists the backups
+    verify   reads a whole backup, and compares it with its digests
+    """
+    action = words[0] if len(words) == 2 else ""
+    if len(words) > 2 or action not in ("", *ACTIONS):
+        raise WrongUsage("expected TARGET, list TARGET or verify TARGET")
+    if at and action != "verify":
+        raise WrongUsage("--at is for verify")
+    settings, began = load_settings(), time.monotonic()
+    match action:
+        case "list":
+            _run(_list(words[1]))
+        case "verify":
+            _run(_verify(words[1], at))
+        case _:
+            report = _run(_back_up(settings, words[0]))
+            _print_notes(report)
+            click.echo(
+                f"Backed up {report.manifest.accounts} accounts and {report.manifest.apps} apps as of "
+                f"{report.manifest.at}: {report.manifest.size / MIB:.1f} MiB, of which {report.added / MIB:.1f} MiB "
+                f"were new, in {time.monotonic() - began:.1f} s"
+            )
+
+
+@click.command()
+@click.argument("target")
+@at_time
+@click.option("--force", is_flag=True, help="Replace the data in Redis and in the storage.")
+@click.option("--spent-today", type=click.Choice(["full"]), help="Use up the caps of all accounts for this UTC day.")
+def restore(target: str, at: str, force: bool, spent_today: str | None) -> None:
+    """Restore a backup from TARGET into an empty Redis and storage.
+
+    Stop the gateways and workers first. Run it where the apps run, as the same user.
+    """
+    settings, began = load_settings(), time.monotonic()
+    report = _run(_restore(settings, target, at, force, spent_today == "full"))
+    _print_notes(report)
+    click.echo(
+        f"Restored {report.manifest.accounts} accounts and {report.manifest.apps} apps as of {report.manifest.at} "
+        f"in {time.monotonic() - began:.1f} s"
+    )
+
+
+async def _open(address: str, *, create: bool = False) -> Target:
+    from workers.backup.target import Target, open_target
+
+    return Target(open_target(address, create=create))
+
+
+async def _list(address: str) -> None:
+    target = await _open(address)
+    for name in await target.list_backups():
+        manifest = await target.read_manifest(name)
+        click.echo(
+            f"{manifest.at}  {manifest.accounts} accounts  {manifest.apps} apps  {manifest.size / MIB:.1f} MiB"
+            + (f"  {len(manifest.notes)} notes" if manifest.notes else "")
+        )
+
+
+async def _verify(address: str, at: str) -> None:
+    target = await _open(address)
+    manifest = await target.find(at)
+    count = await target.verify(manifest)
+    click.echo(f"The backup of {manifest.at} is complete: {count} objects, {manifest.size / MIB:.1f} MiB")
+
+
+async def _back_up(settings: Settings, address: str) -> Report:
+    from workers.backup.run import Backup
+
+    async with contextlib.aclosing(Backup(settings, await _open(address, create=True))) as made:
+        return await made.make()
+
+
+async def _restore(settings: Settings, address: str, at: str, force: bool, spent_today: bool) -> Report:
+    from workers.backup.run import Backup
+
+    async with contextlib.aclosing(Backup(settings, await _open(address))) as made:
+        return await made.restore(at, force=force, spent_today=spent_today)
+
+
+def _print_notes(report: Report) -> None:
+    for note in report.notes:
+        print_note(f"Note: {note}")
+
+
+def _run(work: Awaitable[T]) -> T:
+    """Runs the work. Raises ServiceRefusal with its reason."""
+    from gateway.errors import BackboneUnavailable, StorageUnavailable
+    from gateway.redis.errors import describe
+    from workers.backup.run import BackupRefused
+    from workers.backup.target import BadBackup
+
+    async def run() -> T:
+        return await work
+
+    try:
+        return asyncio.run(run())
+    except* (BackupRefused, BadBackup) as group:
+        reason = str(_first(group))
+    except* BackboneUnavailable as group:
+        reason = f"Redis: {describe(_first(group).__cause__)}"
+    except* StorageUnavailable:
+        reason = "the storage or the target does not answer, or refuses; the line above says why"
+    raise ServiceRefusal(reason)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

@@ -1,0 +1,82 @@
+"""`capsule backup` and `capsule restore`, as an operator runs them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.redis_servers import RedisServer, free_port
+
+ROOT = Path(__file__).parents[3]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def capsule(redis_url: str, tmp_path: Path) -> Run:
+    def run(*arguments: str, **settings: str) -> tuple[int, str, str]:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "GATEWAY_REDIS_URL": redis_url,
+            "GATEWAY_DATA_DIR": str(tmp_path / "data"),
+            **settings,
+        }
+        command = [sys.executable, "-m", "capsule_gateway", *arguments]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+    target = str(tmp_path / "target")
+    with valkey.client() as client:
+        client.set(
+            "{p09}:account:acc_1", '{"id":"acc_1","name":"A","plan":"free","createdAt":"2026-07-02T10:00:00.000Z"}'
+        )
+        code, out, _ = capsule("backup", target)
+        assert code == 0
+        assert out.startswith("Backed up 1 accounts and 0 apps as of 20")
+        code, out, _ = capsule("backup", "list", target)
+        assert (code, out.count("\n"), out.split()[1:5]) == (0, 1, ["1", "accounts", "0", "apps"])
+        at = out.split()[0]
+        assert capsule("backup", "verify", target, "--at", at)[1].startswith(
+            f"The backup of {at} is complete: 1 objects"
+        )
+        assert capsule("restore", target) == (
+            1,
+            "",
+            "capsule: Redis is not empty: it has accounts; --force replaces them\n",
+        )
+        client.delete("{p09}:account:acc_1")
+        code, out, _ = capsule("restore", target, "--spent-today", "full")
+        assert (code, out.partition(" as of")[0]) == (0, "Restored 1 accounts and 0 apps")
+        assert client.get("layout") == b"1"
+        client.flushall()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["backup", "list", "none"], "none is not a folder"),
+        (["restore", "none"], "none is not a folder"),
+        (["backup", "verify", "."], "there is no backup"),
+        (["restore", ".", "--at", "2026-01-01"], "there is no backup until 2026-01-01"),
+    ],
+)
+def test_without_a_backup(arguments: list[str], error: str, capsule: Run) -> None:
+    assert capsule(*arguments) == (1, "", f"capsule: {error}\n")
+
+
+@pytest.mark.parametrize("arguments", [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"]])
+def test_wrong_usage(arguments: list[str], capsule: Run) -> None:
+    assert capsule("backup", *arguments)[0] == 2
+
+
+def test_without_redis(capsule: Run, tmp_path: Path) -> None:
+    url = f"redis://:secret@127.0.0.1:{free_port()}"
+    code, _, error = capsule("backup", str(tmp_path / "target"), GATEWAY_REDIS_URL=url)
+    assert (code, error) == (1, "capsule: Redis: nothing listens at the address of Redis\n")

@@ -1,0 +1,392 @@
+"""A service that is backed up and restored: what comes back, what is refused, and what happens in between."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.keys import LAYOUT_KEY, deploy_key, kind_of, serving_key, site_key, spend_key
+from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
+from gateway.settings import NANO
+from tests.support import redis_servers
+from tests.support.redis_servers import RedisServer
+from tests.support.s3_server import BUCKET, S3Server
+from tests.workers.backup.conftest import Service, files_of, objects_of
+from workers.backup import files, run
+from workers.backup.run import BackupRefused
+from workers.backup.target import BadBackup, Part, Target
+
+
+def content(server: RedisServer) -> dict[str, Any]:
+    """Returns all keys that a backup has, with their contents."""
+    read = {"string": "get", "hash": "hgetall", "set": "smembers", "list": "lrange", "zset": "zrange"}
+    with redis.Redis(port=server.port, decode_responses=True) as client:
+        found = {}
+        for key in client.scan_iter(count=1000):
+            kind = client.type(key)
+            if kind in read:
+                more = {"list": (0, -1), "zset": (0, -1)}.get(kind, ())
+                found[key] = getattr(client, read[kind])(key, *more)
+        return found
+
+
+def lacks(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    return {kind_of(key) for key in before if before[key] != after.get(key)}
+
+
+LEFT_OUT = {"session"}
+
+
+@pytest.mark.parametrize("to", [1, 2], ids=["to valkey", "to redis"])
+async def test_all_of_it_comes_back(service: Service, servers: list[RedisServer], to: int, tmp_path: Path) -> None:
+    """And it stays after a restart of Redis: a dump beside an append-only file would be ignored."""
+    made = await service.fill()
+    await service.storage.put("data/app/snapshots/snp_1.tar.gz", b"snapshot")
+    (service.folder / "data" / "app" / "files").mkdir()
+    (service.folder / "data" / "app" / "files" / "database").write_text("changes while it is read")
+    (service.folder / "caddy" / "certificates").mkdir(parents=True)
+    (service.folder / "caddy" / "certificates" / "apps.key").write_text("certificate")
+    (service.folder / "caddy" / "caddy.log").write_text("log")
+    report = await service.back_up(tmp_path / "target")
+    assert (report.manifest.accounts, report.manifest.apps, report.notes) == (2, 2, [])
+    other = Service(servers[to].url, tmp_path / "other")
+    await other.restore(tmp_path / "target")
+    servers[to].kill()
+    servers[to].start()
+    assert lacks(content(servers[0]), content(servers[to])) == LEFT_OUT
+    assert await other.store.get(LAYOUT_KEY) == str(LAYOUT)
+    await upgrade_redis(other.store)
+    expected = files_of(service.storage)
+    del expected["caddy/caddy.log"], expected["data/app/files/database"]
+    assert files_of(other.storage) == expected
+    for account, key, app in made:
+        assert (await other.registry.api_keys.identify(key)).account == account
+        assert await other.environments.open_variables(app) == await service.environments.open_variables(app)
+        assert (await other.webhooks.find_receiver(account)) == (await service.webhooks.find_receiver(account))
+    await other.close()
+
+
+async def test_expiries_stay(service: Service, empty: Service, tmp_path: Path) -> None:
+    (account, _, app), *_ = await service.fill()
+    before = await service.store.client.pexpiretime(deploy_key(account, "dep_1"))
+    await service.store.client.set("former-name:soon", "x", px=300)
+    await service.back_up(tmp_path / "target")
+    await asyncio.sleep(0.5)
+    await empty.restore(tmp_path / "target")
+    assert abs(await empty.store.client.pexpiretime(deploy_key(account, "dep_1")) - before) < 100
+    assert await empty.store.client.ttl(site_key(account, app.id)) == -1
+    assert await empty.store.get("former-name:soon") is None
+
+
+async def test_money_of_the_day_is_never_less(service: Service, empty: Service, tmp_path: Path) -> None:
+    (account, _, app), (poor, _, _) = await service.fill()
+    await service.spend(app, cost=700, reserve=300)
+    await service.back_up(tmp_path / "target")
+    await empty.restore(tmp_path / "target")
+    day = await empty.store.today()
+    spent = {"settled": "1000", f"settled:{app.id}": "1000"}
+    assert await empty.store.client.hgetall(spend_key(account, day)) == spent
+    await empty.restore(tmp_path / "target", force=True, spent_today=True)
+    assert await empty.store.client.hget(spend_key(account, day), "settled") == str(2 * NANO)
+    assert await empty.store.client.hget(spend_key(poor, day), "settled") == str(2 * NANO)
+    assert await empty.store.client.ttl(spend_key(poor, day)) > 86_400
+
+
+async def test_a_deploy_in_progress_is_canceled(service: Service, empty: Service, tmp_path: Path) -> None:
+    (account, _, app), *_ = await service.fill()
+    await service.serve(app, "dep_2", state="checking")
+    await service.back_up(tmp_path / "target")
+    await empty.restore(tmp_path / "target")
+    assert await empty.store.client.hget(deploy_key(account, "dep_1"), "state") == "live"
+    assert await empty.store.client.hget(deploy_key(account, "dep_2"), "state") == "canceled"
+    assert "queued:live" not in await empty.store.client.hgetall(site_key(account, app.id))
+    served = await empty.store.client.hget(serving_key(account, app.id), "live")
+    assert '"deploy":"dep_1"' in served
+    assert '"step":"live"' in served
+
+
+async def test_a_broken_record(service: Service, empty: Service, tmp_path: Path) -> None:
+    """It comes back as it is, and so do the others."""
+    (account, _, app), *_ = await service.fill()
+    broken = {serving_key(account, app.id): "live", spend_key(account, "2026-07-02"): "reserved"}
+    for key, field in broken.items():
+        await service.store.client.hset(key, field, "broken")
+        await service.store.client.expire(key, 600)
+    await service.store.client.set("app:broken", "{")
+    await service.back_up(tmp_path / "target")
+    await empty.restore(tmp_path / "target")
+    assert await empty.store.get("app:broken") == "{"
+    for key, field in broken.items():
+        assert await empty.store.client.hget(key, field) == "broken"
+
+
+# -- what is refused, and leaves everything as it was --------------------------------------------------------
+
+
+async def test_another_key(service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path) -> None:
+    await service.fill()
+    await service.back_up(
+        tmp_path / "target", encryption_key="another-key-that-came-first,an-encryption-key-of-32-characters"
+    )
+    for key in ("", "a-wrong-key-of-32-characters-xxxx", "an-encryption-key-of-32-characters"):
+        with pytest.raises(BackupRefused, match=r"^GATEWAY_ENCRYPTION_KEY is not the key of the backup"):
+            await empty.restore(tmp_path / "target", key=key, force=True)
+    assert (content(servers[1]), files_of(empty.storage)) == ({}, {})
+    await empty.restore(tmp_path / "target", key="an-encryption-key-of-32-characters,another-key-that-came-first")
+    with pytest.raises(BackupRefused, match="is not set, but stored secrets need it"):
+        await service.back_up(tmp_path / "target", encryption_key="")
+    written = b"".join(path.read_bytes() for path in (tmp_path / "target" / "backups").iterdir())
+    assert b"another-key" not in written
+
+
+async def test_what_is_there_is_not_replaced(
+    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
+) -> None:
+    await service.fill()
+    await service.back_up(tmp_path / "target")
+    await empty.storage.put("sources/app/src_1.tar.gz", b"mine")
+    with pytest.raises(BackupRefused, match=r"^the storage is not empty"):
+        await empty.restore(tmp_path / "target")
+    assert (content(servers[1]), files_of(empty.storage)) == ({}, {"sources/app/src_1.tar.gz": b"mine"})
+    await empty.fill(1)
+    before = content(servers[1])
+    with pytest.raises(BackupRefused, match=r"^Redis is not empty"):
+        await empty.restore(tmp_path / "target")
+    assert content(servers[1]) == before
+    await empty.restore(tmp_path / "target", force=True)
+    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
+    assert not before.keys() & content(servers[1]).keys() - {LAYOUT_KEY} - content(servers[0]).keys()
+
+
+@pytest.mark.parametrize("key", ["worker:sites:host-1", "{ops}:processes"])
+async def test_a_service_that_runs(key: str, service: Service, empty: Service, tmp_path: Path) -> None:
+    await service.fill()
+    await service.back_up(tmp_path / "target")
+    await empty.store.client.set(key, "1")
+    with pytest.raises(BackupRefused, match=r"^gateways or workers run"):
+        await empty.restore(tmp_path / "target", force=True)
+    assert await empty.store.get(LAYOUT_KEY) is None
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+async def test_damaged_backups(
+    damage: str, service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path
+) -> None:
+    """Whichever file it is, nothing is restored. The next backup replaces what is missing or has another size."""
+    await service.fill(1)
+    target = tmp_path / "target"
+    await service.back_up(target)
+    for path in [*objects_of(target), *(target / "backups").iterdir()]:
+        whole = path.read_bytes()
+        match damage:
+            case "truncate":
+                path.write_bytes(whole[:-1])
+            case "flip":
+                path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+            case "remove":
+                path.unlink()
+        with pytest.raises(BadBackup):
+            await empty.restore(target, force=True)
+        path.write_bytes(whole)
+    assert (content(servers[1]), files_of(empty.storage)) == ({}, {})
+    if damage != "flip":
+        for path in objects_of(target):
+            path.write_bytes(b"") if damage == "truncate" else path.unlink()
+        await service.back_up(target)
+        await empty.restore(target)
+
+
+async def test_a_backup_of_a_newer_version(service: Service, tmp_path: Path) -> None:
+    await service.store.client.set(LAYOUT_KEY, LAYOUT + 1)
+    with pytest.raises(BackupRefused, match="and this version knows"):
+        await service.back_up(tmp_path / "target")
+
+
+# -- repeated, interrupted, and at the same time -------------------------------------------------------------
+
+
+async def test_a_second_backup_copies_what_is_new(
+    service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_, _, app), *_ = await service.fill()
+    target = tmp_path / "target"
+    first = await service.back_up(target)
+    before = {path: path.stat().st_mtime_ns for path in objects_of(target)}
+    fetched: list[str] = []
+    fetch = files._fetch
+
+    async def count(storage: Any, key: str, path: Path) -> Any:
+        fetched.append(key)
+        return await fetch(storage, key, path)
+
+    monkeypatch.setattr(files, "_fetch", count)
+    again = await service.back_up(target)
+    assert (again.added, fetched) == (0, [])
+    await service.serve(app, "dep_2")
+    third = await service.back_up(target)
+    assert sorted(name.partition("/")[0] for name in fetched) == ["archives", "logs", "sources"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    await empty.restore(target, first.manifest.at)
+    assert await empty.store.client.hget(site_key(app.account, app.id), "live") == "dep_1"
+    assert await empty.store.client.exists(deploy_key(app.account, "dep_2")) == 0
+    await empty.restore(target, third.manifest.at[:10], force=True)
+    assert await empty.store.client.exists(deploy_key(app.account, "dep_2")) == 1
+
+
+async def test_a_backup_that_is_interrupted(
+    service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.fill()
+    target = tmp_path / "target"
+
+    async def fail(*_: Any) -> Any:
+        raise BackboneUnavailable
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "copy_records", fail)
+        with pytest.raises(BackboneUnavailable):
+            await service.back_up(target)
+    with pytest.raises(BadBackup, match=r"^there is no backup$"):
+        await empty.restore(target)
+    copied = objects_of(target)
+    assert copied
+    report = await service.back_up(target)
+    assert report.added < sum(path.stat().st_size for path in objects_of(target))
+    await empty.restore(target)
+
+
+@pytest.mark.parametrize("place", ["restore_files", "write_records"])
+async def test_a_restore_that_is_interrupted(
+    place: str,
+    service: Service,
+    empty: Service,
+    servers: list[RedisServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No process starts with half of the data."""
+    await service.fill()
+    target = tmp_path / "target"
+    await service.back_up(target)
+    whole = getattr(run, place)
+
+    async def fail(*args: Any) -> Any:
+        await whole(*args)
+        raise BackboneUnavailable
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, place, fail)
+        with pytest.raises(BackboneUnavailable):
+            await empty.restore(target)
+    with pytest.raises(LayoutFault, match="if a restore was interrupted, run it again"):
+        await upgrade_redis(empty.store)
+    first = (await service.back_up(target)).manifest.at
+    with pytest.raises(BackupRefused, match="not empty"):
+        await empty.restore(target)  # this is another backup
+    await empty.restore(target, first, force=True)
+    await upgrade_redis(empty.store)
+    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
+
+
+async def test_a_restore_continues(
+    service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.fill()
+    await service.back_up(tmp_path / "target")
+    restore, restored = Target.fetch, list[str]()
+
+    async def fail_late(self: Target, part: Part, path: Path) -> None:
+        restored.append(part.digest)
+        if len(restored) >= 12:  # the first ones are read to verify the backup
+            raise StorageUnavailable
+        await restore(self, part, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "PARALLEL", 1)
+        patch.setattr(Target, "fetch", fail_late)
+        with pytest.raises(ExceptionGroup):
+            await empty.restore(tmp_path / "target")
+    assert 0 < len(files_of(empty.storage)) < len(files_of(service.storage))
+    await empty.restore(tmp_path / "target")
+    assert files_of(empty.storage) == files_of(service.storage)
+    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
+
+
+async def test_two_backups_at_once_under_load(service: Service, empty: Service, tmp_path: Path) -> None:
+    """Apps come and go, money moves and releases change. What is restored belongs together."""
+    await service.fill(5)
+    target, ended = tmp_path / "target", asyncio.Event()
+
+    async def load() -> None:
+        number = 1
+        while not ended.is_set():
+            made = await service.fill(1)
+            for _, _, app in made:
+                await service.spend(app, cost=100, reserve=50)
+                for deploy in range(2, 6):
+                    await service.serve(app, f"dep_{deploy}_{number}")
+                if number % 2:
+                    await service.registry.delete_app(app)
+            number += 1
+
+    loading = asyncio.create_task(load())
+    await asyncio.sleep(0.3)
+    reports = await asyncio.gather(service.back_up(target), service.back_up(target))
+    ended.set()
+    await loading
+    assert [report.notes for report in reports] == [[], []]
+    await empty.restore(target)
+    for key in await empty.store.list_keys():
+        if kind_of(key) == "serving":
+            app = key.split(":")[2]
+            assert await empty.storage.list_names(f"archives/{app}/")
+        if kind_of(key) == "spend":
+            fields = await empty.store.client.hgetall(key)
+            assert fields["settled"] in ("50", "100", "150"), fields
+            assert not [name for name in fields if name.startswith("reserved")]
+
+
+async def test_the_target_and_the_storage_are_s3(
+    servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = await S3Server(tmp_path).start()
+    try:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        target = f"s3://{BUCKET}/backups/of-this"
+        service = Service(servers[0].url, tmp_path / "a", storage_url=f"s3://{BUCKET}/one")
+        other = Service(servers[1].url, tmp_path / "b", storage_url=f"s3://{BUCKET}/two")
+        await service.fill()
+        await service.storage.put("data/app/copies/1-a.tar.gz", b"copy")
+        await service.back_up(target)
+        assert (await service.back_up(target)).added == 0
+        await other.restore(target)
+        assert await other.storage.exists("data/app/copies/1-a.tar.gz")
+        assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
+        plain = Service(servers[2].url, tmp_path / "c")
+        with pytest.raises(BackupRefused, match="of a shared storage: set GATEWAY_STORAGE_URL"):
+            await plain.restore(target)
+        for each in (service, other, plain):
+            await each.close()
+    finally:
+        s3.stop()
+
+
+async def test_redis_cluster(service: Service, servers: list[RedisServer], tmp_path: Path) -> None:
+    made = await service.fill(4)
+    await service.back_up(tmp_path / "target")
+    with redis_servers.cluster() as url:
+        there = Service(url, tmp_path / "there")
+        await there.restore(tmp_path / "target")
+        again = await there.back_up(tmp_path / "again")
+        assert (again.manifest.accounts, again.manifest.apps) == (4, 4)
+        for account, _, app in made:
+            assert [each.id for each in await there.registry.list_apps(account)] == [app.id]
+        await there.close()
+    back = Service(servers[1].url, tmp_path / "back")
+    await back.restore(tmp_path / "again")
+    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
+    await back.close()

@@ -1,0 +1,1 @@
+"""Backups of the whole service, and how they are restored."""

@@ -1,0 +1,236 @@
+"""Makes a backup of the whole service, and restores one.
+
+1. Hosts make snapshots of the apps' data, unless the storage is shared: then it has copies that are a minute old.
+2. The storage is copied, then Redis, then what is new in the storage. So the backup has what the records name.
+3. Caddy's certificates are copied, and last the backup's own file is written.
+
+A restore verifies the whole backup before it writes anything. While it writes, the key `layout` has no number, so that
+no process starts. A restore that was interrupted continues with the same command.
+
+The encryption key is in no backup. A backup has its fingerprint, and a restore with another key is refused.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.data.commands import DataCommands, DataUnavailable
+from gateway.data.records import DataRecords, snapshot_key
+from gateway.errors import StorageUnavailable
+from gateway.ids import now_iso
+from gateway.keys import LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
+from gateway.operations.layout import LAYOUT
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from gateway.storage import FolderStorage, open_storage
+from workers.backup.files import CERTIFICATES, copy_files, list_certificates, list_objects, restore_files
+from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
+from workers.backup.target import FORMAT, BadBackup, FileEntry, Lines, Manifest, Target, batched
+from workers.hosting.data import AppData
+from workers.hosting.packing import DataError, DataPacker
+from workers.sandbox.machine import Unsafe
+from workers.sandbox.sandbox import APP_USERS, open_sandbox
+
+SNAPSHOT_SECONDS = 1_800.0  # in which a host must make the snapshot of an app's data
+SNAPSHOTS = 4  # at a time
+ATTEMPTS = 3  # to copy records together with the files that they name
+RESTORING = "restoring"  # in place of the layout's number
+SEALED = ("environment", "previous-secret", "webhook")  # records with encrypted values
+DELETED_AT_ONCE = 1_000  # keys
+
+
+class BackupRefused(Exception):
+    """Nothing was written. The message is a sentence for the operator."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What was backed up or restored."""
+
+    manifest: Manifest
+    added: int  # bytes that were not in the target before
+    notes: list[str]
+
+
+class Backup:
+    """Backs up the service of these settings, and restores it."""
+
+    def __init__(self, settings: Settings, target: Target) -> None:
+        self._settings, self._target = settings, target
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
+        self._vault = Vault(settings.encryption_key)
+        self._registry = Registry(self._store, self._vault)
+        self._storage, self._folder = open_storage(settings), FolderStorage(Path(settings.data_dir))
+        self._notes: list[str] = []
+
+    async def aclose(self) -> None:
+        await self._store.close()
+
+    # -- back up ---------------------------------------------------------------------------------------------
+
+    async def make(self) -> Report:
+        """Makes a backup. Raises BackupRefused, BackboneUnavailable and StorageUnavailable."""
+        layout = await self._store.get(LAYOUT_KEY) or "1"
+        if not layout.isdecimal() or int(layout) > LAYOUT:
+            raise BackupRefused(f"the data are of layout {layout!r}, and this version knows {LAYOUT}")
+        keys = await self._store.list_keys()
+        if not self._vault.fingerprints() and any(kind_of(key) in SEALED for key in keys):
+            raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
+        await self._target.look()
+        if not self._settings.storage_url:
+            await self._make_snapshots(keys)
+        known = await self._read_last()
+        entries = await copy_files(self._storage, await list_objects(self._storage), known, self._target)
+        for _ in range(ATTEMPTS):
+            at, records = await self._read_time(), Lines(self._target)
+            copied = await copy_records(self._store, records)
+            present = await list_objects(self._storage)
+            fresh = {key: listed for key, listed in present.items() if key not in entries}
+            entries |= await copy_files(self._storage, fresh, {}, self._target)
+            if not (missing := copied.objects - entries.keys()):
+                break
+        else:
+            self._notes.append(
+                f"{len(missing)} objects that records name are not in the storage, such as {min(missing)}"
+            )
+        certificates = await list_certificates(self._folder)
+        entries |= await copy_files(self._folder, certificates, known, self._target, CERTIFICATES)
+        files = Lines(self._target)
+        for _, entry in sorted(entries.items()):
+            await files.write(entry)
+        await files.flush()
+        manifest = self._describe(at, int(layout), copied, records, files, entries.values())
+        await self._target.write_manifest(manifest)
+        return Report(manifest, self._target.added, self._notes)
+
+    def _describe(
+        self, at: str, layout: int, copied: Copied, records: Lines, files: Lines, entries: Iterable[FileEntry]
+    ) -> Manifest:
+        return Manifest(
+            format=FORMAT,
+            at=at,
+            layout=layout,
+            shared=bool(self._settings.storage_url),
+            keys=self._vault.fingerprints(),
+            accounts=copied.accounts,
+            apps=copied.apps,
+            size=sum(entry.part.size for entry in entries) + sum(part.size for part in records.parts),
+            records=records.parts,
+            files=files.parts,
+            notes=self._notes,
+        )
+
+    async def _read_time(self) -> str:
+        seconds, microseconds = await self._store.client.time()
+        return now_iso(seconds + microseconds / 1_000_000)
+
+    async def _read_last(self) -> dict[str, FileEntry]:
+        """Returns the files of the last backup, by name. A damaged one is of no use, and does no harm."""
+        with suppress(BadBackup):
+            return {entry.name: entry for entry in await self._target.list_files(await self._target.find())}
+        return {}
+
+    async def _make_snapshots(self, keys: Iterable[str]) -> None:
+        """Lets the host of the apps' data make snapshots, because nothing else can read the data consistently."""
+        apps = sorted(tuple(key.split(":")[2:4]) for key in keys if kind_of(key) == "data")
+        if not apps:
+            return
+        if not any(key.startswith(worker_key("sites", "")) for key in keys):
+            self._notes.append("no `sites` worker runs, so the data of apps are as of their last snapshots")
+            return
+        commands, slots = DataCommands(self._store), asyncio.Semaphore(SNAPSHOTS)
+
+        async def snapshot(account: str, app_id: str) -> None:
+            async with slots:
+                try:
+                    answer = await commands.run(account, app_id, "snapshot", SNAPSHOT_SECONDS, reason="backup")
+                except DataUnavailable:
+                    error = "its host did not answer"
+                else:
+                    error = answer.error
+            if error:
+                self._notes.append(f"the data of {app_id} are as of its last snapshot: {error}")
+
+        await asyncio.gather(*(snapshot(account, app_id) for account, app_id in apps))
+
+    # -- restore ---------------------------------------------------------------------------------------------
+
+    async def restore(self, at: str = "", *, force: bool = False, spent_today: bool = False) -> Report:
+        """Restores the last backup, or the last one until `at`.
+
+        `force` replaces what is there. `spent_today` uses up all caps of this day. Raises BackupRefused, BadBackup,
+        BackboneUnavailable and StorageUnavailable.
+        """
+        manifest = await self._target.find(at)
+        marker = f"{RESTORING} {manifest.at}"
+        resumes = await self._store.get(LAYOUT_KEY) == marker
+        keys = await self._check(manifest, force=force or resumes)
+        await self._target.look()
+        await self._target.verify(manifest)
+        entries = await self._target.list_files(manifest)
+        await self._store.client.set(LAYOUT_KEY, marker)
+        present = await list_objects(self._storage) if resumes else {}
+        await restore_files(entries, self._target, self._storage, self._folder, present)
+        await self._write_redis(manifest, keys)
+        if not manifest.shared:
+            await self._unpack_data()
+        if spent_today:
+            await spend_today(self._store, self._settings)
+        await self._storage.put("layout", f"{manifest.layout}\n".encode())
+        await self._store.client.set(LAYOUT_KEY, manifest.layout)
+        return Report(manifest, 0, self._notes)
+
+    async def _check(self, manifest: Manifest, *, force: bool) -> set[str]:
+        """Returns the keys that are in Redis. Raises BackupRefused."""
+        if manifest.layout > LAYOUT:
+            raise BackupRefused(f"the backup is of layout {manifest.layout}, and this version knows {LAYOUT}")
+        if not {*manifest.keys} <= {*self._vault.fingerprints()}:
+            raise BackupRefused(
+                "GATEWAY_ENCRYPTION_KEY is not the key of the backup, whose secrets it could not decrypt: set that key"
+            )
+        if manifest.shared != bool(self._settings.storage_url):
+            where = "a shared storage: set" if manifest.shared else "a data folder without shared storage: unset"
+            raise BackupRefused(f"the backup is of {where} GATEWAY_STORAGE_URL")
+        keys = await self._store.list_keys()
+        if PROCESSES_KEY in keys or any(kind_of(key) == "worker" for key in keys):
+            raise BackupRefused("gateways or workers run, or ran within the last 15 seconds: stop them first")
+        if force:
+            return keys
+        if any(kind_of(key) in ("account", "app") for key in keys):
+            raise BackupRefused("Redis is not empty: it has accounts; --force replaces them")
+        if await list_objects(self._storage):
+            raise BackupRefused("the storage is not empty: it has files of apps; --force replaces them")
+        return keys
+
+    async def _write_redis(self, manifest: Manifest, keys: set[str]) -> None:
+        replaced = [key for key in keys if is_known(key) and key != LAYOUT_KEY]
+        for batch in batched(replaced, DELETED_AT_ONCE):
+            await self._store.read_each(batch, lambda pipe, key: pipe.unlink(key))
+        now = int((await self._store.client.time())[0]) * 1000
+        async for lines in self._target.read_lines(manifest.records):
+            await write_records(self._store, lines, now)
+
+    async def _unpack_data(self) -> None:
+        """Unpacks the last snapshot of each app with data to the data folder of this machine."""
+        keys = await self._store.list_keys()
+        apps = sorted(tuple(key.split(":")[2:4]) for key in keys if kind_of(key) == "data")
+        if not apps:
+            return
+        sandbox = open_sandbox(self._settings, APP_USERS)
+        try:
+            await asyncio.to_thread(sandbox.check, Path(self._settings.data_dir))
+        except Unsafe as error:
+            self._notes.append(f"the data of apps were not unpacked, but their snapshots are there: {error}")
+            return
+        packer, records = DataPacker(self._settings, self._registry, sandbox), DataRecords(self._store)
+        for account, app_id in apps:
+            if snapshots := await records.list_snapshots(account, app_id):
+                data, key = AppData(Path(self._settings.data_dir), app_id), snapshot_key(app_id, snapshots[0].id)
+                try:
+                    await packer.fetch_copy(data, account, key, "")
+                except (DataError, StorageUnavailable) as error:
+                    self._notes.append(f"the data of {app_id} were not unpacked: {error}")

@@ -1,0 +1,219 @@
+"""Where backups are: a folder or an S3 prefix, with objects that several backups share.
+
+    objects/<first two digits>/<SHA-256>       what was copied, named by its digest
+    backups/<time>-<SHA-256 of its text>.json  one backup: what it consists of; written last
+
+An object that is there already is not copied again, so a backup that was interrupted continues with the next one, and
+backups that run side by side do not harm each other. A backup without its own file does not exist.
+
+Failure policy: every read is compared with the digest, and raises BadBackup if it differs.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import zstandard
+
+from gateway.ids import Time
+from gateway.storage import FolderStorage, S3Storage, Storage, read_object
+
+FORMAT = 1
+MANIFEST = re.compile(r"(\d{8}T\d{9}Z)-([0-9a-f]{64})\.json")
+MANIFEST_BYTES = 16_777_216
+LINE_BYTES = 4_194_304  # of records, before compression, in one object
+T = TypeVar("T")
+
+LARGEST_LINES = 1 << 30  # bytes of such an object after decompression: one record may be long
+
+
+class BadBackup(Exception):
+    """The backup cannot be used. The message is a sentence for the operator."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """An object of the target."""
+
+    digest: str  # SHA-256, hexadecimal
+    size: int  # bytes
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One backup."""
+
+    format: int
+    at: Time  # when the copy of Redis began
+    layout: int
+    shared: bool  # whether the storage was a shared one
+    keys: list[str]  # fingerprints of the encryption keys
+    accounts: int
+    apps: int
+    size: int  # bytes of all files
+    records: list[Part]  # of the keys in Redis
+    files: list[Part]  # lists of the files, which are objects of their own
+    notes: list[str] = []  # what the backup lacks
+
+
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A file of the storage, or of Caddy's folder."""
+
+    name: str
+    part: Part
+    version: str  # as the storage knows it: a file with the same version is unchanged
+
+
+def open_target(address: str, *, create: bool = False) -> Storage:
+    """Opens a folder or `s3://bucket/prefix`. Raises BadBackup."""
+    url = urlsplit(address)
+    if url.scheme == "s3":
+        return S3Storage(url.netloc, url.path.strip("/"))
+    folder = Path(address)
+    if create:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    elif not folder.is_dir():
+        raise BadBackup(f"{address} is not a folder")
+    return FolderStorage(folder, mounted=True)
+
+
+class Target:
+    """Reads and writes backups. Every method raises StorageUnavailable."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._present: dict[str, int] = {}  # sizes of the objects, by digest
+        self.added = 0  # bytes
+
+    # -- objects ---------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Reads which objects are there."""
+        listed = await self._storage.list_objects("objects/")
+        self._present = {each.name.rpartition("/")[2]: each.size for each in listed}
+
+    def has(self, part: Part) -> bool:
+        """Returns whether the object is there with its whole size, as `look` found it."""
+        return self._present.get(part.digest) == part.size
+
+    async def add(self, part: Part, content: bytes | Path) -> None:
+        """Adds an object unless it is there. The file may be moved away."""
+        if not self.has(part):
+            await self._storage.put(_object_key(part), content)
+            self._present[part.digest] = part.size
+            self.added += part.size
+
+    async def fetch(self, part: Part, path: Path) -> None:
+        """Writes the object to a file. Raises BadBackup."""
+        digest, size = hashlib.sha256(), 0
+        if (found := await self._storage.open(_object_key(part))) is None:
+            raise BadBackup(f"the object {part.digest} of the backup is missing")
+        async with aclosing(found.chunks) as chunks:
+            with path.open("wb") as file:
+                async for chunk in chunks:
+                    digest.update(chunk)
+                    size += len(chunk)
+                    await asyncio.to_thread(file.write, chunk)
+        if Part(digest.hexdigest(), size) != part:
+            raise BadBackup(f"the object {part.digest} of the backup is damaged")
+
+    # -- lists of records ------------------------------------------------------------------------------------
+
+    async def add_lines(self, lines: bytes) -> Part:
+        packed = await asyncio.to_thread(zstandard.ZstdCompressor(level=3).compress, lines)
+        part = Part(hashlib.sha256(packed).hexdigest(), len(packed))
+        await self.add(part, packed)
+        return part
+
+    async def read_lines(self, parts: list[Part]) -> AsyncIterator[list[bytes]]:
+        """Yields the lines of each object. Raises BadBackup."""
+        with TemporaryDirectory() as folder:
+            for part in parts:
+                await self.fetch(part, path := Path(folder, "lines"))
+                packed = await asyncio.to_thread(path.read_bytes)
+                lines = await asyncio.to_thread(
+                    zstandard.ZstdDecompressor().decompress, packed, max_output_size=LARGEST_LINES
+                )
+                yield lines.splitlines()
+
+    async def list_files(self, manifest: Manifest) -> list[FileEntry]:
+        """Returns the files of the backup. Raises BadBackup."""
+        decoder = msgspec.json.Decoder(FileEntry)
+        return [decoder.decode(line) async for lines in self.read_lines(manifest.files) for line in lines]
+
+    # -- backups ---------------------------------------------------------------------------------------------
+
+    async def list_backups(self) -> list[str]:
+        """Returns the names of the backups, oldest first."""
+        names = [each.name for each in await self._storage.list_objects("backups/")]
+        return sorted(name for name in names if MANIFEST.fullmatch(name))
+
+    async def write_manifest(self, manifest: Manifest) -> None:
+        text = msgspec.json.encode(manifest)
+        stamp = re.sub(r"[-:.]", "", manifest.at)
+        await self._storage.put(f"backups/{stamp}-{hashlib.sha256(text).hexdigest()}.json", text)
+
+    async def read_manifest(self, name: str) -> Manifest:
+        """Raises BadBackup."""
+        text = await read_object(self._storage, f"backups/{name}", MANIFEST_BYTES)
+        matched = MANIFEST.fullmatch(name)
+        if text is None or matched is None or hashlib.sha256(text).hexdigest() != matched[2]:
+            raise BadBackup(f"the file backups/{name} is damaged; choose another backup with --at")
+        if msgspec.json.decode(text)["format"] != FORMAT:
+            raise BadBackup(f"the backup {name} is of another format; use the version of capsule that made it")
+        return msgspec.json.decode(text, type=Manifest)
+
+    async def find(self, at: str = "") -> Manifest:
+        """Returns the last backup, or the last one until `at`, a time or its beginning. Raises BadBackup."""
+        stamp = re.sub(r"[-:.Z]", "", at)
+        names = [name for name in await self.list_backups() if name[: len(stamp)] <= stamp or not stamp]
+        if not names:
+            raise BadBackup(f"there is no backup{f' until {at}' if at else ''}")
+        return await self.read_manifest(names[-1])
+
+    async def verify(self, manifest: Manifest) -> int:
+        """Reads all of the backup. Returns the number of its objects. Raises BadBackup."""
+        parts = {entry.part for entry in await self.list_files(manifest)}
+        async for _ in self.read_lines(manifest.records):
+            pass
+        with TemporaryDirectory() as folder:
+            for part in sorted(parts, key=lambda part: part.digest):
+                await self.fetch(part, Path(folder, "object"))
+        return len(parts) + len(manifest.records) + len(manifest.files)
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yields the items in lists of `size`; the last one may be shorter."""
+    remaining = iter(items)
+    while batch := list(itertools.islice(remaining, size)):
+        yield batch
+
+
+def _object_key(part: Part) -> str:
+    return f"objects/{part.digest[:2]}/{part.digest}"
+
+
+class Lines:
+    """Collects records as lines of JSON, and adds them to the target, some megabytes per object."""
+
+    def __init__(self, target: Target) -> None:
+        self._target, self._lines, self._size = target, list[bytes](), 0
+        self.parts: list[Part] = []
+
+    async def write(self, record: msgspec.Struct) -> None:
+        line = msgspec.json.encode(record)
+        self._lines.append(line)
+        self._size += len(line)
+        if self._size > LINE_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        if self._lines:
+            self.parts.append(await self._target.add_lines(b"\n".join(self._lines)))
+            self._lines, self._size = [], 0
