@@ -78,7 +78,7 @@ WORKERS = [
     "workers.sandbox workers.webhooks workers.monitors",
     "workers.hosting",
     "workers.builds workers.backup",
-    "workers.check workers.restarts",
+    "workers.check workers.doctor workers.restarts",
     "workers.__main__",
 ]
 PROGRAM = ["capsule_gateway.dev", "capsule_gateway.cli", "capsule_gateway capsule_gateway.__main__"]

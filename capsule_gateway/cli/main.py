@@ -40,6 +40,7 @@ COMMANDS = {
     "data": ("data",),
     "deploys": ("deploys",),
     "dev": ("dev",),
+    "doctor": ("doctor",),
     "domains": ("domain",),
     "environment": ("env", "logs"),
     "folders": ("deploy", "new", "open"),

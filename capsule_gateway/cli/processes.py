@@ -134,6 +134,10 @@ def _check_workers(names: list[str]) -> None:
 
 
 def load_settings() -> Settings:
+    """Reads the settings, or prints what is wrong and exits. Until the log is configured, it goes to stderr."""
+    import structlog
+
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         return load()
     except BadSettings as error:

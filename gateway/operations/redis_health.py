@@ -16,6 +16,7 @@ from gateway.redis.errors import advise, code_of, describe
 
 logger = structlog.get_logger()
 
+MAX_SKEW_SECONDS = 30.0  # between this machine's clock and Redis's; beyond that, valid tokens seem to have expired
 CHECK_SECONDS = 2.0  # between two checks; with the timeout of a command, a fault is noticed within five seconds
 
 

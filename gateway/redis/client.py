@@ -8,6 +8,7 @@ it may run twice. When another server becomes the primary, the connections move 
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -235,6 +236,13 @@ class Store:
     async def today(self) -> str:
         """Returns the UTC day by Redis's clock. Raises BackboneUnavailable."""
         return day_of((await self.client.time())[0] * 1000)
+
+    async def read_skew(self) -> float:
+        """Returns by how many seconds this machine's clock is ahead of Redis's. Raises BackboneUnavailable."""
+        before = time.time()
+        seconds, microseconds = await self.client.time()
+        skew: float = (before + time.time()) / 2 - seconds - microseconds / 1_000_000
+        return skew
 
     async def read_each(self, items: Collection[T], read: Callable[[Any, T], object]) -> list[Any]:
         """Returns the answers to the command that `read` adds to a pipeline for each item, in one round trip.
