@@ -74,10 +74,14 @@ def health() -> ProcessStatus:
 async def ready(
     registry: Injected[Registry], redis_health: Injected[RedisHealth], process: Injected[ProcessState]
 ) -> ProcessStatus:
-    """Redis accepts writes, and the process is not draining. `warning` explains why some accounts cannot be served."""
+    """Redis accepts writes, its clock and this one agree, and the process is not draining.
+
+    `warning` explains why some accounts cannot be served.
+    """
     if process.draining:
         raise BackboneUnavailable("This process is shutting down; send the request to another process.")
     warning = await redis_health.check()
+    await redis_health.check_clock()
     if not registry.cache.is_current:
         raise BackboneUnavailable
     return ProcessStatus("ready", warning)

@@ -114,7 +114,7 @@ class Services:
         self.changes = Changes(self.registry, self.availability.status, self.metrics.viewers.set)
         self.overview = Overview(settings, self.registry, self.providers, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
-        self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set)
+        self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set, self.metrics.clock_skew.set)
         self.process = ProcessState()
 
 

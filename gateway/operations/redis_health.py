@@ -1,5 +1,8 @@
 """Checks whether Redis accepts writes, for `/ready`, the gauge `gateway_redis_up`, and a log line for each change.
 
+Also compares the clock with Redis's. If they differ by more than `MAX_SKEW_SECONDS`, a process is not ready: to its
+clock, valid tokens have expired or are not valid yet.
+
 In a cluster, every partition of accounts is checked. While some partitions accept writes, the process stays ready: all
 processes use the same Redis, so otherwise a load balancer would refuse the accounts that can be served too.
 """
@@ -10,6 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
 from gateway.redis.errors import advise, code_of, describe
@@ -21,16 +25,27 @@ CHECK_SECONDS = 2.0  # between two checks; with the timeout of a command, a faul
 
 
 class RedisHealth:
-    def __init__(self, store: Store, report: Callable[[bool], object] = lambda up: None) -> None:
-        """`report` is called after each check with whether all of Redis accepts writes."""
-        self._store, self._report = store, report
+    def __init__(
+        self,
+        store: Store,
+        report: Callable[[bool], object] = lambda up: None,
+        report_skew: Callable[[float], object] = lambda seconds: None,
+    ) -> None:
+        """`report` is called after each check with whether all of Redis accepts writes, and `report_skew` with seconds.
+
+        The seconds are those by which this machine's clock is ahead of Redis's.
+        """
+        self._store, self._report, self._report_skew = store, report, report_skew
         self._code = ""  # of the last logged fault
+        self._clock_is_off = False
 
     async def keep_checking(self) -> None:
         """Checks Redis every two seconds. Runs as long as the process."""
         while True:
             with contextlib.suppress(BackboneUnavailable):
                 await self.check()
+                await self.check_clock()
+            end_if_canceled()
             await asyncio.sleep(CHECK_SECONDS)
 
     async def check(self) -> str:
@@ -49,6 +64,21 @@ class RedisHealth:
         if len(faults) == checked:
             raise BackboneUnavailable(f"New requests are refused: {reason}.")
         return f"Requests of some accounts are refused ({len(faults)} of {checked} partitions): {reason}."
+
+    async def check_clock(self) -> None:
+        """Raises BackboneUnavailable with a sentence if the clock is off, or Redis does not answer."""
+        skew = await self._store.read_skew()
+        self._report_skew(skew)
+        is_off = abs(skew) > MAX_SKEW_SECONDS
+        if is_off and not self._clock_is_off:
+            action = "synchronize the clocks of this machine and of Redis's, for example with chrony"
+            logger.error("clock.off", seconds=round(skew, 1), action=action)
+        elif self._clock_is_off and not is_off:
+            logger.info("clock.right")
+        self._clock_is_off = is_off
+        if is_off:
+            direction = "ahead of" if skew > 0 else "behind"
+            raise BackboneUnavailable(f"The clock of this process is {abs(skew):.0f} seconds {direction} Redis's.")
 
     def _log_change(self, fault: BaseException | None) -> None:
         code = code_of(fault) if fault is not None else ""

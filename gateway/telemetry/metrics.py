@@ -118,6 +118,7 @@ class Metrics:
         )
         self.available = state("gateway_inference_available", "Whether inference is on, approved and configured")
         self.redis_up = lowest("gateway_redis_up", "Whether Redis answers and takes writes")
+        self.clock_skew = state("gateway_clock_skew_seconds", "How far this machine's clock is ahead of Redis's")
         self.webhook_queue = state("gateway_webhook_queue_events", "Events without an outcome yet")
         self.webhook_oldest = state("gateway_webhook_queue_oldest_seconds", "Age of the oldest of these events")
         self.deploy_queue = state("gateway_deploy_queue_deploys", "Deploys that are queued or in progress")

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from gateway.redis.client import COMMAND_SECONDS, Store
 from gateway.redis.scripts import compare_and_set
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.inference.admissions import Books, admission_process
+from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, cluster
 from workers.monitors.run import settle_overdue
@@ -33,7 +35,7 @@ STATES = {
 class Watch:
     def __init__(self, store: Store) -> None:
         self.store, self.metrics = store, Metrics()
-        self.health = RedisHealth(store, self.metrics.redis_up.set)
+        self.health = RedisHealth(store, self.metrics.redis_up.set, self.metrics.clock_skew.set)
 
     def up(self) -> float | None:
         return self.metrics.registry.get_sample_value("gateway_redis_up")
@@ -151,3 +153,21 @@ async def test_a_cluster_that_accepts_some_writes_is_ready() -> None:
                 full(node)
             with pytest.raises(BackboneUnavailable, match=r"New requests are refused: .*\(OOM\)"):
                 await watch.health.check()
+
+
+@pytest.mark.parametrize(("skew", "direction"), [(3_600.2, "ahead of"), (-3_600.2, "behind")])
+async def test_a_clock_that_is_off(skew: float, direction: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged once, and once more when it is right again."""
+    watch, now = Watch(store), time.time
+    with captured(redis_health) as lines:
+        await watch.health.check_clock()
+        assert abs(watch.metrics.registry.get_sample_value("gateway_clock_skew_seconds")) < 5
+        monkeypatch.setattr(time, "time", lambda: now() + skew)
+        for _ in range(2):
+            with pytest.raises(BackboneUnavailable, match=f"is 3600 seconds {direction} Redis's"):
+                await watch.health.check_clock()
+        assert abs(watch.metrics.registry.get_sample_value("gateway_clock_skew_seconds") - skew) < 5
+        monkeypatch.undo()
+        await watch.health.check_clock()
+    assert [line["event"] for line in lines] == ["clock.off", "clock.right"]
+    assert abs(lines[0]["seconds"] - skew) < 5
