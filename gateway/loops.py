@@ -1,8 +1,11 @@
-"""How often something may happen, and how a process runs: its file descriptors and its memory."""
+"""How often something may happen, and how a process runs: its file descriptors, its memory and its event loop."""
 
+import asyncio
 import gc
 import resource
+import socket
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -53,3 +56,17 @@ def freeze_heap() -> None:
     """Exempts all present objects from collection. Each process calls it once it has started."""
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+
+
+def ignore_late_lookups() -> None:
+    """Keeps lookups of names that fail after their caller's timeout out of the log, for the running event loop.
+
+    uvloop cannot cancel a lookup. Its caller has reported the timeout, and each late failure would add a traceback.
+    """
+    asyncio.get_running_loop().set_exception_handler(_handle_loop_error)
+
+
+def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    unread = str(context.get("message")).startswith("Future exception was never retrieved")
+    if not (unread and isinstance(context.get("exception"), socket.gaierror)):
+        loop.default_exception_handler(context)

@@ -20,7 +20,7 @@ import uvloop
 from gateway import log
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.loops import freeze_heap
+from gateway.loops import freeze_heap, ignore_late_lookups
 from gateway.operations.layout import EXIT_CODE, LayoutFault, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
@@ -52,6 +52,7 @@ async def run_workers(settings: Settings, names: list[str], child: BaseProcess |
 
     Raises LayoutFault.
     """
+    ignore_late_lookups()
     with contextlib.suppress(BackboneUnavailable):  # `wait_for_redis` logs it
         await prepare_data(settings)
     stopped = asyncio.Event()
@@ -62,7 +63,7 @@ async def run_workers(settings: Settings, names: list[str], child: BaseProcess |
     logger.info("workers.started", workers=names)
     redis = asyncio.create_task(wait_for_redis(settings))
     running = [asyncio.create_task(_run_worker(name, settings, redis), name=name) for name in names]
-    running.append(asyncio.create_task(_keep_waiting(redis)))
+    running.append(asyncio.create_task(_check_redis(settings, redis)))
     running += [asyncio.create_task(keep_child(child))] if child is not None else []
     stopping = asyncio.create_task(stopped.wait())
     done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
@@ -80,10 +81,14 @@ async def _run_worker(name: str, settings: Settings, redis: asyncio.Task[None]) 
     await WORKERS[name](settings)
 
 
-async def _keep_waiting(redis: asyncio.Task[None]) -> None:
-    """Raises LayoutFault if Redis turns out to have data that these workers cannot use."""
+async def _check_redis(settings: Settings, redis: asyncio.Task[None]) -> None:
+    """Logs when Redis becomes unavailable. Raises LayoutFault if it has data that these workers cannot use."""
     await asyncio.shield(redis)
-    await asyncio.Event().wait()
+    store = Store(settings.redis_url, ca_file=settings.ca_file)
+    try:
+        await RedisHealth(store).keep_checking()
+    finally:
+        await store.close()
 
 
 async def wait_for_redis(settings: Settings) -> None:

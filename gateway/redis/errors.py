@@ -58,7 +58,7 @@ _BY_CODE = {
     "READONLY": ("Redis is a read-only replica", "name the primary in GATEWAY_REDIS_URL"),
     "WRONGPASS": ("Redis rejects the user or the password", "correct them in GATEWAY_REDIS_URL"),
 }
-_SILENT = ("Redis does not answer", "check the host in GATEWAY_REDIS_URL and the firewalls in front of it")
+_SILENT = ("Redis does not answer", "start Redis, or check the host in GATEWAY_REDIS_URL and the firewalls")
 _BY_TYPE: list[tuple[type[BaseException], tuple[str, str]]] = [
     (NotReplicated, ("fewer replicas of Redis confirm writes than GATEWAY_REDIS_WAIT requires", "start more replicas")),
     (MasterNotFoundError, ("no Sentinel names a primary", "check the Sentinels and the service in GATEWAY_REDIS_URL")),
@@ -77,7 +77,13 @@ _BY_TYPE: list[tuple[type[BaseException], tuple[str, str]]] = [
         ConnectionRefusedError,
         ("nothing listens at the address of Redis", "start Redis, or correct GATEWAY_REDIS_URL"),
     ),
-    (socket.gaierror, ("the host of Redis has no address", "correct the host in GATEWAY_REDIS_URL")),
+    (
+        socket.gaierror,
+        (
+            "the host of Redis has no address",
+            "start its container, or correct the host in GATEWAY_REDIS_URL or the DNS",
+        ),
+    ),
     (FileNotFoundError, ("the socket of Redis does not exist", "start Redis, or correct GATEWAY_REDIS_URL")),
     (
         PermissionError,

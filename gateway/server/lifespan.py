@@ -13,7 +13,7 @@ import structlog
 
 from gateway import log
 from gateway.inference.provider.connection import Interrupted
-from gateway.loops import freeze_heap
+from gateway.loops import freeze_heap, ignore_late_lookups
 from gateway.operations import layout
 from gateway.redis.client import until_redis_answers
 from gateway.server.connections import raise_connection_limit, sweep_connections
@@ -28,6 +28,7 @@ logger = structlog.get_logger()
 async def running(services: Services) -> AsyncIterator[None]:
     """Runs the application's lifespan: starts the background tasks, and ends them."""
     raise_connection_limit()
+    ignore_late_lookups()
     _check_files(services)
     tasks = _start_background_tasks(services)
     await _wait_for_switch(services)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from gateway import log
 from gateway.errors import BackboneUnavailable, RequestMalformed
+from gateway.loops import ignore_late_lookups
 from gateway.operations.layout import prepare_data
 from gateway.server import protocol
 from gateway.server.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
@@ -65,7 +67,7 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
     """
     log.configure(settings)
     with suppress(BackboneUnavailable):  # the processes wait until it answers, and log why it does not
-        asyncio.run(prepare_data(settings))
+        uvloop.run(_prepare(settings))  # which, unlike asyncio, does not wait for a lookup that hangs
     config = uvicorn.Config(
         "gateway.app:create_app",
         factory=True,
@@ -91,6 +93,11 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
     with metrics_folder() as folder:
         os.environ[METRICS_FOLDER] = str(folder)
         return Supervisor(config, _listen(config, settings), folder).run()
+
+
+async def _prepare(settings: Settings) -> None:
+    ignore_late_lookups()
+    await prepare_data(settings)
 
 
 def _listen(config: uvicorn.Config, settings: Settings) -> list[socket.socket]:

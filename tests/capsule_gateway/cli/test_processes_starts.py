@@ -89,6 +89,34 @@ async def test_workers_wait_for_redis(tmp_path: Path) -> None:
         server.stop()
 
 
+async def test_workers_log_when_redis_is_lost(tmp_path: Path) -> None:
+    """Once, and once when it is back: not only gateways do so."""
+    server = RedisServer("valkey").start()
+    worker = Worker(server.url, tmp_path)
+    worker.constants = {"gateway.operations.redis_health.CHECK_SECONDS": 0.2}
+    try:
+        await (await worker.start()).joined()
+        server.kill()
+        await wait_until(lambda: "redis.unavailable" in worker.log, 20)
+        server.start()
+        await wait_until(lambda: "redis.available" in worker.log, 20)
+        assert worker.log.count("redis.unavailable") == 1
+        worker.assert_log_is_clean()
+    finally:
+        worker.kill()
+        server.stop()
+
+
+async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: str, tmp_path: Path) -> None:
+    constants = {"gateway.operations.redis_health.MAX_SKEW_SECONDS": -1.0}  # so that any clock is
+    async with gateway(redis_url, provider, tmp_path, constants) as gw:
+        answer = await gw.http.get("/ready")
+        assert answer.status_code == 503
+        assert "The clock of this process is 0 seconds" in answer.text
+        assert (await gw.http.get("/health")).status_code == 200
+        await wait_until(lambda: "clock.off" in gw.log)
+
+
 NEWER = "The data are of layout 1000, and this version knows 1: start the newer version that wrote them, or"
 
 
