@@ -70,6 +70,19 @@ async def test_objects_are_read_as_they_were_stored(storage: Storage, tmp_path: 
     assert await storage.list_names("logs/") == ["day/one.gz"], "nothing else is deleted"
 
 
+async def test_objects_are_listed_with_their_versions(storage: Storage) -> None:
+    assert await storage.list_objects("logs/") == []
+    await storage.put("logs/day/one.gz", b"log")
+    await storage.put("logs/two.gz", b"")
+    await storage.put("sources/three.gz", b"other")
+    before = {each.name: each for each in await storage.list_objects("logs/")}
+    assert {name: each.size for name, each in before.items()} == {"day/one.gz": 3, "two.gz": 0}
+    await storage.put("logs/day/one.gz", b"new")
+    after = {each.name: each for each in await storage.list_objects("logs/")}
+    assert after["day/one.gz"].version != before["day/one.gz"].version
+    assert after["two.gz"] == before["two.gz"]
+
+
 async def test_objects_that_do_not_exist(storage: Storage, tmp_path: Path) -> None:
     with captured(module) as lines:
         assert await storage.open("logs/none") is None

@@ -375,6 +375,25 @@ async def test_the_target_and_the_storage_are_s3(
         s3.stop()
 
 
+async def test_the_access_list_of_the_documentation(
+    service: Service, servers: list[RedisServer], tmp_path: Path
+) -> None:
+    """docs/redis.md has it. Commands such as RESTORE and KEYS are not in it."""
+    await service.fill()
+    for server in servers[:2]:
+        with server.client() as client:
+            client.execute_command("ACL SETUSER gateway on >secret ~* &* +@all -@dangerous +info")
+    limited = [
+        Service(server.url.replace("//", "//gateway:secret@"), tmp_path / folder)
+        for server, folder in zip(servers, ("data", "other"), strict=False)
+    ]
+    await limited[0].back_up(tmp_path / "target")
+    await limited[1].restore(tmp_path / "target")
+    assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
+    for each in limited:
+        await each.close()
+
+
 async def test_redis_cluster(service: Service, servers: list[RedisServer], tmp_path: Path) -> None:
     made = await service.fill(4)
     await service.back_up(tmp_path / "target")
