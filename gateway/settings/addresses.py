@@ -233,14 +233,14 @@ def read_storage_url(text: str) -> str:
 def find_s3_fault(environ: Mapping[str, str]) -> str:
     """Returns what S3 storage needs and this process lacks, or an empty string. Uses no network."""
     if importlib.util.find_spec("obstore") is None:
-        return "GATEWAY_STORAGE_URL: s3:// needs a library: run pip install '.[s3]' in the clone"
+        return "s3:// needs a library: run pip install '.[s3]' in the clone"
     # Instead of keys, a platform such as Kubernetes or ECS gives credentials that expire.
     if any(environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")):
         return ""
     if environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
         return ""
     missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environ.get(name)]
-    return f"GATEWAY_STORAGE_URL: s3:// also needs {' and '.join(missing)}" if missing else ""
+    return f"s3:// also needs {' and '.join(missing)}" if missing else ""
 
 
 def read_certificates(text: str) -> str:

@@ -43,7 +43,7 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         except (ValueError, InvalidOperation, OSError) as error:
             wrong.append(f"{name}: {error}")
     if values.get("storage_url", "").startswith("s3:") and (fault := addresses.find_s3_fault(environ)):
-        wrong.append(fault)
+        wrong.append(f"GATEWAY_STORAGE_URL: {fault}")
     if values.get("trust_builds") and not values.get("allow_private_addresses"):
         wrong.append("GATEWAY_TRUST_BUILDS: is for development only and needs GATEWAY_ALLOW_PRIVATE_ADDRESSES")
     if path := values.get("providers_file"):
@@ -64,6 +64,11 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
 def read_environment(env_file: str = ".env") -> dict[str, str]:
     """Returns the variables of the `.env` file and, before them, those of the environment. Raises BadSettings."""
     return {**_read_file(env_file), **os.environ}
+
+
+def find_s3_fault() -> str:
+    """Returns what S3 needs and this process lacks, once the settings are loaded; '' if it lacks nothing."""
+    return addresses.find_s3_fault(os.environ)
 
 
 def _read_file(path: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ import msgspec
 import zstandard
 
 from gateway.ids import Time
+from gateway.settings.parsing import find_s3_fault
 from gateway.storage import FolderStorage, S3Storage, Storage, read_object
 
 FORMAT = 1
@@ -74,6 +75,8 @@ def open_target(address: str, *, create: bool = False) -> Storage:
     """Opens a folder or `s3://bucket/prefix`. Raises BadBackup."""
     url = urlsplit(address)
     if url.scheme == "s3":
+        if fault := find_s3_fault() or ("" if url.netloc else "s3:// needs the name of a bucket"):
+            raise BadBackup(f"{address}: {fault}")
         return S3Storage(url.netloc, url.path.strip("/"))
     folder = Path(address)
     if create:

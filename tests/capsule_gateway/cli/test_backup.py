@@ -71,6 +71,11 @@ def test_without_a_backup(arguments: list[str], error: str, capsule: Run) -> Non
     assert capsule(*arguments) == (1, "", f"capsule: {error}\n")
 
 
+def test_s3_without_credentials(capsule: Run) -> None:
+    error = "capsule: s3://bucket: s3:// also needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY\n"
+    assert capsule("backup", "s3://bucket") == (1, "", error)
+
+
 @pytest.mark.parametrize("arguments", [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"]])
 def test_wrong_usage(arguments: list[str], capsule: Run) -> None:
     assert capsule("backup", *arguments)[0] == 2
