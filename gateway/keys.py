@@ -199,14 +199,17 @@ BACKED_UP = frozenset(
             "alias",
             "app",
             "apps",
+            "deletions",
             "domain",
             "former-name",
+            "former-names",
             "key",
             "keys",
             "keys-used",
+            "leaving",
             "suspended",
         ),
-        *("inference", "request-log", "spend", "spend-by-user", "usage"),
+        *("inference", "request-log", "spend", "spend-by-user", "spend-of-deleted", "usage"),
         *("outcomes", "previous-secret", "webhook"),
         *("builds", "certified-names", "claims", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
         *("hooks-used", "serving", "site"),
@@ -227,7 +230,17 @@ BACKED_UP = frozenset(
 # What it leaves out: what is of this moment, or counts for seconds.
 LEFT_OUT = frozenset(
     (
-        *("app-changes", "app-lock", "deleted-apps", "domain-lookups", "logins", "registered", "session", "sessions"),
+        *(
+            "app-changes",
+            "audit",
+            "app-lock",
+            "deleted-apps",
+            "domain-lookups",
+            "logins",
+            "registered",
+            "session",
+            "sessions",
+        ),
         *("token-checks", "{registrations}"),
         *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-refusal", "reservations", "settled"),
         *("window", "{provider}"),
@@ -242,6 +255,8 @@ LEFT_OUT = frozenset(
 
 def kind_of(key: str) -> str:
     """Returns the word that a key begins with after the tag of its partition, or another tag."""
+    if key.startswith("{provider"):  # of one of several providers, `{provider:<name>}`
+        return "{provider}"
     tag, _, rest = key.partition(":")
     return rest.partition(":")[0] if tag in PARTITION_TAGS else tag
 

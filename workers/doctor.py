@@ -270,20 +270,22 @@ async def check_apps_domain(settings: Settings) -> AsyncIterator[Row]:
 
 PROVIDER_ROWS: dict[ProviderSignal | None, tuple[State, str, str]] = {
     ProviderSignal.REACHED: ("ok", "answers, and takes the key", ""),
-    ProviderSignal.REFUSED: ("fail", "refuses the key", "correct GATEWAY_PROVIDER_KEY"),
+    ProviderSignal.REFUSED: ("fail", "refuses the key", "correct the key"),
     ProviderSignal.QUOTA: ("fail", "its quota is used up", "raise the quota at the provider"),
-    ProviderSignal.FAILED: ("fail", "does not answer", "check GATEWAY_PROVIDER_URL, the network and GATEWAY_CA_FILE"),
+    ProviderSignal.FAILED: ("fail", "does not answer", "check its address, the network and GATEWAY_CA_FILE"),
     None: ("fail", "this machine cannot connect", "free descriptors or local ports"),
 }
 
 
 async def check_provider(settings: Settings) -> AsyncIterator[Row]:
-    provider = Provider(settings)
-    try:
-        if not provider.is_configured():
-            action = "set GATEWAY_PROVIDER_KEY, or GATEWAY_PROVIDER_KEY_FILE; without a key, inference is off"
-            yield Row("provider", "warn", "there is no key", action)
-            return
-        yield Row("provider", *PROVIDER_ROWS[await provider.probe()])
-    finally:
-        provider.close()
+    """Checks the provider, or each of those that a file names."""
+    for chosen in settings.providers:
+        check = f"provider {chosen.name}" if settings.providers_file else "provider"
+        provider = Provider(settings, chosen)
+        try:
+            if provider.is_configured():
+                yield Row(check, *PROVIDER_ROWS[await provider.probe()])
+            else:
+                yield Row(check, "warn", "there is no key", "give it one; without any key, inference is off")
+        finally:
+            provider.close()
