@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -180,7 +181,9 @@ async def check_sandbox(settings: Settings) -> AsyncIterator[Row]:
         yield Row("sandbox", "warn", "GATEWAY_TRUST_BUILDS: code runs without one", "use this for development only")
         return
     try:
-        await asyncio.to_thread(open_sandbox(settings, APP_USERS).check, _find_folder(settings))
+        with TemporaryDirectory(dir=_find_folder(settings)) as folder:  # which the check may fill with copies of tools
+            Path(folder).chmod(0o755)  # builds run as other users
+            await asyncio.to_thread(open_sandbox(settings, APP_USERS).check, Path(folder))
     except Unsafe as error:
         yield Row("sandbox", "fail", error.reason, error.remedy)
     else:

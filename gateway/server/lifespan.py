@@ -83,7 +83,7 @@ def _check_files(services: Services) -> None:
     """Logs a line for each faulty file. The process serves without them."""
     for provider in services.providers.all:
         if provider.settings.key_file and not provider.pool.is_configured():
-            action = "write the provider's key to this file, and make it readable for this user"
+            action = "write the key to this file, which GATEWAY_PROVIDER_KEY_FILE or the providers file names"
             logger.error("provider.no_key", provider=provider.name, file=provider.settings.key_file, action=action)
     if fault := find_folder_fault(Path(services.settings.data_dir)):
         action = "make this user the owner of the folder, or set GATEWAY_DATA_DIR; until then, nothing can be published"

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.accounts.app_changes import CHANGES
+from gateway.keys import partition_tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import Account, App
 from tests.support.deployment import packed
@@ -307,7 +308,8 @@ async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBacke
         refused(await call(account, "GET", f"/{name}/settings"), 404, "NOT_FOUND")
         refused(await call(account, "DELETE", f"/{name}"), 404, "NOT_FOUND")
         history = [key for key in keys_with(gw, app_id) if ":deploy:" not in key and ":builds" not in key]
-        allowed = {"former-name:" + name} if app_id == name else set()
+        withheld = {"former-name:" + name, f"{partition_tag(account.id)}:former-names:{account.id}"}
+        allowed = withheld if app_id == name else set()
         assert {key for key in history if not any(word in key for word in (":events", ":deliveries"))} <= allowed
         assert not (gw.data_folder / "sources" / app_id).exists()
 
