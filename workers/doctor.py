@@ -176,14 +176,19 @@ def _find_folder(settings: Settings) -> Path:
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
+def _try_sandbox(settings: Settings) -> None:
+    """Raises Unsafe."""
+    with TemporaryDirectory(dir=_find_folder(settings)) as folder:  # which the check may fill with copies of tools
+        Path(folder).chmod(0o755)  # builds run as other users
+        open_sandbox(settings, APP_USERS).check(Path(folder))
+
+
 async def check_sandbox(settings: Settings) -> AsyncIterator[Row]:
     if settings.trust_builds:
         yield Row("sandbox", "warn", "GATEWAY_TRUST_BUILDS: code runs without one", "use this for development only")
         return
     try:
-        with TemporaryDirectory(dir=_find_folder(settings)) as folder:  # which the check may fill with copies of tools
-            Path(folder).chmod(0o755)  # builds run as other users
-            await asyncio.to_thread(open_sandbox(settings, APP_USERS).check, Path(folder))
+        await asyncio.to_thread(_try_sandbox, settings)
     except Unsafe as error:
         yield Row("sandbox", "fail", error.reason, error.remedy)
     else:
