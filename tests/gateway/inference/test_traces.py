@@ -20,6 +20,7 @@ from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.metrics import metric
 from tests.support.polling import wait_until
 from tests.support.prices import cost
+from tests.support.providers import several_providers
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -242,3 +243,21 @@ async def test_a_request_for_the_models_has_one_stage(shop: App, collector: Fake
     root, *stages = await trace_of(collector, response)
     assert root.name == "GET /capsule/{app}/ai/models"
     assert [span.name for span in stages] == ["verify"]
+
+
+async def test_each_attempt_is_a_stage(
+    collector: FakeCollector, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async with several_providers(tmp_path_factory.mktemp("attempts"), **collector.settings()) as (gw, providers):
+        shop, prompt = await gw.app(backend), providers[0].plays(answer(500))
+        providers[1].plays(tokens("b"), prompt=prompt)
+        stages = (await trace_of(collector, await ask(shop, prompt)))[1:]
+        assert [span.name for span in stages] == ["verify", "admit", f"chat {MODEL}", f"chat {MODEL}", "settle"]
+        failed, done = stages[2:4]
+        assert (failed.attributes["error.type"], failed.attributes["server.port"]) == (
+            "PROVIDER_ERROR",
+            int(providers[0].address.rpartition(":")[2]),
+        )
+        assert done.attributes["server.port"] == int(providers[1].address.rpartition(":")[2])
+        assert "error.type" not in done.attributes
+        assert "gen_ai.response.model" not in failed.attributes
