@@ -37,9 +37,9 @@ from gateway.operations.redis_health import RedisHealth
 from gateway.operations.removal import Removal
 from gateway.outbound import client as outbound
 from gateway.outbound.dns import Resolver
-from gateway.prices import PRICES
 from gateway.redis.client import Store
 from gateway.settings import Settings
+from gateway.settings.prices import PRICES
 from gateway.storage import open_storage
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics

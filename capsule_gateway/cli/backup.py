@@ -20,7 +20,7 @@ from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from workers.backup.run import Report
-    from workers.backup.target import Target
+    from workers.backup.target import BackupTarget
 
 T = TypeVar("T")
 ACTIONS = ("list", "verify")
@@ -82,10 +82,10 @@ def restore(target: str, at: str, force: bool, spent_today: str | None) -> None:
     )
 
 
-async def _open(address: str, *, create: bool = False) -> Target:
-    from workers.backup.target import Target, open_target
+async def _open(address: str, *, create: bool = False) -> BackupTarget:
+    from workers.backup.target import BackupTarget, open_target
 
-    return Target(open_target(address, create=create))
+    return BackupTarget(open_target(address, create=create))
 
 
 async def _list(address: str) -> None:

@@ -14,7 +14,7 @@ from litestar.exceptions import HTTPException, NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 from litestar.response import Stream
 
-from gateway.prices import PRICES
+from gateway.settings.prices import PRICES
 
 TOKEN_SECONDS = 0.03  # between two tokens
 SELF = (

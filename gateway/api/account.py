@@ -42,10 +42,10 @@ from gateway.inference.request import BODY_BYTES
 from gateway.inference.spend.limits import cap_of
 from gateway.keys import spend_key
 from gateway.operations.leaving import Leaving
-from gateway.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS
 from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
 from gateway.settings import Plan, Settings
+from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS
 
 
 class ServiceLimits(msgspec.Struct):

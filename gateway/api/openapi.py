@@ -36,9 +36,9 @@ from gateway.errors import (
 from gateway.events.catalog import SAMPLES
 from gateway.inference.formats.native import Prompt
 from gateway.inference.formats.openai import Completion
-from gateway.prices import PRICES, choice_of
 from gateway.services import Injected
 from gateway.settings import Settings
+from gateway.settings.prices import PRICES, choice_of
 
 SCHEMA = "application/schema+json"
 REASON = {

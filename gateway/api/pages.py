@@ -35,10 +35,10 @@ from gateway.errors import (
 )
 from gateway.keys import REGISTRATIONS_KEY
 from gateway.operations.overview import SnapshotFeed
-from gateway.prices import PRICED_ON, PRICES
 from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
 from gateway.settings import NANO, PLANS, Settings
+from gateway.settings.prices import PRICED_ON, PRICES
 from gateway.validation import Credential
 
 HTML, FILE = "text/html", "application/octet-stream"

@@ -45,7 +45,8 @@ from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.traces import SETTLE, RequestTraces
 from gateway.inference.upstream import Upstream
 from gateway.log import RequestLine, write_request_line
-from gateway.prices import (
+from gateway.settings import Settings
+from gateway.settings.prices import (
     NOTHING,
     PRICES,
     Charge,
@@ -54,7 +55,6 @@ from gateway.prices import (
     choice_of,
     worst_case_cost,
 )
-from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics

@@ -12,7 +12,7 @@ from gateway.inference.formats.completion import finish_reason
 from gateway.inference.formats.tools import TOOL_CALLS
 from gateway.inference.provider.connection import Stream
 from gateway.inference.request import InferenceRequest
-from gateway.prices import PRICES
+from gateway.settings.prices import PRICES
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})

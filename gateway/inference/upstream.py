@@ -38,8 +38,8 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.providers import ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
 from gateway.inference.traces import EXCHANGE
-from gateway.prices import Usage, worst_case_tokens
 from gateway.settings import Settings
+from gateway.settings.prices import Usage, worst_case_tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.spans import Kind
 from gateway.telemetry.usage import Attempt

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from gateway.prices import PRICES
+from gateway.settings.prices import PRICES
 from gateway.settings.providers import ProviderRate, ProviderSettings
 
 NANO = 1_000_000_000  # nano-euro in a euro: money is counted in whole nano-euro

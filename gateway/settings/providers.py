@@ -12,8 +12,8 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.prices import PRICES
 from gateway.settings.addresses import read_base_url
+from gateway.settings.prices import PRICES
 
 DEFAULT_PROVIDER = "default"  # the name of the provider that the variables GATEWAY_PROVIDER_* describe
 MAX_PROVIDERS = 8

@@ -13,9 +13,9 @@ from kubernetes_validate.utils import ValidationError
 
 from capsule_gateway.cli.main import main
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
-from gateway.prices import PRICES
 from gateway.server import supervisor
 from gateway.server.serve import SHUTDOWN_SECONDS
+from gateway.settings.prices import PRICES
 from gateway.telemetry.metrics import Metrics
 from tests.fakes import FakeProvider
 from tests.support.fixtures import provider as provider

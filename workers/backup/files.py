@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from gateway.data.records import FOLDER
 from gateway.storage import FolderStorage, Listed, Storage
-from workers.backup.target import FileEntry, Part, Target
+from workers.backup.target import BackupTarget, FileEntry, Part
 
 PARALLEL = 8  # files
 FOLDERS = ("sources/", "archives/", "logs/")
@@ -45,7 +45,11 @@ async def list_certificates(folder: FolderStorage) -> dict[str, Listed]:
 
 
 async def copy_files(
-    storage: Storage, present: Mapping[str, Listed], known: Mapping[str, FileEntry], target: Target, prefix: str = ""
+    storage: Storage,
+    present: Mapping[str, Listed],
+    known: Mapping[str, FileEntry],
+    target: BackupTarget,
+    prefix: str = "",
 ) -> dict[str, FileEntry]:
     """Copies the files into the target, unless they are `known` and unchanged. Returns their entries by name.
 
@@ -92,7 +96,11 @@ async def _fetch(storage: Storage, key: str, path: Path) -> Part | None:
 
 
 async def restore_files(
-    entries: list[FileEntry], target: Target, storage: Storage, caddy: FolderStorage, present: Mapping[str, Listed]
+    entries: list[FileEntry],
+    target: BackupTarget,
+    storage: Storage,
+    caddy: FolderStorage,
+    present: Mapping[str, Listed],
 ) -> None:
     """Writes the files to the storage and to Caddy's folder, unless one of this size is `present`.
 

@@ -30,7 +30,7 @@ from gateway.settings import Settings
 from gateway.storage import FolderStorage, open_storage
 from workers.backup.files import CERTIFICATES, copy_files, list_certificates, list_objects, restore_files
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
-from workers.backup.target import FORMAT, BadBackup, FileEntry, Lines, Manifest, Target, batched
+from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
 from workers.hosting.data import AppData
 from workers.hosting.packing import DataError, DataPacker
 from workers.sandbox.machine import Unsafe
@@ -51,7 +51,7 @@ class BackupRefused(Exception):
 class Report(msgspec.Struct, frozen=True):
     """What was backed up or restored."""
 
-    manifest: Manifest
+    manifest: BackupManifest
     added: int  # bytes that were not in the target before
     notes: list[str]
 
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True):
 class Backup:
     """Backs up the service of these settings, and restores it."""
 
-    def __init__(self, settings: Settings, target: Target) -> None:
+    def __init__(self, settings: Settings, target: BackupTarget) -> None:
         self._settings, self._target = settings, target
         self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         self._vault = Vault(settings.encryption_key)
@@ -109,8 +109,8 @@ class Backup:
 
     def _describe(
         self, at: str, layout: int, copied: Copied, records: Lines, files: Lines, entries: Iterable[FileEntry]
-    ) -> Manifest:
-        return Manifest(
+    ) -> BackupManifest:
+        return BackupManifest(
             format=FORMAT,
             at=at,
             layout=layout,
@@ -184,7 +184,7 @@ class Backup:
         await self._store.client.set(LAYOUT_KEY, manifest.layout)
         return Report(manifest, 0, self._notes)
 
-    async def _check(self, manifest: Manifest, *, force: bool) -> set[str]:
+    async def _check(self, manifest: BackupManifest, *, force: bool) -> set[str]:
         """Returns the keys that are in Redis. Raises BackupRefused."""
         if manifest.layout > LAYOUT:
             raise BackupRefused(f"the backup is of layout {manifest.layout}, and this version knows {LAYOUT}")
@@ -206,7 +206,7 @@ class Backup:
             raise BackupRefused("the storage is not empty: it has files of apps; --force replaces them")
         return keys
 
-    async def _write_redis(self, manifest: Manifest, keys: set[str]) -> None:
+    async def _write_redis(self, manifest: BackupManifest, keys: set[str]) -> None:
         replaced = [key for key in keys if is_known(key) and key != LAYOUT_KEY]
         for batch in batched(replaced, DELETED_AT_ONCE):
             await self._store.read_each(batch, lambda pipe, key: pipe.unlink(key))

@@ -47,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     size: int  # bytes
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """One backup."""
 
     format: int
@@ -86,7 +86,7 @@ def open_target(address: str, *, create: bool = False) -> Storage:
     return FolderStorage(folder, mounted=True)
 
 
-class Target:
+class BackupTarget:
     """Reads and writes backups. Every method raises StorageUnavailable."""
 
     def __init__(self, storage: Storage) -> None:
@@ -145,7 +145,7 @@ class Target:
                 )
                 yield lines.splitlines()
 
-    async def list_files(self, manifest: Manifest) -> list[FileEntry]:
+    async def list_files(self, manifest: BackupManifest) -> list[FileEntry]:
         """Returns the files of the backup. Raises BadBackup."""
         decoder = msgspec.json.Decoder(FileEntry)
         return [decoder.decode(line) async for lines in self.read_lines(manifest.files) for line in lines]
@@ -157,12 +157,12 @@ class Target:
         names = [each.name for each in await self._storage.list_objects("backups/")]
         return sorted(name for name in names if MANIFEST.fullmatch(name))
 
-    async def write_manifest(self, manifest: Manifest) -> None:
+    async def write_manifest(self, manifest: BackupManifest) -> None:
         text = msgspec.json.encode(manifest)
         stamp = re.sub(r"[-:.]", "", manifest.at)
         await self._storage.put(f"backups/{stamp}-{hashlib.sha256(text).hexdigest()}.json", text)
 
-    async def read_manifest(self, name: str) -> Manifest:
+    async def read_manifest(self, name: str) -> BackupManifest:
         """Raises BadBackup."""
         text = await read_object(self._storage, f"backups/{name}", MANIFEST_BYTES)
         matched = MANIFEST.fullmatch(name)
@@ -170,9 +170,9 @@ class Target:
             raise BadBackup(f"the file backups/{name} is damaged; choose another backup with --at")
         if msgspec.json.decode(text)["format"] != FORMAT:
             raise BadBackup(f"the backup {name} is of another format; use the version of capsule that made it")
-        return msgspec.json.decode(text, type=Manifest)
+        return msgspec.json.decode(text, type=BackupManifest)
 
-    async def find(self, at: str = "") -> Manifest:
+    async def find(self, at: str = "") -> BackupManifest:
         """Returns the last backup, or the last one until `at`, a time or its beginning. Raises BadBackup."""
         stamp = re.sub(r"[-:.Z]", "", at)
         names = [name for name in await self.list_backups() if name[: len(stamp)] <= stamp or not stamp]
@@ -180,7 +180,7 @@ class Target:
             raise BadBackup(f"there is no backup{f' until {at}' if at else ''}")
         return await self.read_manifest(names[-1])
 
-    async def verify(self, manifest: Manifest) -> int:
+    async def verify(self, manifest: BackupManifest) -> int:
         """Reads all of the backup. Returns the number of its objects. Raises BadBackup."""
         parts = {entry.part for entry in await self.list_files(manifest)}
         async for _ in self.read_lines(manifest.records):
@@ -205,7 +205,7 @@ def _object_key(part: Part) -> str:
 class Lines:
     """Collects records as lines of JSON, and adds them to the target, some megabytes per object."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: BackupTarget) -> None:
         self._target, self._lines, self._size = target, list[bytes](), 0
         self.parts: list[Part] = []
 

@@ -159,7 +159,7 @@ class Sandbox:
         if sys.prefix != sys.base_prefix:  # the service's own packages are no tools
             folders = [folder for folder in folders if not folder.is_relative_to(sys.prefix)]
         self._folders, self._made_folders, self._tool_places = [*map(str, folders)], list[str](), dict[str, str]()
-        self.tools: list[tools.Tool] = []  # as commands see them, once `check` has found them
+        self.tools: list[tools.Program] = []  # as commands see them, once `check` has found them
         self.path = os.pathsep.join(self._folders)  # as commands see it
         self._python = _find_python(any_user=self._root)
 

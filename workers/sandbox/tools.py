@@ -25,7 +25,7 @@ UNKNOWN = "0.0.0"  # a version that a program does not tell
 NODE, PYTHON = "Node.js", "Python"
 
 
-class Tool(NamedTuple):
+class Program(NamedTuple):
     name: str  # NODE or PYTHON
     version: str
     folder: str  # that makes it `node` or `python3` if it comes first on PATH
@@ -61,21 +61,21 @@ def find_node(path: str, copies: Path) -> str | None:
     return os.fspath(_copy(parts, copies / f"node-{version}", links) / "bin")
 
 
-def find_versions(folders: Sequence[str], copies: Path) -> list[Tool]:
+def find_versions(folders: Sequence[str], copies: Path) -> list[Program]:
     """Lists the versions of Node.js and Python in these folders. The first ones are those that a command finds.
 
     A Python that is not `python3` in its folder gets a folder of its own, in which it is.
     """
-    found = [Tool(NODE, _read_version(f"{each}/node"), each) for each in folders if _is_program(f"{each}/node")]
+    found = [Program(NODE, _read_version(f"{each}/node"), each) for each in folders if _is_program(f"{each}/node")]
     found += [
-        Tool(PYTHON, _read_version(f"{each}/python3"), each) for each in folders if _is_program(f"{each}/python3")
+        Program(PYTHON, _read_version(f"{each}/python3"), each) for each in folders if _is_program(f"{each}/python3")
     ]
     for folder in folders:
         for binary in sorted(Path(folder).glob("python3.*")):
             if re.fullmatch(r"python3\.\d+", binary.name) and _is_program(binary):
                 version = _read_version(binary)
                 if all(version != tool.version for tool in found):
-                    found.append(Tool(PYTHON, version, _make_commands(binary, copies)))
+                    found.append(Program(PYTHON, version, _make_commands(binary, copies)))
     return [tool for tool in found if tool.version != UNKNOWN]
 
 

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from semantic_version import NpmSpec, Version  # type: ignore[import-untyped]
 
 from gateway.deploys.recognition import Files
-from workers.sandbox.tools import NODE, PYTHON, Tool
+from workers.sandbox.tools import NODE, PYTHON, Program
 
 WISH_CHARACTERS = 100
 
 
-class Choice(NamedTuple):
+class Versions(NamedTuple):
     folders: list[str]  # to put in front of PATH
     lines: list[str]  # for the log of a build
 
@@ -37,7 +37,7 @@ class Wish(NamedTuple):
             return None
 
 
-def choose_versions(files: Files, tools: Sequence[Tool]) -> Choice:
+def choose_versions(files: Files, tools: Sequence[Program]) -> Versions:
     """Returns which versions to use, and what the log should say about them."""
     folders, lines = [], []
     for wish in _read_wishes(files):
@@ -54,7 +54,7 @@ def choose_versions(files: Files, tools: Sequence[Tool]) -> Choice:
             best = max(fitting, key=lambda tool: Version(tool.version))
             folders.append(best.folder)
             lines.append(f"{asks}; using {best.version}")
-    return Choice(folders, lines)
+    return Versions(folders, lines)
 
 
 def _read_wishes(files: Files) -> Iterator[Wish]:

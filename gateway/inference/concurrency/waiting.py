@@ -15,7 +15,7 @@ from typing import Protocol
 from gateway.errors import ProviderQuotaExhausted, ProviderRefused, ServiceError
 
 
-class Queue(Protocol):
+class PermitQueue(Protocol):
     """The permits of one provider, and the queue for them."""
 
     def join(self, waiter: Waiter) -> None:
@@ -36,7 +36,7 @@ class Permit:
 
     __slots__ = ("account", "epoch", "held", "permits", "sent", "since", "tokens")
 
-    def __init__(self, permits: Queue, account: str, since: float, tokens: int = 0, epoch: int = 0) -> None:
+    def __init__(self, permits: PermitQueue, account: str, since: float, tokens: int = 0, epoch: int = 0) -> None:
         self.permits = permits
         self.account = account
         self.since = since  # monotonic seconds
@@ -54,10 +54,10 @@ class Waiter:
         """`tokens` is the most that the request may use; `since`, in monotonic seconds, is now by default."""
         self.account, self.app, self.weight, self.tokens = account, app, weight, tokens
         self.since = time.monotonic() if since is None else since
-        self.queues: list[Queue] = []
+        self.queues: list[PermitQueue] = []
         self._future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
 
-    def move(self, queues: Sequence[Queue]) -> None:
+    def move(self, queues: Sequence[PermitQueue]) -> None:
         """Leaves the queues that are not among these, and joins the others. If none takes it, `wait` raises why."""
         for queue in self.queues[:]:
             if queue not in queues:
@@ -112,13 +112,13 @@ class Waiter:
             self._future.set_exception(error)
             self._future.exception()  # marks it as retrieved: perhaps nothing awaits it
 
-    def refuse(self, queue: Queue, error: ServiceError) -> None:
+    def refuse(self, queue: PermitQueue, error: ServiceError) -> None:
         """Leaves one queue, which has no room for the request. If it was the last one, `wait` raises the error."""
         self._leave_one(queue)
         if not self.queues:
             self.leave(error)
 
-    def _leave_one(self, queue: Queue) -> None:
+    def _leave_one(self, queue: PermitQueue) -> None:
         if queue in self.queues:
             self.queues.remove(queue)
             queue.remove(self)

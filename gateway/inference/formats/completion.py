@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
 from gateway.inference.provider.chunks import CallPart, Delta
-from gateway.prices import PRICES, Usage, choice_of
+from gateway.settings.prices import PRICES, Usage, choice_of
 from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode

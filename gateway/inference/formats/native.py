@@ -17,7 +17,7 @@ from gateway.inference.formats.completion import (
     malformed,
 )
 from gateway.inference.provider.chunks import Delta
-from gateway.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
+from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
 
 
 class Prompt(msgspec.Struct, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from gateway.inference.formats.completion import (
 )
 from gateway.inference.formats.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
 from gateway.inference.provider.chunks import Delta
-from gateway.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, Usage
+from gateway.settings.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, Usage
 
 FORWARDED = (
     "temperature",

@@ -26,7 +26,7 @@ from gateway.inference.provider.dialects import (
     read_leniently,
 )
 from gateway.inference.provider.errors import ProviderSignal, classify, error_status, is_error
-from gateway.prices import Usage
+from gateway.settings.prices import Usage
 
 EVENT_BYTES = 1_048_576  # of one event
 MAX_REPORTED_TOKENS = 1_000_000_000  # of one answer; they cost far more than any reservation

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.prices import PRICES
 from gateway.settings import BadSettings, ProviderRate, Settings, load
+from gateway.settings.prices import PRICES
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.gateway_process import Gateway

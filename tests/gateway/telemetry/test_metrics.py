@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
-from gateway.prices import PRICES
+from gateway.settings.prices import PRICES
 from gateway.telemetry.metrics import BATCH_REQUESTS, TTFT_BUCKETS_SECONDS, BulkHistogram, Metrics
 from tests.support.counters import request_line
 

@@ -23,7 +23,7 @@ from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, open_storage
 from tests.support.redis_servers import RedisServer
 from workers.backup.run import Backup, Report
-from workers.backup.target import Target, open_target
+from workers.backup.target import BackupTarget, open_target
 
 KEY = "an-encryption-key-of-32-characters"
 
@@ -44,12 +44,12 @@ class Service:
 
     async def back_up(self, target: Path | str, **settings: str) -> Report:
         chosen = msgspec.structs.replace(self.settings, **settings)
-        async with contextlib.aclosing(Backup(chosen, Target(open_target(str(target), create=True)))) as backup:
+        async with contextlib.aclosing(Backup(chosen, BackupTarget(open_target(str(target), create=True)))) as backup:
             return await backup.make()
 
     async def restore(self, target: Path | str, at: str = "", **options: bool | str) -> Report:
         settings = msgspec.structs.replace(self.settings, encryption_key=options.pop("key", KEY))
-        async with contextlib.aclosing(Backup(settings, Target(open_target(str(target))))) as backup:
+        async with contextlib.aclosing(Backup(settings, BackupTarget(open_target(str(target))))) as backup:
             return await backup.restore(at, **options)
 
     # -- what is in it ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tests.support.s3_server import BUCKET, S3Server
 from tests.workers.backup.conftest import Service, files_of, objects_of
 from workers.backup import files, run
 from workers.backup.run import BackupRefused
-from workers.backup.target import BadBackup, Part, Target
+from workers.backup.target import BackupTarget, BadBackup, Part
 
 
 def content(server: RedisServer) -> dict[str, Any]:
@@ -296,9 +296,9 @@ async def test_a_restore_continues(
 ) -> None:
     await service.fill()
     await service.back_up(tmp_path / "target")
-    restore, restored = Target.fetch, list[str]()
+    restore, restored = BackupTarget.fetch, list[str]()
 
-    async def fail_late(self: Target, part: Part, path: Path) -> None:
+    async def fail_late(self: BackupTarget, part: Part, path: Path) -> None:
         restored.append(part.digest)
         if len(restored) >= 12:  # the first ones are read to verify the backup
             raise StorageUnavailable
@@ -306,7 +306,7 @@ async def test_a_restore_continues(
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "PARALLEL", 1)
-        patch.setattr(Target, "fetch", fail_late)
+        patch.setattr(BackupTarget, "fetch", fail_late)
         with pytest.raises(ExceptionGroup):
             await empty.restore(tmp_path / "target")
     assert 0 < len(files_of(empty.storage)) < len(files_of(service.storage))

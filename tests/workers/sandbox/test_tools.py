@@ -90,10 +90,10 @@ def test_other_versions_on_the_path_are_listed(tmp_path: Path) -> None:
     made = found[-1].folder
     assert Path(made).is_relative_to(tmp_path / "tools")
     assert found == [
-        tools.Tool("Node.js", "24.1.0", str(first)),
-        tools.Tool("Node.js", "20.20.2", str(second)),
-        tools.Tool("Python", "3.11.2", str(first)),
-        tools.Tool("Python", "3.12.4", made),
+        tools.Program("Node.js", "24.1.0", str(first)),
+        tools.Program("Node.js", "20.20.2", str(second)),
+        tools.Program("Python", "3.11.2", str(first)),
+        tools.Program("Python", "3.12.4", made),
     ]
     assert subprocess.check_output([f"{made}/python3"], text=True) == "Python 3.12.4\n"
     assert tools.find_versions(folders, tmp_path / "tools") == found

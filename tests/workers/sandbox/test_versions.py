@@ -6,25 +6,25 @@ import pytest
 
 from gateway.deploys.recognition import SourceFolder
 from tests.support.sandbox import Room
-from workers.sandbox.tools import NODE, PYTHON, Tool
-from workers.sandbox.versions import Choice, choose_versions
+from workers.sandbox.tools import NODE, PYTHON, Program
+from workers.sandbox.versions import Versions, choose_versions
 
 TOOLS = [
-    Tool(NODE, "24.14.1", "/new"),
-    Tool(NODE, "20.20.2", "/old"),
-    Tool(NODE, "20.9.0", "/older"),
-    Tool(PYTHON, "3.11.2", "/usr/bin"),
-    Tool(PYTHON, "3.12.4", "/opt/capsule/python3.12/bin"),
+    Program(NODE, "24.14.1", "/new"),
+    Program(NODE, "20.20.2", "/old"),
+    Program(NODE, "20.9.0", "/older"),
+    Program(PYTHON, "3.11.2", "/usr/bin"),
+    Program(PYTHON, "3.12.4", "/opt/capsule/python3.12/bin"),
 ]
 
 
-def choose(folder: Path, **files: str) -> Choice:
+def choose(folder: Path, **files: str) -> Versions:
     for name, text in files.items():
         (folder / name).write_text(text)
     return choose_versions(SourceFolder(folder), TOOLS)
 
 
-def ask(folder: Path, text: str) -> Choice:
+def ask(folder: Path, text: str) -> Versions:
     return choose(folder, **{"package.json": f'{{"engines": {{"node": "{text}"}}}}'})
 
 
@@ -33,35 +33,35 @@ def ask(folder: Path, text: str) -> Choice:
     [*(">=18", ">= 18", "*", "24", "24.x", "v24", "^20.19.0 || >=22.12.0", "18 - 24", ">=18 <25"), ""],
 )
 def test_the_default_version_is_used_if_it_fits(tmp_path: Path, text: str) -> None:
-    assert ask(tmp_path, text) == Choice([], [])
+    assert ask(tmp_path, text) == Versions([], [])
 
 
 @pytest.mark.parametrize("text", ["20", "20.x", "^20.1", "~20.20", ">= 18 < 23", "18 || 20", "20.20.2", "<=20"])
 def test_the_newest_version_that_fits_is_used(tmp_path: Path, text: str) -> None:
-    assert ask(tmp_path, text) == Choice(["/old"], [f"package.json asks for Node.js {text}; using 20.20.2"])
+    assert ask(tmp_path, text) == Versions(["/old"], [f"package.json asks for Node.js {text}; using 20.20.2"])
 
 
 @pytest.mark.parametrize("text", ["22", "^22.12.0", ">24", "25.x", "<20", "24.14.2", "~20.21"])
 def test_a_version_that_is_missing_is_named(tmp_path: Path, text: str) -> None:
     shown = "this host has Node.js 24.14.1 and 20.20.2 and 20.9.0"
-    assert ask(tmp_path, text) == Choice([], [f"package.json asks for Node.js {text}; {shown}"])
+    assert ask(tmp_path, text) == Versions([], [f"package.json asks for Node.js {text}; {shown}"])
 
 
 @pytest.mark.parametrize("text", ["lts/*", "lts/iron", "node", "twenty", ">=", "20 ||| 22"])
 def test_what_is_no_version_is_named(tmp_path: Path, text: str) -> None:
     line = f".nvmrc asks for Node.js {text}, which is no version; using the default one"
-    assert choose(tmp_path, **{".nvmrc": f"{text}\n"}) == Choice([], [line])
+    assert choose(tmp_path, **{".nvmrc": f"{text}\n"}) == Versions([], [line])
 
 
 @pytest.mark.parametrize(
     "package", ["", "[]", '{"engines": 1}', '{"engines": {"node": 20}}', '{"engines": {"node": "1 "}', "[" * 100_000]
 )
 def test_a_package_without_a_version_asks_for_none(tmp_path: Path, package: str) -> None:
-    assert choose(tmp_path, **{"package.json": package}) == Choice([], [])
+    assert choose(tmp_path, **{"package.json": package}) == Versions([], [])
 
 
 def test_long_and_unprintable_texts_are_ignored(tmp_path: Path) -> None:
-    assert ask(tmp_path, "20 " * 50) == choose(tmp_path, **{".nvmrc": "20\x1b[31m"}) == Choice([], [])
+    assert ask(tmp_path, "20 " * 50) == choose(tmp_path, **{".nvmrc": "20\x1b[31m"}) == Versions([], [])
 
 
 def test_a_file_for_one_version_precedes_a_range(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_python_is_chosen_by_its_minor_version(tmp_path: Path, text: str, folder
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("20")
     (tmp_path / ".nvmrc").symlink_to("elsewhere")
-    assert choose(tmp_path) == Choice([], [])
+    assert choose(tmp_path) == Versions([], [])
 
 
 def test_a_host_without_node(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from gateway.inference.provider.connection import (
     Stream,
 )
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.prices import Usage
 from gateway.settings import ProviderTimeouts
+from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.events import DONE, GARBAGE, STATUSES, event, token
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.errors import ProviderQuotaExhausted
 from gateway.inference.provider.sse import AnswerReader
-from gateway.prices import Usage
+from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.dialect_table import BROKE, CUT, DONE, END, HELLO, TABLE, data, delta, split
 
 

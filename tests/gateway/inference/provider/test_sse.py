@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.sse import MAX_REPORTED_TOKENS, AnswerReader
-from gateway.prices import Usage
+from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.events import DONE, event, token
 
 
