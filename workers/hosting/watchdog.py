@@ -15,6 +15,7 @@ names the keeper. The next watchdog adopts the keepers that it finds.
 """
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -71,6 +72,13 @@ def start_time(pid: int) -> int | None:
     return None
 
 
+@functools.cache
+def identify_boot() -> str:
+    """Returns a name that changes when the machine or the container restarts, which ends all processes."""
+    boot = "/proc/sys/kernel/random/boot_id"
+    return f"{Path(boot).read_text().strip()} {start_time(1)}" if Path(boot).exists() else ""
+
+
 def is_running(pid: int, began: int) -> bool:
     return pid != 0 and start_time(pid) == began
 
@@ -106,6 +114,7 @@ class AppState(msgspec.Struct, frozen=True):
     last: str = ""  # how it ended last
     keeper: int = 0  # the process id of its keeper, and when that started
     began: int = 0
+    boot: str = ""  # during which the keeper started
     asleep: bool = False  # nothing of it runs, and the next request starts it
 
 
@@ -115,9 +124,12 @@ def state_path(folder: Path, deploy_id: str) -> Path:
 
 def read_state(folder: Path, deploy_id: str) -> AppState:
     try:
-        return msgspec.json.decode(state_path(folder, deploy_id).read_bytes(), type=AppState)
+        state = msgspec.json.decode(state_path(folder, deploy_id).read_bytes(), type=AppState)
     except FileNotFoundError:
         return AppState()
+    if state.boot not in ("", identify_boot()):  # the restart ended the app, which has not crashed
+        return AppState(exits=state.exits, last=state.last)
+    return state
 
 
 class Watchdog:
@@ -327,7 +339,7 @@ class Watchdog:
             (release / "app").chmod(0o755)
             keeper = self._sandbox.detach(command, uid, detached)
         began = start_time(keeper) or 0
-        state = AppState(str(detached.socket), state.exits, state.last, keeper, began)
+        state = AppState(str(detached.socket), state.exits, state.last, keeper, began, identify_boot())
         self._write_state(release, state)
         self._close_listener(release)  # the keeper has it
         return state

@@ -21,6 +21,7 @@ from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked
 from tests.support.watched_apps import USERS, Watch, watching
+from workers.hosting import watchdog as watchdog_module
 from workers.hosting.release_files import write_environment
 from workers.hosting.watchdog import LIMITS, AppState, Watchdog, output_path
 from workers.sandbox.keeper import CADDY_USER
@@ -223,6 +224,26 @@ async def test_the_next_watchdog_reports_a_crash_that_happened_without_one(watch
     assert await watch.ask("dep_1") == "release dep_1"
     assert watch.crashes == [("shop", "exit", 3)]
     assert watch.state("dep_1").exits == 1
+
+
+async def test_apps_that_ended_with_the_machine_or_the_container_have_not_crashed(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`docker compose restart` kills the keepers too. The next watchdog starts the apps, and tells nobody."""
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    await watch.stop()
+    os.kill(keeper, signal.SIGKILL)
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+    monkeypatch.setattr(watchdog_module, "identify_boot", lambda: "the next boot")
+    watch.start()
+    assert await watch.ask("dep_1") == "release dep_1"
+    assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: watch.crashes, 20)
+    assert watch.crashes == [("shop", "exit", 3)], "from now on, crashes are reported again"
 
 
 async def test_a_killed_worker_stops_no_app(watch: Watch) -> None:
