@@ -27,6 +27,15 @@ MODULES = """# Modules
 This page lists every module of the service with the first line of its docstring. `python -m docs.generate` writes it,
 and a test checks that it is up to date. [architecture.md](architecture.md) explains how the modules work together.
 """
+RULE = """# The alerts of ops/alerts.yml. `python -m docs.generate` writes this file.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: capsule
+  labels: { app.kubernetes.io/part-of: capsule }
+spec:
+  groups:
+"""
 
 
 def describe(path: Path) -> str:
@@ -117,7 +126,15 @@ def schema() -> str:
     return json.dumps(manifest_schema(), indent=2) + "\n"
 
 
+def prometheus_rule() -> str:
+    """Return the alerts as the resource that the Prometheus operator reads."""
+    groups = (ROOT / "ops/alerts.yml").read_text().partition("groups:\n")[2]
+    body = "".join(f"  {line}" if line.strip() else line for line in groups.splitlines(keepends=True))
+    return f"{RULE}{body}"
+
+
 if __name__ == "__main__":
+    (ROOT / "ops/kubernetes/monitoring/prometheus-rule.yaml").write_text(prometheus_rule())
     (DOCS / "capsule.schema.json").write_text(schema())
     (DOCS / "api.md").write_text(api())
     (DOCS / "keyspace.md").write_text(keyspace())

@@ -6,6 +6,7 @@ counted together, which takes a third of the time under load.
 
 import collections
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -131,6 +132,14 @@ class Metrics:
             "gateway_certificates_expiring", "Custom domains whose certificate expires within seven days"
         )
         self.workers = state("gateway_workers", "Workers with a heartbeat", ["group"])
+        # Of several processes the latest, so that a restart of any changes it.
+        self.started = Gauge(
+            "gateway_process_start_time_seconds",
+            "When the process that started last did so, in seconds since the epoch",
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
+        self.started.set(time.time())
         # Prometheus sees an increase only after it has seen the zero. Alerts use these counters, so they start at zero.
         for kind in ("no usage", "above bound", "finish reason"):
             self.anomalies.labels(kind)

@@ -83,7 +83,34 @@ CUSTOM: dict[str, tuple[str, Any]] = {
         "monitoring.coreos.com/v1",
         {
             "selector": {"matchLabels": dict},
-            "endpoints": [{"port": str, "path": str, "interval": str, "scrapeTimeout": str}],
+            "endpoints": [
+                {
+                    "port": str,
+                    "path": str,
+                    "interval": str,
+                    "scrapeTimeout": str,
+                    "relabelings": [{"targetLabel": str, "replacement": str}],
+                }
+            ],
+        },
+    ),
+    "PrometheusRule": (
+        "monitoring.coreos.com/v1",
+        {
+            "groups": [
+                {
+                    "name": str,
+                    "rules": [
+                        {
+                            "alert": str,
+                            "expr": str,
+                            "for": str,
+                            "labels": {"severity": str},
+                            "annotations": {"summary": str, "description": str},
+                        }
+                    ],
+                }
+            ]
         },
     ),
     "GatewayClass": (
