@@ -31,7 +31,8 @@ def search(client: redis.Redis, words: set[str]) -> list[str]:
     """Returns the keys that contain one of the words, in their name or anywhere in their value."""
     found = []
     for key in client.scan_iter(count=1000):
-        kind = client.type(key).decode()
+        if (kind := client.type(key).decode()) == "none":  # it has just expired
+            continue
         reads: dict[str, Any] = {
             "string": client.get,
             "hash": client.hgetall,
