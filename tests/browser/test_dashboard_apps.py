@@ -87,8 +87,8 @@ async def test_the_switch_lists_the_apps_as_they_come(holder: Holder) -> None:
     options = page.locator("#switch option")
     await expect(options).to_have_text(["All apps", app])
     await wait_until(lambda: len(asked) == 2)  # once more when the stream of changes has begun
-    await page.get_by_role("link", name="Account", exact=True).click()
-    await expect(holder.heading("Account")).to_be_focused()
+    await page.get_by_role("link", name="Usage", exact=True).click()
+    await expect(holder.heading("Usage")).to_be_focused()
     await page.get_by_role("link", name="Requests").click()
     await expect(holder.heading("Requests")).to_be_focused()
     assert len(asked) == 2

@@ -30,7 +30,7 @@ from workers.hosting.watchdog import start_time
 session = pytest.mark.asyncio(loop_scope="session")
 
 ANSWERED = r'gateway_requests_total\{code="",format="native",status="200"\}'
-KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemostrecent")
+KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemax", "gauge_livemin", "gauge_livemostrecent")
 FILES = {"lock", *(f"{kind}_{number}.db" for kind in KINDS for number in (0, 1))}
 STARTED = 25  # descriptors that a process has once it serves, and not before
 

@@ -92,7 +92,7 @@ async def test_the_same_release_serves_and_nothing_is_left(own: Host, fault: str
         "failed",
         "the worker stopped during the deploy; deploy again",
     )
-    assert await own.page(app) == "good"
+    await wait_until(lambda: find_page(own, app), 10, holds=lambda text: text == "good")
     folder = own.gateway.data_folder
     only_good = {"builds": [], "releases": [good], "archives": [good], "running": [good], "marks": []}
     await wait_until(lambda: what_is_left(folder), 10, holds=lambda found: found == only_good)
