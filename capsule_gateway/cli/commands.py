@@ -3,7 +3,7 @@
 `keys.sends("revoke ID", "DELETE /account/keys/{id}", "Revoke a key.", done("Revoked {id}.", "revoked", "id"))`
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -42,8 +42,12 @@ class Group(click.Group):
         *options: Decorator,
         check: Callable[[Service], object] | None = None,
         seconds: float = STEP_SECONDS,
+        fixed: Mapping[str, Any] = {},
     ) -> None:
-        """Adds a command, which calls `check` first, and waits so many seconds for the answer."""
+        """Adds a command, which calls `check` first, and waits so many seconds for the answer.
+
+        `fixed` are fields of the body that no argument changes.
+        """
         method, address, *fields = call.split()
         sources = {field: source or field for field, _, source in (each.partition("=") for each in fields)}
 
@@ -51,8 +55,9 @@ class Group(click.Group):
             service, target = open_service(values.get("reason")), _fill_in(address, values)
             if check is not None:
                 check(service)
-            body = {field: values[source] for field, source in sources.items() if values[source] is not None}
-            sent = body if sources else None
+            given = {field: values[source] for field, source in sources.items() if values[source] is not None}
+            body = {**given, **fixed}
+            sent = body if sources or fixed else None
             if answer.having is None:
                 service.send(method, target, sent, seconds=seconds)
                 return answer.show({}, **values)

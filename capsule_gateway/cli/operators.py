@@ -284,27 +284,22 @@ def _format_permits(row: Row) -> Cell:
     return f"{permits.get('used')} of {limit}" if limit else f"{permits.get('used')}"
 
 
-@providers.command("enable")
-@click.argument("name")
-@reason
-@as_json
-def providers_enable(name: str, reason: str | None) -> None:
-    """Let requests go to a model provider again."""
-    show_line(_switch_provider(name, True, reason), f"Requests may go to {name} again.")
+PROVIDER = "PUT /platform/providers/{name}"
 
-
-@providers.command("disable")
-@click.argument("name")
-@reason
-@as_json
-def providers_disable(name: str, reason: str | None) -> None:
-    """Send a model provider no new requests. Streams that run there go on."""
-    show_line(_switch_provider(name, False, reason), f"{name} gets no new requests. Streams that run there go on.")
-
-
-def _switch_provider(name: str, enabled: bool, reason: str | None) -> Row:
-    service = open_service(reason)
-    return service.request_object("PUT", path("platform", "providers", name), {"enabled": enabled}, having="name")
+providers.sends(
+    "enable NAME --reason",
+    PROVIDER,
+    "Let requests go to a model provider again.",
+    sentence("Requests may go to {name} again.", "name"),
+    fixed={"enabled": True},
+)
+providers.sends(
+    "disable NAME --reason",
+    PROVIDER,
+    "Send a model provider no new requests. Streams that run there go on.",
+    sentence("{name} gets no new requests. Streams that run there go on.", "name"),
+    fixed={"enabled": False},
+)
 
 
 @providers.command("check")
@@ -313,8 +308,9 @@ def _switch_provider(name: str, enabled: bool, reason: str | None) -> Row:
 def providers_check(file: Path) -> None:
     """Check a providers file, as the start of the gateway does. It needs no service."""
     try:
-        environment = {k: v for k, v in read_environment().items() if k == "GATEWAY_REGIONS" or "GATEWAY_" not in k}
-        found = load({**environment, "GATEWAY_PROVIDERS_FILE": str(file)}).providers
+        # Without the other settings, which may be missing or wrong where the file is written.
+        regions = read_environment().get("GATEWAY_REGIONS", "")
+        found = load({"GATEWAY_REGIONS": regions, "GATEWAY_PROVIDERS_FILE": str(file)}).providers
     except BadSettings as error:
         raise click.ClickException(str(error)) from None
     lines = [f"{each.name}: in {each.region}, serves {', '.join(each.models)}" for each in found]

@@ -100,8 +100,8 @@ class Availability:
     """The status of inference in this process."""
 
     def __init__(self, settings: Settings, registry: Registry, healths: Sequence[Health]) -> None:
-        self._settings, self._registry, self._store = settings, registry, registry.store
-        self.healths = {health.provider: health for health in healths}
+        self._settings, self._store = settings, registry.store
+        self._healths = {health.provider: health for health in healths}
         self._switch: Switch | None = None
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
         self.changes = 0  # how often the switch or a health may have changed; who keeps a choice compares it
@@ -149,7 +149,7 @@ class Availability:
 
     async def reload(self) -> None:
         await self._reload_switch()
-        for health in self.healths.values():
+        for health in self._healths.values():
             await health.reload()
 
     async def _reload_switch(self) -> None:
@@ -190,7 +190,7 @@ class Availability:
         if self._switch is None:
             return
         before = self._status
-        statuses = {name: health.status for name, health in self.healths.items()}
+        statuses = {name: health.status for name, health in self._healths.items()}
         self._status = self._switch.derive_status(self._settings, statuses)
         if before != self._status:
             logger.info("inference.status", status=self._status, before=before)

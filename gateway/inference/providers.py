@@ -1,7 +1,7 @@
 """The model providers of a gateway, in the operator's order, and the choice among them."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -41,7 +41,7 @@ class ModelProvider:
     """One provider: its connections, its permits, its health, and what this process has asked of it."""
 
     def __init__(
-        self, settings: Settings, chosen: ProviderSettings, store: Store, registry: Registry, m: Metrics
+        self, settings: Settings, chosen: ProviderSettings, store: Store, registry: Registry, metrics: Metrics
     ) -> None:
         self.settings, self.name = chosen, chosen.name
         self.pool = Provider(settings, chosen)
@@ -50,7 +50,7 @@ class ModelProvider:
             provider=chosen.name,
             limit=chosen.concurrency,
             rate=chosen.rate,
-            observe_wait=m.provider_wait.labels(chosen.name).observe,
+            observe_wait=metrics.provider_wait.labels(chosen.name).observe,
         )
         self.health = Health(chosen.name, registry, self.pool)
         self.attempts = self.failovers = 0  # requests sent to it, and those that another provider then got
@@ -113,13 +113,13 @@ class Providers:
 
     # -- for the life of the process -------------------------------------------------------------------------
 
-    async def run(self, count: Callable[[float], None]) -> None:
-        """Renews permits, times streams out, passes the number of open ones to `count`, and probes what is down."""
+    async def run(self) -> None:
+        """Renews permits, times streams out, and probes what is down."""
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_probing([each.health for each in self.all]))
             for each in self.all:
                 group.create_task(each.permits.run())
-                group.create_task(each.pool.sweep(lambda _: count(self.count_streams())))
+                group.create_task(each.pool.sweep())
 
     def interrupt(self) -> None:
         """Ends all streams and starts no new ones, because this process is about to stop."""

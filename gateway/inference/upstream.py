@@ -87,6 +87,7 @@ class Upstream:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             self.metrics.count_queued()
+            self.metrics.open_streams.set(self.providers.count_streams())
             for provider in self.providers.all:
                 permits = provider.permits
                 self.metrics.show_permits(provider.name, permits.in_force, permits.used, permits.waiting)
@@ -97,8 +98,8 @@ class Upstream:
                     self.fail_waiting(InferenceDisabled())
                 changes = self.availability.changes
                 if seen != changes:
-                    for exchange in list(self.waiting.values()):
-                        exchange.requeue()
+                    for waiter, exchange in list(self.waiting.items()):
+                        exchange.requeue(waiter)
                     seen = changes
                 await self._check_apps()
 
@@ -159,7 +160,6 @@ class Exchange:
         "_tokens",
         "_tried",
         "_upstream",
-        "_waiter",
         "account",
         "app",
         "billed",
@@ -177,7 +177,6 @@ class Exchange:
         self._upstream, self._request, self._completion, self._format = upstream, request, completion, format
         self.app, self.account = app, account
         self._tokens = worst_case_tokens(completion.text_bytes, completion.max_tokens)
-        self._waiter: Waiter | None = None
         # The attempt in progress, and its times in seconds of `time.perf_counter`.
         self._provider: ModelProvider | None = None
         self._permit: Permit | None = None
@@ -245,7 +244,7 @@ class Exchange:
         request.trace.enter("wait")
         began = time.perf_counter()
         weight = upstream.weights[self.account.plan]
-        self._waiter = waiter = Waiter(self.account.id, self.app.name, weight, self._tokens)
+        waiter = Waiter(self.account.id, self.app.name, weight, self._tokens)
         upstream.waiting[waiter] = self
         try:
             waiter.move([each.permits for each in candidates])
@@ -259,13 +258,12 @@ class Exchange:
             request.waited += time.perf_counter() - began
             request.unwatch()
 
-    def requeue(self) -> None:
+    def requeue(self, waiter: Waiter) -> None:
         """Moves the waiting request to the providers that may serve it now. Raises BackboneUnavailable."""
-        assert self._waiter is not None
         if candidates := self._candidates():
-            self._waiter.move([each.permits for each in candidates])
+            waiter.move([each.permits for each in candidates])
         else:
-            self._waiter.leave(self._failed or InferenceDisabled())
+            waiter.leave(self._failed or InferenceDisabled())
 
     # -- an attempt ------------------------------------------------------------------------------------------
 
@@ -362,7 +360,7 @@ class Exchange:
 
     def _record(self, provider: ModelProvider, error: BaseException | None) -> None:
         provider.attempts += 1
-        code = "" if error is None else "CLIENT_GONE" if isinstance(error, ClientGone) else code_of_failure(error)
+        code = "" if error is None else _code_of(error)
         took = time.perf_counter() - self._started
         self._request.attempts.append(Attempt(provider.name, code, round(took * 1000)))
         self._request.region = provider.settings.region
@@ -370,7 +368,9 @@ class Exchange:
         self._request.trace.fail_stage(code)
 
 
-def code_of_failure(error: BaseException) -> str:
+def _code_of(error: BaseException) -> str:
+    if isinstance(error, ClientGone):
+        return "CLIENT_GONE"
     return error.code if isinstance(error, ServiceError) else ServiceError.code
 
 

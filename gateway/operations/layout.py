@@ -123,7 +123,7 @@ async def upgrade_storage(store: Store, storage: Storage, steps: Sequence[Step] 
 
 async def _upgrade(store: Store, data: Numbered) -> None:
     ends, known = time.monotonic() + WAIT_SECONDS, 1 + len(data.steps)
-    while (number := _parse(await data.read(), known)) != known:
+    while (number := parse_number(await data.read(), known)) != known:
         lock = Lock(store)
         if await lock.acquire():
             async with run_in_background(lock.keep()) as lost:
@@ -139,7 +139,7 @@ async def _upgrade(store: Store, data: Numbered) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _parse(text: str, known: int) -> int:
+def parse_number(text: str, known: int = LAYOUT) -> int:
     """Returns the number, or 0 if there is none. Raises LayoutFault if this version cannot use the data."""
     if text and not text.isdecimal():
         raise LayoutFault(
@@ -158,9 +158,9 @@ def _parse(text: str, known: int) -> int:
 async def _run_steps(data: Numbered, lost: asyncio.Task[object]) -> None:
     """Runs the steps that are left, unless the lock gets lost."""
     known = 1 + len(data.steps)
-    if not _parse(await data.read(), known):
+    if not parse_number(await data.read(), known):
         await data.write(1)
-    while (number := _parse(await data.read(), known)) < known and not lost.done():
+    while (number := parse_number(await data.read(), known)) < known and not lost.done():
         logger.info("layout.upgrading", layout=number, to=number + 1)
         if (work := data.steps[number - 1]) is not None:
             await work()

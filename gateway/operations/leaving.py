@@ -303,10 +303,10 @@ class Leaving:
         Also removes the rate windows of the users of its apps. Returns the number of keys.
         """
         tag, kept = partition_tag(account_id), {account_key(account_id), spend_of_deleted_key(account_id)}
-        names = await self._store.scan_partition(tag, f"{tag}:*{account_id}*")
+        names = await self._store.list_keys(f"{tag}:*{account_id}*", tag)
         left = [name for name in names if name not in kept and account_id in name.split(":")]
         windows = user_window_key(tag, "", "").rstrip(":")
-        left += [name for name in await self._store.scan_partition(tag, f"{windows}:*") if name.split(":")[3] in words]
+        left += [name for name in await self._store.list_keys(f"{windows}:*", tag) if name.split(":")[3] in words]
         for name in left:
             await self._store.client.delete(name)
         return len(left)

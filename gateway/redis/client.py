@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -259,22 +260,6 @@ class Store:
         """Reads keys of any partitions together. Raises BackboneUnavailable."""
         return await self.read_each(names, lambda pipe, name: pipe.get(name))
 
-    async def scan_partition(self, tag: str, pattern: str) -> list[str]:
-        """Returns the keys that match. Reads all names on the node of the partition: only for what is rare.
-
-        Raises BackboneUnavailable.
-        """
-        found: set[str] = set()
-        cursor = 0
-        while True:
-            scan = (
-                self.client.scan_at(tag, cursor, pattern) if self.cluster else self.client.scan(cursor, pattern, 1000)
-            )
-            cursor, names = await scan
-            found.update(names)
-            if not cursor:
-                return sorted(found)
-
     async def check_writes(self) -> tuple[int, list[BackboneUnavailable]]:
         """Writes a probe key, in a cluster one for each partition, and waits for replicas as admissions do.
 
@@ -318,19 +303,27 @@ class Store:
             answers = await self._commands.call_everywhere("INFO")
         return [self.client.parse("INFO", answer) for answer in answers]
 
-    async def list_keys(self) -> set[str]:
-        """Returns all keys, in a cluster those of every primary. Raises BackboneUnavailable."""
+    async def list_keys(self, pattern: str = "*", tag: str = "") -> set[str]:
+        """Returns the keys that match, in a cluster those of every primary, or of the one that has the partition `tag`.
+
+        Reads all names there: only for what is rare. Raises BackboneUnavailable.
+        """
         found: set[str] = set()
         with map_redis_errors():
-            calls = [self._pipeline.call] if self._commands is None else await self._commands.list_calls()
-            for call in calls:
+            for call in await self._list_calls(tag):
                 cursor = "0"
                 while True:
-                    cursor, names = await call("SCAN", cursor, "COUNT", SCANNED)
+                    cursor, names = await call("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED)
                     found.update(names)
                     if cursor == "0":
                         break
         return found
+
+    async def _list_calls(self, tag: str) -> list[Callable[..., Awaitable[Any]]]:
+        """Returns the functions that send a command to a primary."""
+        if self._commands is None:
+            return [self._pipeline.call]
+        return [partial(self._commands.call_at, f"{tag}:")] if tag else await self._commands.list_calls()
 
     @asynccontextmanager
     async def subscription(self, *channels: str) -> AsyncIterator[PubSub]:

@@ -276,12 +276,6 @@ class ClusterClient(AsyncCoreCommands):
         )
         return self.parse(name, await call, **options)
 
-    async def scan_at(self, tag: str, cursor: int, pattern: str) -> Any:
-        """Scans the names at the primary of a partition."""
-        with map_redis_errors():
-            answer = await self._pipeline.call_at(f"{tag}:", "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-        return self.parse("SCAN", answer)
-
     def parse(self, name: str, answer: Any, **options: Any) -> Any:
         options.pop("keys", None)  # for redis-py's cache
         return self._parsers[name](answer, **options) if name in self._parsers else answer

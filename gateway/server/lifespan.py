@@ -95,7 +95,7 @@ def _start_background_tasks(services: Services) -> list[asyncio.Task[None]]:
         asyncio.create_task(coroutine, name=str(coroutine))
         for coroutine in (
             _follow_changes(services),
-            services.providers.run(services.metrics.open_streams.set),
+            services.providers.run(),
             services.upstream.check_waiters(),
             services.upstream.end_suspended(),
             services.admission.repeat_settlements(),

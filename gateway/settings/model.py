@@ -134,4 +134,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def models(self) -> tuple[str, ...]:
         """The models that at least one provider serves."""
-        return tuple(model for model in PRICES if any(model in each.models for each in self.providers))
+        served = {model for each in self.providers for model in each.models}
+        return tuple(model for model in PRICES if model in served)

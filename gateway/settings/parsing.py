@@ -211,7 +211,6 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "provider_wait": _zero_or(_read_seconds, 0.0),
     "provider_weights": _plan_reader(Settings().provider_weights, _read_weight),
     "provider_rate": lambda text: ProviderRate(**_read_pairs(text, ("requests", "tokens"), _read_whole)),
-    "providers_file": str,
     "regions": _read_regions,
     "rate_limits": lambda text: RateLimits(**_read_pairs(text, ("app", "user"), _read_whole)),
     "deploy_quotas": _plan_reader(Settings().deploy_quotas, _read_whole),

@@ -23,7 +23,9 @@ _NAME = re.compile(r"[a-z0-9-]{1,32}")
 _KEY = re.compile(r"[\x21-\x7e]+")
 _LOCATION = re.compile(r"(.*) - at `\$\.?([^`]*)`")
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+
+def _all_models() -> dict[str, str]:
+    return {name: name for name in PRICES}
 
 
 class ProviderRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,10 +42,10 @@ class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     region: str  # where it processes prompts
     key: str = ""
-    key_file: str = ""  # replaces `key`; read again at each probe
+    key_file: str = ""  # replaces `key`; read again every second
     concurrency: int = 100  # concurrent requests, of all gateways together; 0: no limit
     rate: ProviderRate | None = None
-    models: Mapping[str, str] = msgspec.field(default_factory=lambda: {name: name for name in PRICES})  # → its name
+    models: dict[str, str] = msgspec.field(default_factory=_all_models)  # what it serves → its name for that
 
     def read_key(self) -> str:
         """Reads the key from its file, if there is one; '' if there is no key that can be sent."""
@@ -66,7 +68,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     key_env: str = ""
     concurrency: Annotated[int, msgspec.Meta(ge=0)] = 100
     rate: ProviderRate | None = None
-    models: dict[str, str] = msgspec.field(default_factory=lambda: {name: name for name in PRICES})
+    models: dict[str, str] = msgspec.field(default_factory=_all_models)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

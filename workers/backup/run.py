@@ -24,7 +24,7 @@ from gateway.data.records import DataRecords, snapshot_key
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
 from gateway.keys import LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
-from gateway.operations.layout import LAYOUT
+from gateway.operations.layout import LAYOUT, LayoutFault, parse_number
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, open_storage
@@ -74,9 +74,10 @@ class Backup:
 
     async def make(self) -> Report:
         """Makes a backup. Raises BackupRefused, BackboneUnavailable and StorageUnavailable."""
-        layout = await self._store.get(LAYOUT_KEY) or "1"
-        if not layout.isdecimal() or int(layout) > LAYOUT:
-            raise BackupRefused(f"the data are of layout {layout!r}, and this version knows {LAYOUT}")
+        try:
+            layout = parse_number(await self._store.get(LAYOUT_KEY) or "1")
+        except LayoutFault as fault:
+            raise BackupRefused(str(fault)) from None
         keys = await self._store.list_keys()
         if not self._vault.fingerprints() and any(kind_of(key) in SEALED for key in keys):
             raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
@@ -103,7 +104,7 @@ class Backup:
         for _, entry in sorted(entries.items()):
             await files.write(entry)
         await files.flush()
-        manifest = self._describe(at, int(layout), copied, records, files, entries.values())
+        manifest = self._describe(at, layout, copied, records, files, entries.values())
         await self._target.write_manifest(manifest)
         return Report(manifest, self._target.added, self._notes)
 

@@ -5,7 +5,6 @@ A sweep counts the time of all streams and connections; there is no timer for ea
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx
@@ -121,8 +120,8 @@ class Provider:
 
     # -- for the life of the process -------------------------------------------------------------------------
 
-    async def sweep(self, count: Callable[[float], None]) -> None:
-        """Times streams and connections out, and passes the number of open streams to `count`."""
+    async def sweep(self) -> None:
+        """Times streams and connections out."""
         loop = asyncio.get_running_loop()
         timeouts, keep_alive = self._settings.provider_timeouts, self._settings.keep_alive
         pause = pause_between_sweeps(timeouts.first, timeouts.idle, timeouts.total, keep_alive)
@@ -132,7 +131,6 @@ class Provider:
             now = loop.time()
             passed, before = now - before, now
             late = passed - pause if passed > LATE_SECONDS else 0.0
-            count(len(self.streams))
             for stream in list(self.streams):
                 stream.tick(passed, timeouts, keep_alive, late)
             for connection in list(self._connections):
