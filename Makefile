@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip
 
+# Without bytecode, each process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-all test-frameworks check bench soak chaos screenshots lock clean
 
 run: $(VENV)/run.stamp

@@ -1,6 +1,8 @@
 """Servers for all tests. After each test, every key left in Redis must expire, or be listed with a reason."""
 
+import random
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.fakes.receiver import FakeReceiver, certificate
 from tests.support.full_hours import DAY_SECONDS, wait_past_end_of
 from tests.support.key_leaks import assert_no_leak
 from tests.support.redis_servers import RedisServer
+from tests.support.selection import Deadline, Record, leave_out
 from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
@@ -60,13 +63,30 @@ settings.load_profile("tests")
 freeze_heap()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("capsule")
+    group.addoption("--passed-to", metavar="FILE", help="add the names of the tests that pass to this file")
+    group.addoption("--not-in", metavar="FILE", help="leave out the tests that this file names")
+    group.addoption("--within", metavar="SECONDS", type=float, help="start no test later than this, and say how many")
+    group.addoption("--order", metavar="NUMBER", type=int, help="shuffle the long modules by this number")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.passed_to and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record(Path(config.option.passed_to)))
+    if config.option.within is not None:
+        config.pluginmanager.register(Deadline(time.monotonic() + config.option.within))
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks long tests, and starts with the modules that take longest, so that all processes end together.
 
     The folders with shared processes come first, one after another. Of the other slow modules, those of different
     folders alternate, because some wait most of the time and others keep a core busy.
     """
+    if config.option.not_in:
+        leave_out(Path(config.option.not_in), config, items)
     slow: dict[str, dict[Path, int]] = {}  # modules in each folder, with their positions
     for item in items:
         name = item.nodeid.removeprefix("tests/")
@@ -84,7 +104,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 return number
         return len(SHARED) + positions.get(item.path, len(positions))
 
-    items.sort(key=order)
+    if config.option.order is not None:
+        groups = sorted({order(item) for item in items})
+        random.Random(config.option.order).shuffle(groups)
+        ranks = {group: rank for rank, group in enumerate(groups)}
+        items.sort(key=lambda item: ranks[order(item)])
+    else:
+        items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:
