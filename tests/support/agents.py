@@ -10,6 +10,7 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+IMPORT_SECONDS = 30.0  # of the SDK, when a gateway is first called, on a machine that is busy with other tests
 Connect = Callable[[str, str], AbstractAsyncContextManager[Client]]
 
 
@@ -26,7 +27,7 @@ def over_http(mode: str = "auto") -> Connect:
     async def connect(address: str, key: str) -> AsyncIterator[Client]:
         headers = {"Authorization": f"Bearer {key}"}
         async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False) as http,
+            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=IMPORT_SECONDS) as http,
             Client(streamable_http_client(f"{address}/mcp", http_client=http), mode=mode) as client,
         ):
             yield client

@@ -78,9 +78,9 @@ async def test_processes_that_start_together(redis_url: str, store: Store, monke
 async def test_a_process_that_dies_in_a_step(redis_url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one waits for the lock to expire, and continues with the step that was interrupted."""
     monkeypatch.setattr(layout, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(layout, "LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(layout, "LOCK_SECONDS", 2)
     monkeypatch.setattr(layout, "RENEWAL_SECONDS", 0.1)
-    arrived, began = asyncio.Event(), asyncio.get_running_loop().time()
+    arrived = asyncio.Event()
 
     async def hang() -> None:
         arrived.set()
@@ -89,16 +89,15 @@ async def test_a_process_that_dies_in_a_step(redis_url: str, store: Store, monke
     async with opened(redis_url) as dying:
         made = [*steps("a"), *steps("b", first=hang)]
         task = asyncio.create_task(upgrade_redis(dying, made))
-        await arrived.wait()
-        await asyncio.sleep(1)
+        await asyncio.wait_for(arrived.wait(), 10)
+        await asyncio.sleep(2.5)
         other = asyncio.create_task(upgrade_redis(store, steps("a", "b", "c")))
         await asyncio.sleep(0.2)
         assert not other.done(), "the lock is renewed for as long as the step takes"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await other
+        await asyncio.wait_for(other, 10)
     assert await names(store) == ["a", "b", "c"]
-    assert asyncio.get_running_loop().time() - began < 5
 
 
 async def test_a_step_that_fails(store: Store) -> None:

@@ -28,7 +28,9 @@ async def app(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[App]:
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("slow"), CONSTANTS) as gw:
-        yield await gw.app(backend)
+        app = await gw.app(backend)
+        await app.account.call("POST", "/mcp", {})  # the first call imports the SDK, which may take seconds
+        yield app
 
 
 # Method, path and kind of credential.
