@@ -153,10 +153,6 @@ class Registry:
             raise RegistrationsClosed(retry_after=registration.resets_in)
         return await self.create_account(name, "free")
 
-    async def change_plan(self, account_id: str, plan: Plan) -> Account:
-        """Raises NotFound."""
-        return (await self.change_account(account_id, lambda record: msgspec.structs.replace(record, plan=plan)))[1]
-
     async def change_account(self, account_id: str, change: Callable[[Account], Account]) -> tuple[Account, Account]:
         """Changes the record by compare-and-set. Returns it as it was before and after. Raises NotFound."""
         key = account_key(account_id)

@@ -1,9 +1,14 @@
-"""Opens a store as a process does."""
+"""Opens a store as a process does, and changes records as the routes do."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
+
+from gateway.accounts.records import Account
+from gateway.accounts.registry import Registry
 from gateway.redis.client import Store
+from gateway.settings.model import Plan
 
 
 @asynccontextmanager
@@ -13,3 +18,9 @@ async def opened(url: str, replicas: int = 0) -> AsyncIterator[Store]:
         yield store
     finally:
         await store.close()
+
+
+async def change_plan(registry: Registry, account_id: str, plan: Plan) -> Account:
+    """Raises NotFound."""
+    _, changed = await registry.change_account(account_id, lambda record: msgspec.structs.replace(record, plan=plan))
+    return changed

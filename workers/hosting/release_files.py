@@ -7,7 +7,6 @@ address is what the start command sees as APP_URL.
 The manifest is in the release's archive too. A rollback or a promotion reads it there. Its auth secret is encrypted.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -37,12 +36,11 @@ def read_release_manifest(release: Path) -> Manifest | None:
 ENVIRONMENT_FILE, URL_FILE = "environment", "url"
 
 
-def write_environment(release: Path, variables: Mapping[str, str], vault: Vault) -> None:
-    """Writes the variables. Raises NoEncryptionKey."""
+def write_environment(release: Path, sealed: str) -> None:
+    """Writes the encrypted variables; an empty text stands for none."""
     path = release / ENVIRONMENT_FILE
     path.unlink(missing_ok=True)  # another release may share the file
-    if variables:
-        sealed = vault.seal(msgspec.json.encode(variables).decode())
+    if sealed:
         path.touch(mode=0o600)
         path.write_text(sealed)
 

@@ -34,7 +34,13 @@ from workers.hosting.applier import Target
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.ownership import Owner
-from workers.hosting.release_files import ENVIRONMENT_FILE, MANIFEST_FILE, read_release_manifest, write_url
+from workers.hosting.release_files import (
+    ENVIRONMENT_FILE,
+    MANIFEST_FILE,
+    read_release_manifest,
+    write_environment,
+    write_url,
+)
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
@@ -138,10 +144,7 @@ class Serving:
                 fresh = await self._make_folder(site.app_id, target.deploy, archive)
                 archives.write_record(fresh, archive)
                 fresh.rename(release)
-        (release / ENVIRONMENT_FILE).unlink(missing_ok=True)
-        if expected.environment:
-            (release / ENVIRONMENT_FILE).touch(mode=0o600)
-            (release / ENVIRONMENT_FILE).write_text(expected.environment)
+        write_environment(release, expected.environment)
         limit = self._settings.account_disk
         if not await run_in_thread(disk.make_room, self._releases, target.wanted.account, release, limit * MIB):
             await run_in_thread(remove_folder, release)

@@ -23,6 +23,7 @@ from tests.support.inference_status import Usable
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.registries import an_app, process, wait_for_change
+from tests.support.stores import change_plan
 from tests.support.tcp_proxy import Proxy
 
 
@@ -62,7 +63,7 @@ async def test_other_processes_see_a_change(here: Registry, there: Registry) -> 
     changed = replace(before, customDomain="shop.example", customDomainVerified=True)
     await here.put_app(changed, before)
     await wait_for_change(there, changed)
-    larger = await here.change_plan(account.id, "max")
+    larger = await change_plan(here, account.id, "max")
     await wait_until(lambda: there.account(account.id), PATIENCE_SECONDS, holds=lambda found: found == larger)
     await here.delete_app(changed)
     await wait_until(lambda: there.app("shop"), PATIENCE_SECONDS, holds=lambda found: found is None)
@@ -80,7 +81,7 @@ async def test_a_process_sees_its_own_change_at_once(here: Registry, proxy: Prox
         await slow.put_app(second, first)
         assert await slow.app("store") == second
         assert await slow.app("shop") is None
-        assert (await slow.change_plan(account.id, "max")).plan == "max"
+        assert (await change_plan(slow, account.id, "max")).plan == "max"
         assert (await slow.account(account.id)).plan == "max"  # type: ignore[union-attr]
         await slow.delete_app(second)
         assert await slow.app("store") is None

@@ -8,6 +8,7 @@ from gateway.accounts.vault import Vault
 from gateway.errors import NotFound
 from gateway.redis.client import Store
 from tests.support.registries import KEY
+from tests.support.stores import change_plan
 
 
 async def test_an_api_key_is_kept_only_as_its_hash(here: Registry, raw: redis.asyncio.Redis) -> None:
@@ -34,7 +35,7 @@ async def test_every_account_has_a_key_of_its_own(here: Registry) -> None:
 
 async def test_the_plan_of_an_unknown_account(here: Registry) -> None:
     with pytest.raises(NotFound):
-        await here.change_plan("acc_none", "max")
+        await change_plan(here, "acc_none", "max")
 
 
 @pytest.mark.parametrize("name", ["", "..", "Shop", "shop:x", "sh--op", "-shop", "shöp", "a" * 64, "*", "shop\n"])

@@ -12,7 +12,7 @@ from gateway.settings.addresses import read_build_registries
 from tests.fakes import FakeProvider
 from tests.support.deployment import Host, host_on, hosting
 from tests.support.fixtures import module_fixture
-from tests.support.frameworks import PROJECTS, TEXT, UNBUILDABLE, Project
+from tests.support.frameworks import PROJECTS, TEXT, Project
 from workers.builds.registries import Registries
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
@@ -51,14 +51,7 @@ async def host(deployment: Host) -> AsyncIterator[Host]:
             await host.remove_apps()
 
 
-# These take long and differ little from others, so that only `make test-frameworks` builds them.
-SELDOM_BUILT = {"angular", "create-react-app", "next-export", "node-with-build", "nuxt", "react-router", "remix"}
-SELDOM_BUILT |= {"poetry", "starlette", "vite-without-script", "vue-cli"}
-LEFT_OUT = UNBUILDABLE if "EVERY_FRAMEWORK" in os.environ else {*UNBUILDABLE, *SELDOM_BUILT}
-BUILT = [project for project in PROJECTS if project.folder not in LEFT_OUT]
-
-
-@pytest.mark.parametrize("project", BUILT, ids=lambda project: project.folder)
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.folder)
 async def test_a_project_is_built_and_served_as_it_is(host: Host, project: Project) -> None:
     app = await host.app()
     deploy_id = await host.publish(app, project.files)

@@ -27,6 +27,7 @@ from gateway.storage import open_storage
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.sandbox import ROOT, checked_sandbox
+from tests.support.stores import change_plan
 from workers.hosting import data_agent
 from workers.hosting.data import AppData
 from workers.hosting.data_agent import DataAgent
@@ -202,7 +203,7 @@ async def test_a_restore_keeps_what_was_there_and_can_be_undone(room: Room) -> N
 async def test_nothing_is_lost_when_the_plan_has_become_much_smaller(room: Room) -> None:
     app = await room.create_app()
     data = room.write(app, big="x" * 3_000_000)
-    await room.registry.change_plan(app.account, "free")
+    await change_plan(room.registry, app.account, "free")
     await wait_until(lambda: data.limit == 1 << 20)
     answer = await room.run(app, "clear", reason="clear")
     assert answer.snapshot is not None
@@ -221,7 +222,7 @@ async def test_a_snapshot_beyond_the_plan_is_not_restored(room: Room) -> None:
     app = await room.create_app()
     data = room.write(app, big="x" * 3_000_000)
     snapshot = await room.snapshot(app)
-    await room.registry.change_plan(app.account, "starter")
+    await change_plan(room.registry, app.account, "starter")
     room.write(app, big="small")
     answer = await room.run(app, "restore", deploy="dep_1", source=snapshot_key("shop", snapshot.id))
     assert answer.error == "the snapshot can't be restored: the archive has more than 2 MiB"
@@ -329,7 +330,7 @@ async def test_the_plan_limits_the_data_and_what_they_take_is_reported(room: Roo
     await wait_until(lambda: data.limit == 1 << 20)
     assert data.is_full
     await wait_until(lambda: room.status(app), holds=lambda status: status.usedBytes > 2_000_000)
-    await room.registry.change_plan(app.account, "max")
+    await change_plan(room.registry, app.account, "max")
     await wait_until(lambda: data.limit == 8 << 20)
 
 

@@ -17,6 +17,7 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
+from tests.support.stores import change_plan
 from tests.support.watched_apps import Watch, watching
 from workers.hosting.sleep import SleepLimits
 from workers.hosting.watchdog import is_running
@@ -200,9 +201,9 @@ async def test_the_plan_decides_and_the_last_one_known_counts_while_redis_is_awa
         limits = SleepLimits(registry, {"free": 900.0, "max": 0.0})
         assert await limits.find("shop") is None, "0 is never"
         assert await limits.find("other") is None
-        await registry.change_plan(account.id, "maker")
+        await change_plan(registry, account.id, "maker")
         assert await limits.find("shop") is None, "a plan without a limit"
-        await registry.change_plan(account.id, "free")
+        await change_plan(registry, account.id, "free")
         assert await limits.find("shop") == 900
         server.kill()
         assert await limits.find("shop") == 900

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -306,7 +307,8 @@ async def test_secrets_reach_the_app_but_not_its_output_or_command_lines(watch: 
     secret = f"secret-{secrets.token_hex(8)}"
     watch.publish("dep_1", 'echo "it is $TOKEN"; exec node server.js')
     vault = Vault(base64.b64encode(os.urandom(32)).decode())
-    write_environment(hosting.site(hosting.deploy("dep_1")).release("dep_1"), {"TOKEN": secret}, vault)
+    sealed = vault.seal(msgspec.json.encode({"TOKEN": secret}).decode())
+    write_environment(hosting.site(hosting.deploy("dep_1")).release("dep_1"), sealed)
     watch.vault = vault
     watch.start()
     await watch.ask("dep_1")

@@ -34,6 +34,7 @@ from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
 from tests.support.monitored_apps import DOWN, UP, Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster, free_port
+from tests.support.stores import change_plan
 from tests.support.worker_process import Queue
 from workers.monitors import inspection_loop, uptime
 from workers.monitors.uptime import Uptime, probe
@@ -190,13 +191,13 @@ async def test_only_live_apps_from_the_starter_plan_on(shared: Fleet) -> None:
     free, waiting, paying = await shared.app("free"), await shared.app(live=False), await shared.app()
     await paying.probed(5)
     assert (free.probes, waiting.probes) == (0, 0)
-    await shared.registry.change_plan(free.account.id, "starter")
+    await change_plan(shared.registry, free.account.id, "starter")
     await waiting.goes_live()
     await free.probed()
     await waiting.probed()
     # The state of an app that is no longer probed is forgotten.
     await free.until("healthy")
-    await shared.registry.change_plan(free.account.id, "free")
+    await change_plan(shared.registry, free.account.id, "free")
     await free.until("unknown")
 
 
@@ -393,7 +394,7 @@ async def test_a_crashing_probe_affects_only_its_app(own: Fleet, monkeypatch: py
         redis_url=own.queue.url,
         allow_private_addresses=True,
         probe_interval=0.1,
-        probe_timeout=0.1,
+        probe_timeout=2,
         probe_url=own.site.url("/{app}"),
     )
     monkeypatch.setattr(uptime, "probe", _crashing_for(apps[0].path, uptime.probe))
