@@ -63,7 +63,7 @@ export function chart(label, series, times, { unit = "requests", show = roughly,
     h(
       "div",
       { class: "axes" },
-      h("div", { class: "values", "aria-hidden": "true" }, steps.map((tick) => at("bottom", tick / top, show(tick)))),
+      h("div", { class: "values", "aria-hidden": "true" }, (peak ? steps : [0]).map((tick) => at("bottom", tick / top, show(tick)))),
       h(
         "div",
         { class: "plot" },
