@@ -104,13 +104,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 return number
         return len(SHARED) + positions.get(item.path, len(positions))
 
+    ranks = list(range(len(SHARED), len(SHARED) + len(positions) + 1))
     if config.option.order is not None:
-        groups = sorted({order(item) for item in items})
-        random.Random(config.option.order).shuffle(groups)
-        ranks = {group: rank for rank, group in enumerate(groups)}
-        items.sort(key=lambda item: ranks[order(item)])
-    else:
-        items.sort(key=order)
+        random.Random(config.option.order).shuffle(ranks)
+    ranks = [*range(len(SHARED)), *ranks]
+    items.sort(key=lambda item: ranks[order(item)])
 
 
 def pytest_collection_finish() -> None:
