@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 
+import dns.nameserver
 import dns.rcode
 import dns.resolver
 import pytest
@@ -64,6 +65,17 @@ async def test_the_next_resolver_is_asked(server: DnsServer, monkeypatch: pytest
     monkeypatch.setattr(outbound_dns, "ATTEMPT_SECONDS", 0.2)
     server.sets(NAME, "text")
     assert await Resolver(f"127.0.0.1:{free_port()},{server.address}").find_txt(NAME) == ["text"]
+
+
+async def test_the_resolvers_of_the_machine(server: DnsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, port = server.address.split(":")
+
+    def read(resolver: dns.resolver.BaseResolver, _: str) -> None:
+        resolver.nameservers = [dns.nameserver.Do53Nameserver(host, int(port))]
+
+    monkeypatch.setattr(dns.resolver.BaseResolver, "read_resolv_conf", read)
+    server.sets(NAME, "text")
+    assert await Resolver("").find_txt(NAME) == ["text"]
 
 
 async def test_a_machine_without_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
