@@ -1,26 +1,32 @@
 """Generates parts of the documentation from the code: `python -m docs.generate`.
 
-Writes the table of 429s in architecture.md from the errors and allowances, the table of scopes in api.md, the
-tables of keyspace.md from the module that builds the keys, modules.md from the first line of each module, and the JSON
-schema of capsule.toml.
+Writes the table of 429s in architecture.md from the errors and allowances, the table of scopes in api.md, the events in
+webhooks.md from their classes, the tables of keyspace.md from the module that builds the keys, modules.md from the
+first line of each module, and the JSON schema of capsule.toml.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import msgspec
 
 from gateway.accounts.access import CALLS, SCOPES, Call, Where, split
 from gateway.deploys.manifest import manifest_schema
 from gateway.errors import ServiceError
+from gateway.events.catalog import SAMPLES
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 TABLES = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
 LIMITS = re.compile(r"(<!-- limits -->\n).*(<!-- end of limits -->\n)", re.DOTALL)
+EVENTS = re.compile(r"(<!-- events -->\n).*(<!-- end of events -->\n)", re.DOTALL)
 ACCESS = re.compile(r"(<!-- access -->\n).*(<!-- end of access -->\n)", re.DOTALL)
 MODULES = """# Modules
 
@@ -64,6 +70,30 @@ def access_row(address: str, call: Call) -> str:
     also = [f"`{tool}`" for tool in split(call.tools)] + [f"`capsule {name}`" for name in split(call.commands)]
     target = re.sub(r"{(?:\w+_)?(\w+)}", r"<\1>", path)
     return f"| `{method} {target}` | {' | '.join(marks)} | {', '.join(also)} |"
+
+
+def webhooks() -> str:
+    page = (DOCS / "webhooks.md").read_text()
+    rows = [f"| `{name}` | {', '.join(fields(type(sample)))} |" for name, sample in SAMPLES.items()]
+    table = "\n".join(["| event | data besides `appId` and `appName` |", "| --- | --- |", *rows])
+    texts = [f"**`{name}`**: {inspect.getdoc(type(sample))}" for name, sample in SAMPLES.items()]
+    text = "\n\n".join([table, "## When events are sent", *texts])
+    return EVENTS.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", page)
+
+
+def fields(event: type[msgspec.Struct]) -> Iterator[str]:
+    """Yield each field of the event's data, with its choices or the fields of its items."""
+    for field in msgspec.structs.fields(event):
+        if field.name == "sample":  # of test events
+            continue
+        kinds = [kind for kind in get_args(field.type) or [field.type] if kind is not msgspec.UnsetType]
+        optional = "?" if field.default is msgspec.UNSET else ""
+        more = ""
+        if get_origin(field.type) is Literal and len(kinds) > 1:
+            more = f" ({', '.join(f'`{kind}`' for kind in kinds)})"
+        elif get_origin(field.type) is list:
+            more = f": {', '.join(fields(kinds[0]))}"
+        yield f"`{field.name}{optional}`{more}"
 
 
 def architecture() -> str:
@@ -140,3 +170,4 @@ if __name__ == "__main__":
     (DOCS / "keyspace.md").write_text(keyspace())
     (DOCS / "architecture.md").write_text(architecture())
     (DOCS / "modules.md").write_text(modules())
+    (DOCS / "webhooks.md").write_text(webhooks())

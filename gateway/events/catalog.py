@@ -2,8 +2,8 @@
 
 Names and formats are part of the public interface. Times are ISO 8601 UTC with milliseconds and Z.
 
-To add a type, define its class, add a sample, and describe it in docs/webhooks.md. The API, the command line and the
-dashboard list the types of `SAMPLES`.
+To add a type, define its class, whose docstring says when it is sent, and add a sample. docs/webhooks.md is made from
+both. The API, the command line and the dashboard list the types of `SAMPLES`.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -26,6 +26,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploySucceeded(Event, frozen=True, kw_only=True):
+    """A deploy ended with its release in service; a live one only after its canary has passed.
+
+    A deploy sends this event or `deploy.failed`, exactly once. A canceled deploy sends none.
+    """
+
     type: ClassVar[str] = "deploy.succeeded"
     deployId: str
     url: HttpsUrl  # always the auto-assigned address
@@ -35,6 +40,8 @@ class DeploySucceeded(Event, frozen=True, kw_only=True):
 
 
 class DeployFailed(Event, frozen=True, kw_only=True):
+    """A deploy ended without its release in service."""
+
     type: ClassVar[str] = "deploy.failed"
     deployId: str
     kind: Kind
@@ -43,6 +50,11 @@ class DeployFailed(Event, frozen=True, kw_only=True):
 
 
 class AppCrashed(Event, frozen=True, kw_only=True):
+    """The app's start command ended or ran out of memory.
+
+    An app that ended because its machine or the container was restarted has not crashed.
+    """
+
     type: ClassVar[str] = "app.crashed"
     reason: Literal["exit", "oom"]
     exitCode: int | None
@@ -50,6 +62,18 @@ class AppCrashed(Event, frozen=True, kw_only=True):
 
 
 class AppUnhealthy(Event, frozen=True, kw_only=True):
+    """Three probes of the app's public address failed in a row.
+
+    Live apps on the Starter plan and above are probed once a minute, from outside.
+
+    - `reason` describes the last failure: `dns`, `connect`, `tls`, `timeout` (10 seconds) or `status` (5xx). Redirects
+      and 4xx count as success.
+    - An app gets at most one `app.unhealthy` every 15 minutes. If it fails again within that time, the next event is
+      sent only if the app is still failing when the 15 minutes are over. Otherwise neither `app.unhealthy` nor
+      `app.recovered` is sent.
+    - `app.crashed` is independent: one incident can cause both events.
+    """
+
     type: ClassVar[str] = "app.unhealthy"
     url: str
     failures: int
@@ -57,6 +81,14 @@ class AppUnhealthy(Event, frozen=True, kw_only=True):
 
 
 class AppRecovered(Event, frozen=True, kw_only=True):
+    """The app responds again, and your receiver accepted its `app.unhealthy` with 2xx.
+
+    If that event was suppressed or not delivered, no `app.recovered` is sent. `downSince` is the time of the first
+    failed probe. `downMs` is the time from then to the first successful one. The service waits up to a day for the
+    outcome of the `app.unhealthy`, so `app.recovered` may be sent some time after the recovery. If you redeliver the
+    `app.unhealthy` successfully within that day, it counts as delivered.
+    """
+
     type: ClassVar[str] = "app.recovered"
     url: str
     downSince: Time
@@ -64,6 +96,12 @@ class AppRecovered(Event, frozen=True, kw_only=True):
 
 
 class DomainExpiring(Event, frozen=True, kw_only=True):
+    """The certificate of a verified custom domain expires within 7 days, or has expired.
+
+    The event is sent once per certificate, so a renewed certificate is reported again when it is about to expire.
+    `daysLeft` is in whole days, at least 0. Certificates are checked daily.
+    """
+
     type: ClassVar[str] = "domain.expiring"
     domain: str
     expiresAt: Time
@@ -80,6 +118,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecurityFinding(Event, frozen=True, kw_only=True):
+    """A scan of a live app contains red findings that have not been reported yet.
+
+    One event carries all of them, or several events if they do not fit into one. A finding that disappears from a scan
+    and returns is reported again. Yellow findings are never sent; `GET /account/apps` counts them.
+    """
+
     type: ClassVar[str] = "security.finding"
     tier: Literal["red"] = "red"
     findings: list[Finding]

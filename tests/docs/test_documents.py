@@ -63,11 +63,12 @@ def test_the_generated_pages_are_up_to_date() -> None:
     pages = (
         page,
         *map(read_page, ("docs/api.md", "docs/architecture.md", "docs/modules.md", "docs/capsule.schema.json")),
+        read_page("docs/webhooks.md"),
         read_page("ops/kubernetes/monitoring/prometheus-rule.yaml"),
     )
     written = (
         *(generate.keyspace(), generate.api(), generate.architecture(), generate.modules(), generate.schema()),
-        generate.prometheus_rule(),
+        *(generate.webhooks(), generate.prometheus_rule()),
     )
     assert pages == written, "run python -m docs.generate"
 
