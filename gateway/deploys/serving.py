@@ -30,6 +30,7 @@ from gateway.deploys.states import StaleDeploy
 from gateway.keys import (
     HOSTS_KEY,
     PARTITION_TAGS,
+    REPORTS_KEY,
     answers_key,
     partition_tag,
     served_apps_key,
@@ -40,6 +41,7 @@ from gateway.redis.client import Store
 
 logger = structlog.get_logger()
 
+REPORT_SECONDS = 90  # that a host's report counts
 HOST_LIFETIME_SECONDS = 15.0  # without a heartbeat, after which a host does not count
 FOLDER_SECONDS = 7 * 86_400  # after the last heartbeat, in which Redis remembers the folder that holds the apps
 ANSWER_SECONDS = 3_600  # that answers are kept
@@ -95,6 +97,16 @@ class HostAnswer(msgspec.Struct, frozen=True):
     good_probes: int = 0  # in the canary so far
     output: list[str] = []  # the last lines of a start command
     runs: bool = False  # whether this host runs the start command, if there is one
+
+
+class HostReport(msgspec.Struct, frozen=True):
+    """What a host that serves apps has found out about itself."""
+
+    at: int  # by Redis's clock, ms
+    stands_by: bool  # because the apps are in another data folder
+    missing: int  # addresses whose release is neither on the host nor in the storage
+    disk_free: float  # share of the data folder's disk, 0 to 1
+    certificate_left: float | None  # share of the lifetime of the service's own certificate; None if Caddy has none
 
 
 class Records:
@@ -168,6 +180,20 @@ class Records:
     async def leave(self, host: str) -> None:
         """Ends the heartbeat of a host that stops."""
         await self._store.client.zrem(HOSTS_KEY, host)
+
+    async def write_report(self, host: str, report: HostReport) -> None:
+        async with self._store.client.pipeline(transaction=False) as pipeline:
+            pipeline.hset(REPORTS_KEY, host, msgspec.json.encode(report))
+            pipeline.expire(REPORTS_KEY, REPORT_SECONDS)
+            await pipeline.execute()
+
+    async def read_reports(self, now: int) -> list[HostReport]:
+        """Reads the reports of the hosts that are alive, and forgets the others. `now`: by Redis's clock, ms."""
+        found = await self._store.client.hgetall(REPORTS_KEY)
+        reports = {host: msgspec.json.decode(text, type=HostReport) for host, text in found.items()}
+        if old := [host for host, report in reports.items() if report.at < now - REPORT_SECONDS * 1000]:
+            await self._store.client.hdel(REPORTS_KEY, *old)
+        return [report for host, report in reports.items() if host not in old]
 
     async def write_answer(self, wanted: Wanted, host: str, answer: HostAnswer) -> None:
         key = answers_key(wanted.account, wanted.deploy)

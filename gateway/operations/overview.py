@@ -10,11 +10,13 @@ spend changed, it compares the sum of the settled and reserved amounts with the 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from math import nan
 
 import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.deploys.serving import HostReport, Records
 from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.ids import day_of, now_iso
@@ -106,6 +108,7 @@ class Overview:
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
         for group, workers in self._count_workers_alive(backlog).items():
             self._metrics.workers.labels(group).set(workers)
+        self._show_hosts(await Records(self._store).read_reports(now))
         # These are counted in Redis. A process that starts must not show zeros first: the next value would look like an
         # increase.
         ended = await count_ended_deploys(self._store)
@@ -117,6 +120,16 @@ class Overview:
         self._metrics.certificates_expiring.set(await count_expiring_certificates(self._store, now))
         await self._write_clock(now)
         await self._check_caps(now)
+
+    def _show_hosts(self, reports: Sequence[HostReport]) -> None:
+        """Without a host that reports a share, its gauge is NaN."""
+        standing_by = sum(report.stands_by for report in reports)
+        self._metrics.hosts.labels("serving").set(len(reports) - standing_by)
+        self._metrics.hosts.labels("standing by").set(standing_by)
+        self._metrics.releases_missing.set(sum(report.missing for report in reports))
+        self._metrics.disk_free.set(min((report.disk_free for report in reports), default=nan))
+        left = [report.certificate_left for report in reports if report.certificate_left is not None]
+        self._metrics.certificate_left.set(min(left, default=nan))
 
     def _count_workers_alive(self, backlog: QueueBacklog) -> dict[str, int]:
         """Returns the number of workers by group, without groups that are not needed."""

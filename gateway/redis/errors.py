@@ -58,6 +58,7 @@ _BY_CODE = {
     "READONLY": ("Redis is a read-only replica", "name the primary in GATEWAY_REDIS_URL"),
     "WRONGPASS": ("Redis rejects the user or the password", "correct them in GATEWAY_REDIS_URL"),
 }
+_ITS_LOG = "if it ends again, its log says why, such as a full disk"  # Valkey exits if `appendfsync always` fails
 _SILENT = ("Redis does not answer", "start Redis, or check the host in GATEWAY_REDIS_URL and the firewalls")
 _BY_TYPE: list[tuple[type[BaseException], tuple[str, str]]] = [
     (NotReplicated, ("fewer replicas of Redis confirm writes than GATEWAY_REDIS_WAIT requires", "start more replicas")),
@@ -75,13 +76,16 @@ _BY_TYPE: list[tuple[type[BaseException], tuple[str, str]]] = [
     ),
     (
         ConnectionRefusedError,
-        ("nothing listens at the address of Redis", "start Redis, or correct GATEWAY_REDIS_URL"),
+        (
+            "Redis is not running",
+            f"start Redis; {_ITS_LOG}. If it is running, correct the address in GATEWAY_REDIS_URL",
+        ),
     ),
     (
         socket.gaierror,
         (
             "the host of Redis has no address",
-            "start its container, or correct the host in GATEWAY_REDIS_URL or the DNS",
+            f"start its container; {_ITS_LOG}. If it is running, correct the host in GATEWAY_REDIS_URL or the DNS",
         ),
     ),
     (FileNotFoundError, ("the socket of Redis does not exist", "start Redis, or correct GATEWAY_REDIS_URL")),

@@ -132,6 +132,14 @@ class Metrics:
             "gateway_certificates_expiring", "Custom domains whose certificate expires within seven days"
         )
         self.workers = state("gateway_workers", "Workers with a heartbeat", ["group"])
+        self.hosts = state("gateway_hosts", "Hosts that serve apps, or stand by", ["state"])
+        self.releases_missing = state("gateway_releases_missing", "Addresses of apps whose release a host lacks")
+        self.disk_free = state(
+            "gateway_data_disk_free_ratio", "Free share of the data folder's disk, where it is least"
+        )
+        self.certificate_left = state(
+            "gateway_own_certificate_left_ratio", "Share of its lifetime that the service's own certificate has left"
+        )
         # Of several processes the latest, so that a restart of any changes it.
         self.started = Gauge(
             "gateway_process_start_time_seconds",

@@ -37,3 +37,18 @@ def test_every_alert_is_tested() -> None:
 def test_every_alert_is_in_the_monitoring_guide() -> None:
     guide = (OPS.parent / "docs" / "monitoring.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", guide.partition("## Alerts")[2], re.MULTILINE) == list_alerts()
+
+
+def test_the_runbook_names_alerts_and_events_that_exist() -> None:
+    runbook = (OPS.parent / "docs" / "runbook.md").read_text()
+    assert set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", runbook)) <= set(list_alerts())
+    code = "".join(
+        path.read_text() for folder in ("gateway", "workers") for path in OPS.parent.glob(f"{folder}/**/*.py")
+    )
+    assert [name for name in re.findall(r"`([a-z]+\.[a-z_]+)`", runbook) if f'"{name}"' not in code] == []
+
+
+def test_alertmanager_knows_the_alerts() -> None:
+    names = re.findall(r'alertname =~? "?([\w|]+)', (OPS / "alertmanager.yml").read_text())
+    assert names
+    assert {name for found in names for name in found.split("|")} <= set(list_alerts())

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.accounts.records import App
 from gateway.deploys.serving import Wanted
+from gateway.deploys.states import DeployError
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -26,6 +27,10 @@ class Target(msgspec.Struct, frozen=True):
     def is_new(self) -> bool:
         """Whether the release has not passed its checks."""
         return self.wanted.step in ("check", "canary") and self.deploy == self.wanted.deploy
+
+
+class ReleaseMissing(DeployError):
+    """A release is neither on this host nor in the storage."""
 
 
 class Applier(Protocol):
@@ -62,6 +67,9 @@ class Applier(Protocol):
 
     def runs(self, wanted: Wanted) -> bool:
         """Returns whether start commands at this address run here, if there are any."""
+
+    def lacks(self, wanted: Wanted) -> bool:
+        """Returns whether the release that visitors should get is not here."""
 
     def note(self, wanted: Wanted) -> None:
         """Takes note of a new record, before its step is applied."""

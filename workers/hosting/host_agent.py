@@ -19,13 +19,13 @@ import msgspec
 import structlog
 
 from gateway.accounts.records import App
-from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
+from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
 from gateway.deploys.serving import HostAnswer, Records, Wanted
 from gateway.deploys.states import AppGone, DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable
 from gateway.keys import APPS_FOLDER_KEY
 from gateway.redis.client import until_redis_answers
-from workers.hosting.applier import Applier, Target
+from workers.hosting.applier import Applier, ReleaseMissing, Target
 
 logger = structlog.get_logger()
 
@@ -63,11 +63,12 @@ class HostAgent:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._answered: set[str] = set()  # tokens of steps that are applied
         self._failed: set[str] = set()  # tokens of steps to repeat
+        self._lacking: set[str] = set()  # tokens of records whose release was not here when last looked for
         self._seen: dict[str, float] = {}  # the version of each partition
         self._checked = self._renewed = time.monotonic()  # of the last check for a pause, of the last heartbeat
         self._state: State | None = None  # not known yet
         self._quick_until = 0.0  # until when the records are read more often
-        self._is_elsewhere = False  # whether the apps are in another data folder
+        self.is_elsewhere = False  # whether the apps are in another data folder
         self._synced = False  # whether all records have been read once
 
     def is_current(self) -> bool:
@@ -137,8 +138,8 @@ class HostAgent:
 
     def _note_place(self, here: bool) -> None:
         """Notes whether the apps are in this host's data folder. If not, this host follows no records."""
-        if here is self._is_elsewhere:
-            self._is_elsewhere = not here
+        if here is self.is_elsewhere:
+            self.is_elsewhere = not here
             if not here:
                 action = (
                     "the apps are in another data folder, so this host serves only what it has; if that folder no "
@@ -167,9 +168,9 @@ class HostAgent:
 
     async def _sync(self) -> None:
         """Starts a task for each new record. Raises BackboneUnavailable."""
-        if not self._synced or self._is_elsewhere:
+        if not self._synced or self.is_elsewhere:
             self._note_place(await self._records.list_hosts() is not None)
-        if self._is_elsewhere:
+        if self.is_elsewhere:
             return
         async for changed in self._records.read_changes(self._seen):
             for wanted in changed:
@@ -186,6 +187,24 @@ class HostAgent:
         if not self._synced:
             await self._record_served()
         self._synced = True
+
+    async def find_missing(self) -> list[Wanted]:
+        """Returns the records whose release this host should serve and lacked at the last call too.
+
+        The next reading of all records repeats their steps. Steps in progress count only then. Raises
+        BackboneUnavailable.
+        """
+        missing, applied = [], []
+        for key, task in self._tasks.items():
+            if task.done() or self._wanted[key].token in self._lacking:
+                applied.append(self._wanted[key])
+        for wanted in await run_in_thread(lambda: list(filter(self._applier.lacks, applied))):
+            present = await self._records.read(wanted.account, wanted.app)  # the app may have been deleted
+            if wanted.address in present and present[wanted.address][1].token == wanted.token:
+                self._failed.add(wanted.token)
+                missing.append(wanted)
+        before, self._lacking = self._lacking, {wanted.token for wanted in missing}
+        return [wanted for wanted in missing if wanted.token in before]
 
     async def _record_served(self) -> None:
         """Writes records for what is served here without one: an earlier version wrote none, or Redis has lost them."""
@@ -224,7 +243,11 @@ class HostAgent:
                 raise AppGone
             await self._apply(Target(wanted, app, wanted.deploy, output))
         except DeployError as error:
-            logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=wanted.step, why=str(error))
+            if wanted.step in ("check", "canary") or not isinstance(
+                error, ReleaseMissing
+            ):  # `host_watch.py` logs those
+                step, why = wanted.step, str(error)
+                logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=step, why=why)
             self._failed.add(wanted.token)
             failure = HostAnswer(wanted.token, False, str(error), output=output, runs=self._applier.runs(wanted))
             served = wanted.token in self._answered

@@ -258,6 +258,10 @@ class Releases:
         """Returns the site of the app's live address. Its folder may not exist."""
         return Site(self._sites / app_id / "live")
 
+    def has(self, app_id: str, address: str, deploy_id: str) -> bool:
+        """Returns whether the release is on this host."""
+        return Site(self._sites / app_id / address).release(deploy_id).is_dir()
+
     def list_releases(self, app_id: str) -> list[Path]:
         """Lists the releases of the app, at all its addresses."""
         return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]

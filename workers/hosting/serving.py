@@ -30,7 +30,7 @@ from gateway.redis.scripts import CHANGES_CHANNEL
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.hosting import archives, caddy, disk
-from workers.hosting.applier import Target
+from workers.hosting.applier import ReleaseMissing, Target
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.ownership import Owner
@@ -110,6 +110,9 @@ class Serving:
     def runs(self, wanted: Wanted) -> bool:
         return wanted.address != "live" or self._owner.runs(wanted.app)
 
+    def lacks(self, wanted: Wanted) -> bool:
+        return bool(wanted.serves) and not self._releases.has(wanted.app, wanted.address, wanted.serves)
+
     def note(self, wanted: Wanted) -> None:
         if wanted.address == "live":
             self._owner.set_need(wanted.app, wanted.account, needed=wanted.runs)
@@ -136,7 +139,7 @@ class Serving:
         site, release = self._find_release(target)
         expected = target.wanted.releases.get(target.deploy)
         if expected is None:
-            raise DeployError(_explain_loss(target.deploy))
+            raise ReleaseMissing(_explain_loss(target.deploy))
         archive = ReleaseArchive(expected.digest, expected.size)
         if archives.read_record(release) != archive:
             async with self._fetching:
@@ -159,7 +162,7 @@ class Serving:
                 return fresh
         try:
             if not await until_storage_answers(lambda: self._try_to_fetch(app_id, deploy_id, packed)):
-                raise DeployError(_explain_loss(deploy_id))
+                raise ReleaseMissing(_explain_loss(deploy_id))
             fresh.mkdir(mode=0o755)
             await archives.unpack(packed, archive, fresh)
             logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
@@ -252,8 +255,8 @@ class Serving:
 
     async def serve(self, target: Target) -> None:
         """If the start command does not answer, a canary fails. Other steps serve the release anyway."""
-        site, _ = self._find_release(target)
-        if site.current == target.deploy:
+        site, release = self._find_release(target)
+        if site.current == target.deploy and release.is_dir():
             self._start(target)
             return
         await self.fetch(target)

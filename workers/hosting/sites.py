@@ -36,6 +36,7 @@ from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.data_agent import DataAgent
 from workers.hosting.host_agent import HostAgent
+from workers.hosting.host_watch import HostWatch
 from workers.hosting.ownership import AlwaysOwner, Owner, Ownership
 from workers.hosting.packing import DataPacker
 from workers.hosting.releases import Releases, exclusive_lock
@@ -93,6 +94,8 @@ async def run(settings: Settings) -> None:
         else:
             await agent.catch_up()
         parts.append(await stack.enter_async_context(run_in_background(agent.run())))
+        watch = HostWatch(settings, reporter.store, releases, agent)
+        parts.append(await stack.enter_async_context(run_in_background(watch.run())))
         parts.append(await stack.enter_async_context(run_in_background(serving.follow_changes(reporter.store))))
         parts.append(await stack.enter_async_context(run_in_background(suspensions.run())))
         parts.append(await stack.enter_async_context(run_in_background(_keep_serving(settings, folder))))

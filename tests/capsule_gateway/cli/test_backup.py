@@ -84,4 +84,4 @@ def test_wrong_usage(arguments: list[str], capsule: Run) -> None:
 def test_without_redis(capsule: Run, tmp_path: Path) -> None:
     url = f"redis://:secret@127.0.0.1:{free_port()}"
     code, _, error = capsule("backup", str(tmp_path / "target"), GATEWAY_REDIS_URL=url)
-    assert (code, error) == (1, "capsule: Redis: nothing listens at the address of Redis\n")
+    assert (code, error) == (1, "capsule: Redis: Redis is not running\n")

@@ -78,7 +78,7 @@ async def test_workers_wait_for_redis(tmp_path: Path) -> None:
         await wait_until(lambda: "redis.unavailable" in worker.log, 20)
         await asyncio.sleep(1.5)  # it retries every second
         (line,) = warnings_in(worker.log)
-        assert line["reason"] == "nothing listens at the address of Redis"
+        assert line["reason"] == "Redis is not running"
         assert "GATEWAY_REDIS_URL" in line["action"]
         server.start()
         await worker.joined()

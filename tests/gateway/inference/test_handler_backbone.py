@@ -201,7 +201,7 @@ async def test_a_start_before_redis(provider: FakeProvider, backend: FakeAppBack
     try:
         async with gateway(server.url, provider, tmp_path) as gw:
             assert (await gw.http.get("/ready")).status_code == 503
-            assert '"reason":"nothing listens at the address of Redis"' in gw.log
+            assert '"reason":"Redis is not running"' in gw.log
             server.start()
             await wait_until(lambda: gw.answers("/ready"), 5)
             answered(await (await gw.app(backend)).ask("x"))

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gateway.accounts.records import App
+from gateway.deploys.serving import HostReport, Records
 from gateway.errors import BackboneUnavailable
 from gateway.events import catalog
 from gateway.keys import PARTITION_TAGS, spend_key, spenders_key
@@ -172,6 +173,18 @@ async def test_the_gauges(gateway: Services) -> None:
     await gateway.store.client.delete(*[f"{tag}:events" for tag in PARTITION_TAGS])
     await gateway.overview.refresh_gauges()
     assert gauge(gateway, "gateway_webhook_queue_oldest_seconds") == 0
+
+
+async def test_the_gauges_of_hosts(gateway: Services) -> None:
+    now, records = await gateway.overview._read_clock(), Records(gateway.store)
+    await records.write_report("a", HostReport(now, False, 2, 0.5, 0.9))
+    await records.write_report("b", HostReport(now, True, 0, 0.04, None))
+    await gateway.overview.refresh_gauges()
+    assert gauge(gateway, "gateway_hosts", state="serving") == 1
+    assert gauge(gateway, "gateway_hosts", state="standing by") == 1
+    assert gauge(gateway, "gateway_releases_missing") == 2
+    assert gauge(gateway, "gateway_data_disk_free_ratio") == 0.04
+    assert gauge(gateway, "gateway_own_certificate_left_ratio") == 0.9
 
 
 async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Services) -> None:

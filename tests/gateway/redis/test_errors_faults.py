@@ -35,7 +35,7 @@ async def faults_of(url: str) -> list[tuple[str, str]]:
 
 async def test_nothing_listens() -> None:
     for _, reason in await faults_of(f"redis://:secret@127.0.0.1:{free_port()}"):
-        assert reason == "nothing listens at the address of Redis"
+        assert reason == "Redis is not running"
 
 
 async def test_a_host_without_an_address() -> None:
@@ -101,4 +101,4 @@ def test_the_cause_below_a_wrapper_counts() -> None:
     wrapper = RedisConnectionError("Error 111 connecting to secret-host:6379.")
     wrapper.__context__ = ConnectionRefusedError(111, "refused")  # redis-py names no cause
     assert code_of(wrapper) == "ConnectionError"
-    assert describe(wrapper) == "nothing listens at the address of Redis"
+    assert describe(wrapper) == "Redis is not running"

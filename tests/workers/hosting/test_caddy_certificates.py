@@ -15,6 +15,7 @@ from aiohttp import web
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.polling import wait_until
+from workers.hosting.host_watch import read_certificate_left
 
 FORWARDING = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"}
 API = "api.example.com"
@@ -114,6 +115,12 @@ async def test_a_served_name_gets_a_certificate(secured: tuple[Hosting, FakeGate
     async with connected(hosting, HOST, "h2") as (_, writer):
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
     assert gateway.asked == [HOST]
+
+
+async def test_the_rest_of_a_certificate_s_lifetime_is_known(secured: tuple[Hosting, FakeGateway]) -> None:
+    folder = secured[0].folder
+    assert 0.9 < (await read_certificate_left(folder, API) or 0) <= 1
+    assert await read_certificate_left(folder, "unknown.apps.test") is None
 
 
 @pytest.mark.parametrize("name", ["unknown.apps.test", "evil.example.com"])

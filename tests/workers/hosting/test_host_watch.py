@@ -1,0 +1,114 @@
+"""A host reports its missing releases and its disk, with one line in the log for each finding."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import structlog
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.deploys.serving import HostReport, Records, Release, Wanted
+from gateway.keys import REPORTS_KEY
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from tests.support.folders import passable_folder
+from tests.support.gateway_process import ENCRYPTION_KEY
+from tests.support.hosted_apps import DOMAIN, Hosting
+from tests.support.logs import captured
+from tests.support.polling import wait_until
+from workers.hosting import host_agent, host_watch
+from workers.hosting.host_agent import HostAgent
+from workers.hosting.host_watch import HostWatch
+from workers.hosting.ownership import AlwaysOwner
+from workers.hosting.releases import remove_folder
+from workers.hosting.serving import Serving, find_app
+
+
+class Machine:
+    """A host with two served apps, whose steps repeat quickly."""
+
+    def __init__(self, hosting: Hosting, store: Store, registry: Registry) -> None:
+        self.hosting, self.store, self.registry = hosting, store, registry
+        self.settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
+        find = partial(find_app, registry)
+        serving = Serving(self.settings, find, AlwaysOwner())
+        self.records = Records(store, hosting.releases.folder_id())
+        self.agent = HostAgent(self.records, hosting.releases.folder_id(), serving, find, 1.0)
+        self.watch = HostWatch(self.settings, store, hosting.releases, self.agent)
+
+    async def serve(self, name: str) -> App:
+        account, _ = await self.registry.create_account("Account", "free")
+        app = await self.registry.put_app(App(id=name, name=name, account=account.id, createdAt=""), None)
+        deploy = msgspec.structs.replace(self.hosting.deploy(f"dep_{name}", name), account=account.id)
+        self.hosting.build(deploy, {"index.html": name}).swap(deploy.id)
+        wanted = Wanted(account.id, app.id, "live", "live", deploy.id, "", {deploy.id: Release("digest", 1)})
+        await self.records.write("", wanted, "")
+        return app
+
+    def release(self, name: str) -> Any:
+        return self.hosting.releases.live_site(name).release(f"dep_{name}")
+
+    async def report(self) -> HostReport:
+        await self.watch.report()
+        seconds, _ = await self.store.client.time()
+        (report,) = await Records(self.store).read_reports(seconds * 1000)
+        return report
+
+
+@pytest_asyncio.fixture
+async def machine(store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
+    monkeypatch.setattr(host_agent, "RESYNC_SECONDS", 0.1)
+    with passable_folder() as folder:
+        machine = Machine(Hosting(folder), store, Registry(store, Vault(ENCRYPTION_KEY)))
+        async with aclosing(machine.agent):
+            yield machine
+
+
+async def test_missing_releases_are_one_line_until_they_are_back(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two", "gone"):
+        await machine.serve(name)
+    running = asyncio.create_task(machine.agent.run())
+    await wait_until(machine.agent.is_ready)
+    with captured(host_watch) as lines, monkeypatch.context() as patch:
+        patch.setattr(host_agent, "logger", structlog.get_logger())
+        assert (await machine.report()).missing == 0
+        for name in ("one", "two", "gone"):
+            remove_folder(machine.release(name))
+        await machine.store.client.delete(*[key async for key in machine.store.client.scan_iter("*:serving:gone")])
+        assert (await machine.report()).missing == 0, "a swap may be in progress"
+        for _ in range(2):
+            assert (await machine.report()).missing == 2
+        assert [(line["event"], line["addresses"], line["apps"]) for line in lines] == [
+            ("sites.releases_missing", 2, ["one", "two"])
+        ]
+        for name in ("one", "two"):
+            machine.release(name).mkdir()
+        assert (await machine.report()).missing == 0
+        assert [line["event"] for line in lines] == ["sites.releases_missing", "sites.releases_missing.ended"]
+    running.cancel()
+
+
+async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with captured(host_watch) as lines:
+        assert 0 < (await machine.report()).disk_free < 1
+        monkeypatch.setattr(host_watch, "LOW_DISK", 1.0)
+        await machine.report()
+        await machine.report()
+        monkeypatch.setattr(host_watch, "LOW_DISK", 0.0)
+        await machine.report()
+    assert [line["event"] for line in lines] == ["disk.low", "disk.low.ended"]
+
+
+async def test_a_dead_host_s_report_is_forgotten(machine: Machine) -> None:
+    report = await machine.report()
+    assert await Records(machine.store).read_reports(report.at + 91_000) == []
+    assert await machine.store.client.hlen(REPORTS_KEY) == 0
