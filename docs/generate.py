@@ -17,7 +17,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
-from gateway.accounts.access import CALLS, SCOPES, Call, Where, split
+from gateway.accounts.access import CALLS, ROLES, SCOPES, Call, Where, split
 from gateway.deploys.manifest import manifest_schema
 from gateway.errors import ServiceError
 from gateway.events.catalog import SAMPLES
@@ -56,7 +56,7 @@ def keyspace() -> str:
 
 def api() -> str:
     page = (DOCS / "api.md").read_text()
-    heads = ["call", *SCOPES, "with `app`", "agents and command line"]
+    heads = ["call", *SCOPES, "with `app`", "developer", "viewer", "agents and command line"]
     rows = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *(access_row(*each) for each in CALLS.items())]
     table = "\n".join(rows)
     return ACCESS.sub(lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page)
@@ -67,6 +67,7 @@ def access_row(address: str, call: Call) -> str:
     confinable = call.where is not Where.ACCOUNT and call.right.scopes != {"full"}
     marks = ["✓" if scope in call.right.scopes else "" for scope in SCOPES]
     marks.append("✓" if confinable else "")
+    marks += ["✓" if role in call.right.roles else "" for role in ROLES if role != "owner"]
     also = [f"`{tool}`" for tool in split(call.tools)] + [f"`capsule {name}`" for name in split(call.commands)]
     target = re.sub(r"{(?:\w+_)?(\w+)}", r"<\1>", path)
     return f"| `{method} {target}` | {' | '.join(marks)} | {', '.join(also)} |"

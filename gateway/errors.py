@@ -286,6 +286,38 @@ class NotPermitted(ServiceError):
     message = "This API key does not include this call; use a key with a wider scope."
 
 
+class LastOwner(ServiceError):
+    status, code = 409, "LAST_OWNER"
+    message = "This is the account's only owner. Make another member an owner first."
+
+
+class AccountNotChosen(ServiceError):
+    status, code = 409, "ACCOUNT_NOT_CHOSEN"
+    message = "You belong to several accounts; choose one of them in the dashboard."
+
+
+class SignInFailed(ServiceError):
+    status, code = 400, "SIGN_IN_FAILED"
+    message = "The sign-in could not be completed; sign in again."
+
+
+class AddressNotVerified(ServiceError):
+    status, code = 403, "ADDRESS_NOT_VERIFIED"
+    message = (
+        "The identity provider has not verified an e-mail address of yours; "
+        "verify your address there, then sign in again."
+    )
+
+
+class SignInUnavailable(ServiceError):
+    status, code = 503, "SIGN_IN_UNAVAILABLE"
+    message = (
+        "The identity provider cannot be used right now; try again in a minute. "
+        "If it persists, tell the operator of this service."
+    )
+    retry_after = 5
+
+
 class LastKey(ServiceError):
     status, code = 409, "LAST_KEY"
     message = "This is the account's only API key with full access. Create another one first, then revoke this one."

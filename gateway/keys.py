@@ -29,10 +29,14 @@ published on the channel `changes`.
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
 | `{pNN}:audit:<account>` | stream | changes by its keys, sessions and operators: the last 5,000 | 90 days |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
+| `{pNN}:members:<account>` | string | its members: e-mail address → role and time, JSON; 100 | with the account |
+| `memberships:<sha256>` | string | ids of the accounts of an e-mail address, by its hash; 50 | with the last of them |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
-| `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, or `operator:<hash>` | 12 h |
+| `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, `operator:<hash>`, a person | 12 h |
 | `sessions:<sha256>` | list | hashes of the newest 20 sessions with one subject, by its hash | 12 h |
 | `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
+| `sign-in:<sha256>` | string | mark of a sign-in that has come back from the provider | 10 min |
+| `first-sign-in:<sha256>` | string | mark of an e-mail address that is getting an account | 10 s |
 | `registered:<hash>` | string | number of registrations from one client address | 1 day |
 
 ## Inference
@@ -208,6 +212,8 @@ BACKED_UP = frozenset(
             "keys",
             "keys-used",
             "leaving",
+            "members",
+            "memberships",
             "suspended",
         ),
         *("inference", "request-log", "spend", "spend-by-user", "spend-of-deleted", "usage"),
@@ -237,10 +243,12 @@ LEFT_OUT = frozenset(
             "app-lock",
             "deleted-apps",
             "domain-lookups",
+            "first-sign-in",
             "logins",
             "registered",
             "session",
             "sessions",
+            "sign-in",
         ),
         *("token-checks", "{registrations}"),
         *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-refusal", "reservations", "settled"),
@@ -310,6 +318,9 @@ api_key_key = keys_of_all("key")
 session_key = keys_of_all("session")
 sessions_key = keys_of_all("sessions")
 logins_key = keys_of_all("logins")
+sign_in_key = keys_of_all("sign-in")
+first_sign_in_key = keys_of_all("first-sign-in")
+memberships_key = keys_of_all("memberships")
 
 account_key = keys_of_account("account")
 app_lock_key = keys_of_account("app-lock")
@@ -319,6 +330,7 @@ deleted_apps_key = keys_of_account("deleted-apps")
 api_keys_key = keys_of_account("keys")
 former_names_key = keys_of_account("former-names")
 leaving_key = keys_of_account("leaving")
+members_key = keys_of_account("members")
 spend_of_deleted_key = keys_of_account("spend-of-deleted")
 account_audit_key = keys_of_account("audit")
 api_keys_used_key = keys_of_account("keys-used")

@@ -7,6 +7,7 @@ from litestar.di import NamedDependency
 from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.changes import Changes
 from gateway.accounts.custom_domains import CustomDomains
+from gateway.accounts.openid import OpenId
 from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import Pacing
 from gateway.accounts.registry import Registry
@@ -73,6 +74,7 @@ class Services:
         )
         # The operator chooses these addresses, which may be private and without TLS.
         self.apps_http = outbound.Client(allow_private=True, ca_file=settings.ca_file or None, own=True)
+        self.openid = OpenId(settings, self.store, self.apps_http)
         self.users = Users(settings, self.vault, self.http, self.store, self.apps_http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)

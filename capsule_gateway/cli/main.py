@@ -47,6 +47,7 @@ COMMANDS = {
     "api_keys": ("keys",),
     "limits": ("limits",),
     "manifest": ("init",),
+    "members": ("members",),
     "operators": ("accounts", "audit", "inference", "providers"),
     "processes": ("serve", "worker"),
     "usage": ("requests", "usage"),

@@ -1,7 +1,8 @@
 """Decides what the caller of an account may do, from one table of all calls.
 
-A caller is an API key, or the session that it opened. A key has a scope, and a key for deploys or for reading may be
-limited to one app. A role is that of a member. A call is permitted if its row admits both the scope and the role.
+A caller is an API key, the session that it opened, or a member who signed in. A key has a scope, and a key for deploys
+or for reading may be limited to one app. A member has a role. A call is permitted if its row admits both the scope and
+the role; a key has the role of an owner, and a member the full scope.
 
 The account API and the agent tools check each call with `Access.require`. A call without a row is refused, and a test
 fails. docs/api.md is made from this table.
@@ -48,7 +49,12 @@ class Where(Enum):
 
 UNCHANGING = {"check_token"}  # calls that change nothing, although they are no GET
 
-WHILE_LEAVING = {"leave", "keep_account", "revoke_key"}  # changes that are permitted while the account is deleted
+WHILE_LEAVING = {
+    "leave",
+    "keep_account",
+    "revoke_key",
+    "remove_member",
+}  # changes that are permitted while the account is deleted
 
 
 class Call(NamedTuple):
@@ -82,6 +88,9 @@ CALLS = {
     "GET /account/keys": Call("list_keys", READ, commands="keys list"),
     "POST /account/keys": Call("create_key", OWN, commands="keys create"),
     "DELETE /account/keys/{key_id}": Call("revoke_key", OWN, commands="keys revoke"),
+    "GET /account/members": Call("list_members", READ, commands="members list"),
+    "PUT /account/members/{email}": Call("set_member", OWN, commands="members set"),
+    "DELETE /account/members/{email}": Call("remove_member", OWN, commands="members remove"),
     "GET /account/apps": Call("list_apps", READ, ROWS, "service_app list", "apps list"),
     "POST /account/apps": Call("create_app", DEVELOP, ACCOUNT, "service_app create", "apps create"),
     "GET /account/apps/{app}": Call("show_app", READ, APP, "service_app show", "apps show, open"),
@@ -162,7 +171,12 @@ class Access(msgspec.Struct, frozen=True):
     by: By = "key"
     scope: Scope = "full"
     role: Role = "owner"
+    email: str = ""  # of the member who signed in; empty for an API key, and for the session that it opened
     only: App | None = None  # the app to which the key is limited
+
+    def admits(self, call: Call) -> bool:
+        """Returns whether the scope and the role include the call."""
+        return self.scope in call.right.scopes and self.role in call.right.roles
 
     def require(self, call: Call | None) -> None:
         """Raises NotPermitted unless the caller may make this call, of at least one app."""

@@ -181,6 +181,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dic
     suspension: Suspension | None = None
     deletion: Deletion | None = None
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the account's deletion has begun, after its grace."""
+        return self.deletion is not None and self.deletion.begun
+
     @functools.cached_property
     def stop(self) -> Suspension | None:
         """Why nothing of the account runs: its suspension, or else its deletion."""

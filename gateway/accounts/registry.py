@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.accounts import scripts
-from gateway.accounts.api_keys import FIRST_NAME, ApiKeys, ListedKey
+from gateway.accounts.api_keys import FIRST_NAME, ApiKeys, ListedKey, digest
 from gateway.accounts.domain_claims import DomainClaims, verified_domain
+from gateway.accounts.members import Members
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
-from gateway.errors import NameTaken, NotFound, RegistrationsClosed
+from gateway.errors import NameTaken, NotFound, RegistrationsClosed, SignInFailed
 from gateway.ids import new_id, now_iso
 from gateway.keys import (
     account_apps_key,
@@ -27,6 +28,7 @@ from gateway.keys import (
     certificate_ends_key,
     certificates_key,
     domain_checks_key,
+    first_sign_in_key,
     monitored_keys,
     partition_tag,
     probes_key,
@@ -36,6 +38,8 @@ from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Plan
+
+FIRST_SIGN_IN_SECONDS = 10  # in which one process creates the account of a person
 
 
 async def enroll_app(store: Store, app: App) -> None:
@@ -67,6 +71,7 @@ class Registry:
         self.store, self.vault = store, vault
         self.cache = RecordCache(store)
         self.api_keys = ApiKeys(store)
+        self.members = Members(store, self.cache)
         self.domains = DomainClaims(store, self.find_app)
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -140,18 +145,37 @@ class Registry:
 
     async def create_account(self, name: str, plan: Plan) -> tuple[Account, str]:
         """Creates an account; returns it with its API key, which cannot be read again later."""
+        account = await self._add_account(name, plan)
+        return account, (await self.api_keys.create(account.id, FIRST_NAME)).key
+
+    async def _add_account(self, name: str, plan: Plan) -> Account:
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
         # The list first: whatever is interrupted, no account is missing in it.
         await self.store.client.zadd(accounts_key(partition_tag(account.id)), {account.id: 0})
         await self._write(account_key(account.id), account)
-        return account, (await self.api_keys.create(account.id, FIRST_NAME)).key
+        return account
 
     async def register_account(self, name: str, per_day: int) -> tuple[Account, str]:
         """Creates a free account. Raises RegistrationsClosed when today's registrations are used up."""
+        await self._count_registration(per_day)
+        return await self.create_account(name, "free")
+
+    async def register_person(self, email: str, per_day: int) -> Account:
+        """Creates a free account whose owner is the person with this address. It has no API key.
+
+        Raises RegistrationsClosed, and SignInFailed while another process creates it.
+        """
+        if not await self.store.client.set(first_sign_in_key(digest(email)), "1", nx=True, ex=FIRST_SIGN_IN_SECONDS):
+            raise SignInFailed("Another sign-in of yours has just begun; sign in again in a few seconds.")
+        await self._count_registration(per_day)
+        account = await self._add_account(email, "free")
+        await self.members.put(account.id, email, "owner")
+        return account
+
+    async def _count_registration(self, per_day: int) -> None:
         registration = await scripts.count_registration(self.store, per_day)
         if not registration.accepted:
             raise RegistrationsClosed(retry_after=registration.resets_in)
-        return await self.create_account(name, "free")
 
     async def change_account(self, account_id: str, change: Callable[[Account], Account]) -> tuple[Account, Account]:
         """Changes the record by compare-and-set. Returns it as it was before and after. Raises NotFound."""

@@ -1,61 +1,38 @@
-"""Browser sessions: account holders at /dashboard, operators at /ops.
+"""Sessions of the pages as requests present them: account holders at /dashboard, operators at /ops.
 
-A session is a random token in a cookie that scripts cannot read. For twelve hours, Redis keeps the token's hash and
-the session's subject: the API key that opened it, or a fingerprint of the operator token. A session ends when its key
-is revoked, and when its subject has opened twenty more.
-
-Every log-in counts as failed until it succeeds, so that concurrent attempts cannot exceed the limit.
+The token is in a cookie that scripts cannot read. Every log-in counts as failed until it succeeds, so that concurrent
+attempts cannot exceed the limit.
 """
 
 import ipaddress
-import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from litestar import Request
 from litestar.datastructures import Cookie, State
 
 from gateway.accounts.api_keys import digest
+from gateway.accounts.session_store import SESSION_SECONDS, SessionStore
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
-from gateway.keys import REGISTERED_PREFIX, logins_key, session_key, sessions_key
+from gateway.keys import REGISTERED_PREFIX, logins_key
 from gateway.loops import Allowance
 from gateway.redis.client import Store
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
-SESSION_SECONDS = 12 * 3600
-MAX_SESSIONS = 20  # of one API key or operator
 # One address can make a tenth of a day's registrations, at least three.
 REGISTRATIONS_DIVISOR, MIN_REGISTRATIONS = 10, 3
 FAILED_LOGINS = Allowance(logins_key, 10, 60, error=LoginsLimited)  # per client address
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
-class Sessions:
+class Sessions(SessionStore):
+    """The sessions, as requests present them."""
+
     def __init__(self, store: Store, base_url: str) -> None:
-        self._store, self._base = store, urlsplit(base_url)
-
-    async def open(self, subject: str) -> str:
-        """Returns the token of a new session, and ends the subject's oldest sessions beyond the limit."""
-        token = secrets.token_urlsafe(32)
-        own, sessions = digest(token), sessions_key(digest(subject))
-        await self._store.client.set(session_key(own), subject, ex=SESSION_SECONDS)
-        async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.lpush(sessions, own)
-            pipe.lrange(sessions, MAX_SESSIONS, -1)
-            pipe.ltrim(sessions, 0, MAX_SESSIONS - 1)
-            pipe.expire(sessions, SESSION_SECONDS)
-            _, ended, *_ = await pipe.execute()
-        for each in ended:
-            await self._store.client.delete(session_key(each))
-        return token
-
-    async def find_subject(self, token: str) -> str | None:
-        return await self._store.get(session_key(digest(token))) if token else None
-
-    async def close(self, token: str) -> None:
-        await self._store.client.delete(session_key(digest(token)))
+        super().__init__(store)
+        self._base = urlsplit(base_url)
 
     # -- cookies ---------------------------------------------------------------------------------------------
 
@@ -82,15 +59,22 @@ class Sessions:
         if request.headers.get("origin") not in own:
             raise CsrfRefused
 
-    def build_cookie(self, cookie: str, token: str) -> Cookie:
+    def build_cookie(
+        self,
+        cookie: str,
+        token: str,
+        *,
+        seconds: int = SESSION_SECONDS,
+        same_site: Literal["strict", "lax"] = "strict",
+    ) -> Cookie:
         """Returns the cookie with the token. An empty token deletes the cookie."""
         return Cookie(
             key=self._cookie_name(cookie),
             value=token,
-            max_age=SESSION_SECONDS if token else 0,
+            max_age=seconds if token else 0,
             path="/",
             httponly=True,
-            samesite="strict",
+            samesite=same_site,
             secure=self._base.scheme == "https",
         )
 

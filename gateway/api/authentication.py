@@ -17,14 +17,15 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.access import CALLS, Access, By, Where
 from gateway.accounts.api_keys import KeyReference
-from gateway.accounts.operators import Operators
+from gateway.accounts.operators import Operator, Operators
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account
 from gateway.accounts.registry import Registry
+from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
 from gateway.api.audit import begin_audit, begin_change
 from gateway.api.resources import ACCOUNT_RESOURCES, OPERATOR_RESOURCES
-from gateway.errors import NotPermitted, Unauthorized
+from gateway.errors import AccountNotChosen, NotPermitted, Unauthorized
 from gateway.services import Services
 
 ACCESS_STATE = "access"  # in the scope's state, for requests that `account_only` has admitted
@@ -42,29 +43,49 @@ def read_bearer(request: Request[Any, Any, State]) -> str:
 
 
 async def require_access(request: Request[Any, Any, State], registry: Registry, sessions: Sessions) -> Access:
-    """Returns what the API key may do, or without an authorization header the key that opened the session.
+    """Returns what the API key may do, or without an authorization header the session.
 
-    Raises Unauthorized, CsrfRefused, and NotPermitted for a key whose only app is gone.
+    Raises Unauthorized, CsrfRefused, AccountNotChosen, and NotPermitted for a key whose only app is gone.
     """
     if "authorization" in request.headers:
         credential = read_bearer(request)
         reference = await registry.api_keys.identify(credential) if credential else None
+        access = await find_access(reference, registry) if reference else None
     else:
-        subject = await sessions.read_subject(request, ACCOUNT)
-        reference = KeyReference.parse(subject) if subject else None
-    by: By = "key" if "authorization" in request.headers else "session"
-    access = await find_access(reference, registry, by) if reference else None
-    if reference is None or access is None:
+        access = await find_session_access(await sessions.read_subject(request, ACCOUNT), registry)
+    if access is None:
         raise Unauthorized
-    registry.api_keys.note_use(reference)
     return access
+
+
+async def find_session_access(subject: str | None, registry: Registry) -> Access | None:
+    """Returns what a session may do; None if its key is not valid, or its person no member of its account any more.
+
+    Raises AccountNotChosen, and NotPermitted for a key whose only app is gone.
+    """
+    person = Person.parse(subject)
+    if person is None:
+        reference = KeyReference.parse(subject) if subject else None
+        return await find_access(reference, registry, "session") if reference else None
+    if not person.account:
+        if await registry.members.list_accounts(person.email):
+            raise AccountNotChosen
+        return None
+    role, account = (
+        await registry.members.find_role(person.account, person.email),
+        await registry.account(person.account),
+    )
+    if role is None or account is None or account.is_gone:
+        return None
+    return Access(account, person.email, "session", role=role, email=person.email)
 
 
 async def find_access(reference: KeyReference, registry: Registry, by: By = "key") -> Access | None:
     """Returns what a key may do; None if it is not valid. Raises NotPermitted if its only app is gone."""
     key, account = await registry.api_keys.find(reference), await registry.account(reference.account)
-    if key is None or account is None or (account.deletion is not None and account.deletion.begun):
+    if key is None or account is None or account.is_gone:
         return None
+    registry.api_keys.note_use(reference)
     only = None
     if key.appId is not None:
         only = await registry.app(key.app or "")  # from memory, unless the app was renamed
@@ -153,11 +174,19 @@ async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler
     if "authorization" in request.headers:
         operator = services.operators.find(read_bearer(request))
     else:
-        operator = services.operators.find_subject(await services.sessions.read_subject(request, OPERATOR))
+        operator = await find_session_operator(request, services.operators, services.sessions)
     if operator is None:
         raise Unauthorized
     if request.method not in SAFE_METHODS:
         await begin_audit(request, services, operator, handler)
+
+
+async def find_session_operator(
+    request: Request[Any, Any, State], operators: Operators, sessions: Sessions
+) -> Operator | None:
+    """Returns the operator who has logged in with a token, or has signed in. Raises CsrfRefused."""
+    operator = operators.find_subject(await sessions.read_subject(request, OPERATOR))
+    return operator or operators.find_person(Person.parse(await sessions.read_subject(request, ACCOUNT)))
 
 
 def operator_router(*handlers: ControllerRouterHandler) -> Router:

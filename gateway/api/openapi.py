@@ -25,6 +25,7 @@ from gateway.api import documentation, openapi
 from gateway.api.assets import HEADERS, NO_CACHE
 from gateway.deploys.manifest import manifest_schema
 from gateway.errors import (
+    AccountNotChosen,
     BackboneUnavailable,
     CsrfRefused,
     NotPermitted,
@@ -47,6 +48,7 @@ REASON = {
     "description": "Why, for the audit trail: up to 500 characters on one line, as ASCII or as percent-encoded UTF-8",
     "schema": {"type": "string", "minLength": 1},
 }
+OPTIONAL = {"/dashboard/sign-in", "/dashboard/callback"}  # addresses that exist only with an OpenID provider
 UNSAFE_METHODS, COOKIES = {"POST", "PUT", "PATCH", "DELETE"}, {"session", "ops"}
 
 DESCRIPTION = """\
@@ -99,6 +101,8 @@ def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]
         errors.append(CsrfRefused)
     if "apiKey" in kinds:  # the key's scope, and the account's pacing
         errors += [NotPermitted, RateLimited]
+    if kinds == {"apiKey", "session"}:  # a person may belong to several accounts
+        errors.append(AccountNotChosen)
     if takes_reason(handler, method):
         errors.append(RequestMalformed)
     return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))
@@ -464,7 +468,7 @@ def describe_errors(errors: Errors, path: str) -> Schema:
     responses: Schema = {}
     for status in sorted({error.status for error in errors}):
         responses[str(status)] = _describe_status([error for error in errors if error.status == status])
-    if "{" in path and "404" not in responses:
+    if ("{" in path or path in OPTIONAL) and "404" not in responses:
         responses["404"] = {
             "description": "No such address",
             "content": {"text/plain": {"example": "Not Found"}},

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, delete, get, post, route
 from litestar.datastructures import State
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from litestar.types import Method
 
 from gateway.accounts.access import CALLS
 from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
+from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, Sessions
 from gateway.api.assets import bundle_pages, file_response, html_response, page_text
 from gateway.api.authentication import OPERATOR_SECURITY, close_session, find_access, open_session, operators_only
@@ -142,13 +143,19 @@ async def log_in(
         if key is None or access is None:
             raise Unauthorized("This API key is not valid.")
         access.require(CALLS["GET /account"])
-    registry.api_keys.note_use(key)
     return await open_session(sessions, ACCOUNT, str(key))
 
 
-@delete("/dashboard/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
-async def log_out(request: Request[Any, Any, State], sessions: Injected[Sessions]) -> Response[None]:
-    """Log out."""
+@delete("/dashboard/session", tags=["Pages"], errors=[RequestMalformed, *LOG_OUT_ERRORS])
+async def log_out(
+    request: Request[Any, Any, State], sessions: Injected[Sessions], everywhere: FromQuery[bool] = False
+) -> Response[None]:
+    """Log out.
+
+    With `everywhere`, all sessions of the same person or API key end.
+    """
+    if everywhere and (subject := await sessions.read_subject(request, ACCOUNT)):
+        await sessions.close_all(subject)
     return await close_session(sessions, ACCOUNT, request)
 
 
@@ -218,8 +225,13 @@ async def operator_log_in(
 
 @delete("/ops/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
 async def operator_log_out(request: Request[Any, Any, State], sessions: Injected[Sessions]) -> Response[None]:
-    """Log out."""
-    return await close_session(sessions, OPERATOR, request)
+    """Log out.
+
+    For an operator who signed in, this ends their session at the dashboard too, because it is the same.
+    """
+    signed_in = Person.parse(await sessions.read_subject(request, ACCOUNT)) is not None
+    cookie = ACCOUNT if signed_in and not sessions.read_token(request, OPERATOR) else OPERATOR
+    return await close_session(sessions, cookie, request)
 
 
 ROUTES = [index, bundled_file, dashboard, log_in, log_out, ops_page, ops_events, operator_log_in, operator_log_out]

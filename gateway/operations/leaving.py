@@ -3,7 +3,8 @@
 During the grace, the account's record has `deletion`, and everything of the account is stopped as by a suspension.
 `{pNN}:deletions` has the accounts by the end of their grace. A worker then removes them:
 
-1. It marks the record, after which nobody can keep the account, and revokes the keys with their sessions.
+1. It marks the record, after which nobody can keep the account, revokes the keys, and removes the members, with the
+   sessions of both.
 2. While a reservation or a command to a host remains, it waits, and tries again.
 3. It removes the apps, and their objects in the storage. `{pNN}:leaving:<account>` remembers the ids and names.
 4. It keeps the spend by day, and removes all other keys and entries that name the account. The record comes last.
@@ -19,9 +20,10 @@ from collections.abc import AsyncIterator, Set
 import msgspec
 import structlog
 
-from gateway.accounts.api_keys import ApiKey, KeyReference, digest
+from gateway.accounts.api_keys import ApiKey, KeyReference
 from gateway.accounts.records import Account, Deletion
 from gateway.accounts.registry import Registry
+from gateway.accounts.session_store import SessionStore
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.data.commands import DataCommands
 from gateway.data.records import FOLDER, DataRecords, DeletedData, snapshot_key
@@ -53,8 +55,6 @@ from gateway.keys import (
     leaving_key,
     partition_tag,
     reservation_keys,
-    session_key,
-    sessions_key,
     spend_key,
     spend_of_deleted_key,
     spenders_key,
@@ -90,6 +90,7 @@ class Leaving:
         settings: Settings,
     ) -> None:
         self._registry, self._store = registry, registry.store
+        self._sessions = SessionStore(registry.store)
         self._deploys, self._removal, self._storage = deploys, removal, storage
         self._data_records, self._data_commands = data_records, data_commands
         self._grace_days = settings.account_grace
@@ -155,6 +156,9 @@ class Leaving:
             await self._store.client.zrem(deletions_key(tag), account_id)
             return False
         await self._revoke_keys(account_id)
+        for member in await self._registry.members.list_members(account_id):
+            await self._sessions.close_membership(member.email, account_id)
+        await self._registry.members.remove_all(account_id)
         if await self._has_reservations(account_id):
             await self._postpone(account_id, WAIT_MS)
             return False
@@ -196,10 +200,7 @@ class Leaving:
     async def _revoke_keys(self, account_id: str) -> None:
         records = await self._store.client.hvals(api_keys_key(account_id))
         for key in (msgspec.json.decode(record, type=ApiKey) for record in records):
-            sessions = sessions_key(digest(str(KeyReference(account_id, key.id))))
-            for session in await self._store.client.lrange(sessions, 0, -1):
-                await self._store.client.delete(session_key(session))
-            await self._store.client.delete(sessions)
+            await self._sessions.close_all(str(KeyReference(account_id, key.id)))
             await self._registry.api_keys.revoke(account_id, key.id, even_last=True)
 
     async def _has_reservations(self, account_id: str) -> bool:

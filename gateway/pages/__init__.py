@@ -27,11 +27,17 @@ def render_error_page(title: str, text: str, link: str = "") -> str:
 @cache
 def render_not_found() -> tuple[bytes, dict[str, str]]:
     """Returns the page for an unknown address, and its headers."""
-    page = render_error_page(
+    page, headers = render_page(
         "There is no page at this address",
         "The address may be mistyped, or the page may have moved.",
         '<p><a href="/">Go to the home page</a></p>',
     )
+    return page, {**headers, "vary": "Accept"}
+
+
+def render_page(title: str, text: str, link: str) -> tuple[bytes, dict[str, str]]:
+    """Returns a page of the service itself, and its headers. The arguments are HTML."""
+    page = render_error_page(title, text, link)
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     assert style
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
@@ -41,5 +47,4 @@ def render_not_found() -> tuple[bytes, dict[str, str]]:
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-store",
-        "vary": "Accept",
     }

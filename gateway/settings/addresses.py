@@ -39,6 +39,13 @@ def read_link(text: str) -> str:
     return read_url(text)
 
 
+def read_issuer(text: str) -> str:
+    """Reads the address of an OpenID provider. It is compared exactly, so a slash at its end stays."""
+    read_link(text)
+    read_base_url(text)
+    return text
+
+
 MAX_REGISTRY_ADDRESSES = 16  # a sandbox holds a socket open for each
 
 

@@ -55,6 +55,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     operator_token: str = ""  # shared by operators; without any token, the platform API is closed
     operator_tokens: dict[str, str] = msgspec.field(default_factory=dict)  # by name of the operator
+    oidc_issuer: str = ""  # of the OpenID provider with which people sign in; empty: they use API keys
+    oidc_client_id: str = ""
+    oidc_client_secret: str = ""
+    oidc_client_secret_file: str = ""  # replaces oidc_client_secret; read at each sign-in
+    oidc_operators: tuple[str, ...] = ()  # who may use /ops: e-mail addresses, and claims as `claim=value`
     allow_private_addresses: bool = False  # for development and tests: loopback, plain HTTP
     encryption_key: str = ""  # or several, separated by commas: the first encrypts, all decrypt
     ca_file: str = ""  # certificates to trust for outgoing TLS, beside the public ones

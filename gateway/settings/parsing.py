@@ -14,6 +14,7 @@ import msgspec
 from gateway.settings import addresses
 from gateway.settings.model import NANO, PLANS, ProviderTimeouts, RateLimits, Settings
 from gateway.settings.providers import ProviderRate, read_providers
+from gateway.validation import is_email
 
 SHORTEST_CLAIM_IDLE_SECONDS = 10.0
 _OF_ONE_PROVIDER = tuple(f"GATEWAY_PROVIDER_{name}" for name in ("URL", "KEY", "KEY_FILE", "CONCURRENCY", "RATE"))
@@ -46,6 +47,7 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         wrong.append(f"GATEWAY_STORAGE_URL: {fault}")
     if values.get("trust_builds") and not values.get("allow_private_addresses"):
         wrong.append("GATEWAY_TRUST_BUILDS: is for development only and needs GATEWAY_ALLOW_PRIVATE_ADDRESSES")
+    wrong += _find_oidc_faults(values, environ)
     if path := values.get("providers_file"):
         unused = (name for name in _OF_ONE_PROVIDER if environ.get(name, "").strip())
         wrong += [
@@ -152,6 +154,27 @@ def _read_operator_tokens(text: str) -> dict[str, str]:
     return tokens
 
 
+def _read_oidc_operators(text: str) -> tuple[str, ...]:
+    entries = tuple(part.strip() for part in text.split(","))
+    for entry in entries:
+        if not (is_email(entry) or re.fullmatch(r"[^\s=]+=.+", entry)):
+            raise ValueError(f"{entry!r} is neither an e-mail address nor claim=value")
+    return tuple(entry if "=" in entry else entry.lower() for entry in entries)
+
+
+def _find_oidc_faults(values: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    given = {name for name, text in environ.items() if name.startswith("GATEWAY_OIDC_") and text.strip()}
+    if not given:
+        return []
+    needed = ("GATEWAY_OIDC_ISSUER", "GATEWAY_OIDC_CLIENT_ID")
+    wrong = [f"{name}: is missing; sign-in with OpenID Connect needs it" for name in needed if name not in given]
+    if not given & {"GATEWAY_OIDC_CLIENT_SECRET", "GATEWAY_OIDC_CLIENT_SECRET_FILE"}:
+        wrong.append("GATEWAY_OIDC_CLIENT_SECRET: is missing; set it, or GATEWAY_OIDC_CLIENT_SECRET_FILE")
+    if values.get("oidc_issuer", "").startswith("http:") and not values.get("allow_private_addresses"):
+        wrong.append("GATEWAY_OIDC_ISSUER: must begin with https://")
+    return wrong
+
+
 def _plan_reader(default: Mapping[str, T], read: Callable[[str], T]) -> Callable[[str], dict[str, T]]:
     return lambda text: {**default, **_read_pairs(text, PLANS, read)}
 
@@ -220,6 +243,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "app_sleep": lambda text: _read_pairs(text, PLANS, _zero_or(_read_seconds, 0.0)),
     "daily_caps": _plan_reader(Settings().daily_caps, _read_euro),
     "operator_tokens": _read_operator_tokens,
+    "oidc_issuer": addresses.read_issuer,
+    "oidc_operators": _read_oidc_operators,
     "probe_url": addresses.read_probe_url,
     "probe_check_url": addresses.read_url,
     "certificate_address": addresses.read_host_port,

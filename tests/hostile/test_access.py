@@ -23,9 +23,14 @@ from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+ROLES = ("developer", "viewer")
+OWNERS = {"POST /account/keys", "DELETE /account/keys/{key_id}", "PUT /account/members/{email}"}
+OWNERS |= {"DELETE /account/members/{email}", "PUT /account/apps/{app}/limits", "DELETE /account/apps/{app}"}
+OWNERS |= {"POST /account/deletion", "DELETE /account/deletion"}
 KINDS = ("full", "deploy", "read", "deploy one", "read one")
 DEPLOYS = {
     "PUT /account/apps/{app}/source",
@@ -39,7 +44,9 @@ DEPLOYS = {
     "POST /account/deploys/{deploy_id}/cancel",
 }
 # Those that a key for one app may not make, although they only read.
-WHOLE_ACCOUNT = {f"GET /account{rest}" for rest in ("", "/audit", "/changes", "/keys", "/data/deleted", "/webhook")}
+WHOLE_ACCOUNT = {
+    f"GET /account{rest}" for rest in ("", "/audit", "/changes", "/keys", "/members", "/data/deleted", "/webhook")
+}
 DEPLOY_TOOLS = {
     "service_publish",
     "service_logs",
@@ -51,6 +58,7 @@ READ_TOOLS |= {"service_delivery list", "service_delivery show"}
 BODIES: dict[str, Any] = {
     "POST /account/keys": {"name": "more"},
     "POST /account/apps": {"name": "an-app"},
+    "PUT /account/members/{email}": {"role": "owner"},
     "PATCH /account": {"name": "Another name"},
     "PATCH /account/apps/{app}": {"build": None},
     "PUT /account/apps/{app}/env": {"NAME": "value"},
@@ -70,7 +78,11 @@ VOLATILE = re.compile(
 
 
 def may(kind: str, address: str) -> bool:
-    """Returns whether a key of this kind may make the call, if it concerns the key's app."""
+    """Returns whether a key or member of this kind may make the call, if it concerns the key's app."""
+    if kind == "developer":
+        return address not in OWNERS
+    if kind == "viewer":
+        return address.startswith("GET ")
     scope, _, one = kind.partition(" ")
     if scope == "full":
         return True
@@ -88,6 +100,7 @@ class Target(NamedTuple):
     delivery_id: str
     key_id: str = "key_none"
     hook_id: str = "hook_none"
+    email: str = "viewer@example.com"
     snapshot_id: str = "snap_none"
 
     def fill(self, address: str) -> tuple[str, str]:
@@ -100,11 +113,18 @@ class Scene:
 
     def __init__(self, gw: Gateway, account: Account, keys: dict[str, str], targets: dict[str, Target]) -> None:
         self.gw, self.account, self.keys, self.targets = gw, account, keys, targets
+        self.members: dict[str, Visitor] = {}  # by role
+
+    def headers(self, kind: str) -> dict[str, str]:
+        if kind not in self.members:
+            return {"Authorization": f"Bearer {self.keys[kind]}"}
+        visitor = self.members[kind]
+        return {**visitor.headers, "Cookie": f"{ACCOUNT}={visitor.token}"}
 
     async def call(self, kind: str, address: str, target: str, query: str = "") -> tuple[int, str]:
         """Returns the status and the code. The response may be an endless stream."""
         method, path = self.targets[target].fill(address)
-        options: dict[str, Any] = {"headers": {"Authorization": f"Bearer {self.keys[kind]}"}}
+        options: dict[str, Any] = {"headers": self.headers(kind)}
         if address in BODIES:
             options["json"] = BODIES[address]
         if address.endswith("/source"):
@@ -157,7 +177,15 @@ async def scene(
             assert made.status_code == 201, made.text
             keys[kind] = made.json()["key"]
             gw.confidential.add(keys[kind])
-        yield Scene(gw, account, keys, targets)
+        scene = Scene(gw, account, keys, targets)
+        for role in ROLES:
+            email = f"{role}@example.com"
+            await account.call("PUT", f"/account/members/{email}", {"role": role})
+            scene.members[role] = Visitor(gw)
+            scene.members[role].become(email, account.id)
+        yield scene
+        for visitor in scene.members.values():
+            await visitor.http.aclose()
 
 
 async def make_target(app: App) -> Target:
@@ -191,10 +219,10 @@ async def twin(scene: Scene, provider: FakeProvider) -> AsyncIterator[Gateway]:
 # -- the matrix ----------------------------------------------------------------------------------------------
 
 
-async def test_limited_keys_change_nothing_that_they_may_not(scene: Scene) -> None:
-    """Every route with every limited key, of the key's app, another app and another account's: only refusals."""
+async def test_nobody_changes_what_they_may_not(scene: Scene) -> None:
+    """Every route with every limited key and role, for an app of the key, of the account and of another: refusals."""
     before, tried = scene.dump(), 0
-    for kind in KINDS[1:]:
+    for kind in (*KINDS[1:], *ROLES):
         for address in CALLS:
             if "{" in address and not re.search(r"{(app|deploy_id|request_id|delivery_id)}", address):
                 targets = ["own"]
@@ -215,7 +243,7 @@ async def test_limited_keys_change_nothing_that_they_may_not(scene: Scene) -> No
 
 async def test_reading_changes_nothing(scene: Scene) -> None:
     before = scene.dump()
-    for kind in ("read", "read one"):
+    for kind in ("read", "read one", "viewer"):
         for address in (each for each in CALLS if may(kind, each) and each.startswith("GET ")):
             status, code = await scene.call(kind, address, "own")
             assert (status, code) not in ((401, "UNAUTHORIZED"), (403, "NOT_PERMITTED")), (kind, address)
@@ -223,9 +251,9 @@ async def test_reading_changes_nothing(scene: Scene) -> None:
     assert scene.dump() == before
 
 
-async def test_keys_of_an_account_reach_no_other_account(scene: Scene) -> None:
-    for kind in KINDS:
-        for address in (each for each in CALLS if may(kind, each) and "{" in each):
+async def test_keys_and_members_reach_no_other_account(scene: Scene) -> None:
+    for kind in (*KINDS, *ROLES):
+        for address in (each for each in CALLS if may(kind, each) and "{" in each and "{email}" not in each):
             status, code = await scene.call(kind, address, "stranger's")
             # A key of one's own that does not exist, a hook, or a body that is wrong.
             assert status in (400, 403, 404), (kind, address, status, code)

@@ -14,6 +14,8 @@ KEPT = {
     r"key:": "an API key is valid until it is revoked",
     r"\{p\d\d\}:keys(-used)?:": "the list of API keys, and the times of their use",
     r"\{p\d\d\}:account:": "an account and the set of its apps are never deleted",
+    r"\{p\d\d\}:members:": "the members of an account",
+    r"memberships:": "the accounts of a member",
     r"layout$": "one number",
     r"inference$": "one record: the switch and the approval survive restarts",
     r"provider(:[a-z0-9-]+)?$": "one record for each provider: its health",

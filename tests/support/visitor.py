@@ -5,7 +5,10 @@ from typing import Any
 
 import httpx
 
+from gateway.accounts.api_keys import digest
+from gateway.accounts.session_store import SESSION_SECONDS, Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR
+from gateway.keys import session_key, sessions_key
 from tests.support.gateway_process import OPERATOR as OPERATOR_TOKEN
 from tests.support.gateway_process import Gateway
 
@@ -27,6 +30,17 @@ class Visitor:
 
     async def log_in_as_operator(self, token: str = OPERATOR_TOKEN, **headers: str) -> httpx.Response:
         return self._hide(await self.call("POST", "/ops/session", {"token": token}, **headers))
+
+    def become(self, email: str, account_id: str = "") -> None:
+        """Opens the session of somebody who has signed in, without a provider."""
+        token = secrets.token_urlsafe(32)
+        self.gw.confidential.add(token)
+        person = Person(email, account_id)
+        with self.gw.redis.client() as client:
+            client.set(session_key(digest(token)), str(person), ex=SESSION_SECONDS)
+            client.lpush(sessions_key(digest(person.holder)), digest(token))
+            client.expire(sessions_key(digest(person.holder)), SESSION_SECONDS)
+        self.http.cookies.set(ACCOUNT, token, domain="127.0.0.1", path="/")
 
     def _hide(self, response: httpx.Response) -> httpx.Response:
         self.gw.confidential |= {response.cookies[name] for name in (ACCOUNT, OPERATOR) if name in response.cookies}

@@ -70,7 +70,10 @@ def test_only_reading_is_open_to_readers() -> None:
 
 def test_what_developers_may_not() -> None:
     refused = {call.name for call in CALLS.values() if "developer" not in call.right.roles}
-    assert refused == {"create_key", "revoke_key", "change_limits", "delete_app", "leave", "keep_account"}
+    assert refused == {"create_key", "revoke_key", "set_member", "remove_member", "change_limits", "delete_app"} | {
+        "leave",
+        "keep_account",
+    }
 
 
 def test_a_call_without_a_row_is_refused_to_everyone() -> None:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 
-from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, SESSION_SECONDS, Sessions, client_address
+from gateway.accounts.session_store import SESSION_SECONDS
+from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, Sessions, client_address
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account

@@ -8,6 +8,7 @@ import pytest
 from gateway.api.assets import PAGES, bundles
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
+from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -76,8 +77,13 @@ async def test_nothing_else_is_served(gw: Gateway, path: str) -> None:
     assert (response.status_code, response.text) == (404, "Not Found")
 
 
-async def test_a_session_cannot_be_read(gw: Gateway) -> None:
-    refused(await gw.http.get("/dashboard/session"), 405, "METHOD_NOT_ALLOWED")
+async def test_a_session_s_token_cannot_be_read(gw: Gateway, visitor: Visitor) -> None:
+    refused(await gw.http.get("/dashboard/session"), 401, "UNAUTHORIZED")
+    account = await gw.account()
+    await visitor.log_in(account.key)
+    session = await visitor.call("GET", "/dashboard/session")
+    assert (session.json()["email"], session.json()["account"], session.json()["role"]) == (None, account.id, "owner")
+    assert visitor.token not in session.text
 
 
 def color(name: str, scheme: int) -> list[float]:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx_sse
 import pytest
 
-from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, OPERATOR, SESSION_SECONDS
+from gateway.accounts.session_store import SESSION_SECONDS
+from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, OPERATOR
 from gateway.api.pages import MAX_VIEWERS
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, tokens

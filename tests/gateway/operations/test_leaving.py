@@ -20,6 +20,7 @@ from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import answered, refused
+from tests.support.visitor import Visitor
 from tests.support.worker_process import Worker
 from workers.monitors.run import make_leaving
 
@@ -76,6 +77,12 @@ class Population:
         gw.confidential.add(hook["url"].rpartition("/")[2])
         await self.account.set_webhook("http://127.0.0.1:9/hook")
         await self.call("POST", "/account/webhook/test", {"type": "deploy.succeeded"})
+        email = f"{secrets.token_hex(6)}@example.com"
+        await self.call("PUT", f"/account/members/{email}", {"role": "viewer"})
+        visitor = Visitor(gw)
+        visitor.become(email, account.id)
+        assert (await visitor.call("GET", "/account")).status_code == 200
+        await visitor.http.aclose()
         await self.call("PUT", f"/account/apps/{app.name}/env", {"NAME": "value"})
         await self.call("PUT", f"/account/apps/{app.name}/limits", {"userDailyEuro": "1"})
         headers = {"Authorization": f"Bearer {account.key}", "Content-Type": "text/html"}
@@ -92,7 +99,7 @@ class Population:
             gw.confidential.add(browser.cookies[ACCOUNT])
         await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "once"})
         await gw.platform("DELETE", f"accounts/{account.id}/suspension")
-        self.words |= {name, hook["id"], published.json()["deployId"]}
+        self.words |= {name, email, hook["id"], published.json()["deployId"]}
 
     async def is_gone(self) -> bool:
         answer = await self.account.gateway.platform("GET", f"accounts/{self.account.id}")
@@ -216,6 +223,7 @@ async def test_an_interrupted_deletion_is_continued(
     leaving = make_leaving(settings, registry)
     account, _ = await registry.create_account("Leaving", "free")
     await registry.put_app(AppRecord(id="app-1", name="notes", account=account.id, createdAt=""), None)
+    await registry.members.put(account.id, "ada@example.com", "owner")
     await Hooks(settings, registry).create(account.id, "notes", "hook")
     await leaving.begin(account.id, now=True)
     original = getattr(Leaving, step)
@@ -234,4 +242,4 @@ async def test_an_interrupted_deletion_is_continued(
     else:
         raise AssertionError("the deletion does not end")
     with redis.Redis.from_url(redis_url) as client:
-        assert search(client, {account.id, "Leaving", "app-1", "notes"}) == []
+        assert search(client, {account.id, "Leaving", "app-1", "notes", "ada@example.com"}) == []

@@ -1,0 +1,214 @@
+"""Signs people in at the OpenID provider, and lets them choose the account of their session."""
+
+import html
+from typing import Any, Literal
+
+import msgspec
+from litestar import Request, Response, get, put
+from litestar.datastructures import State
+from litestar.exceptions import NotFoundException
+from litestar.params import FromQuery, JSONBody
+from litestar.response import Redirect
+
+from gateway.accounts.access import CALLS, Role, Scope
+from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId
+from gateway.accounts.operators import Operators
+from gateway.accounts.registry import Registry
+from gateway.accounts.session_store import Person
+from gateway.accounts.sessions import ACCOUNT, Sessions
+from gateway.api.authentication import find_session_access
+from gateway.errors import (
+    AccountNotChosen,
+    AddressNotVerified,
+    BackboneUnavailable,
+    CsrfRefused,
+    LoginsLimited,
+    NotFound,
+    NotPermitted,
+    RegistrationsClosed,
+    RequestMalformed,
+    ServiceError,
+    SignInFailed,
+    SignInUnavailable,
+    Unauthorized,
+)
+from gateway.pages import render_page
+from gateway.services import Injected
+from gateway.settings import Settings
+from gateway.validation import Id
+
+TICKET = "capsule_sign_in"  # cookie name
+SESSION_SECURITY: list[dict[str, list[str]]] = [{"session": []}]
+
+
+BEGIN_ERRORS = [RequestMalformed, SignInUnavailable]
+COMPLETE_ERRORS: list[type[ServiceError]] = [SignInFailed, AddressNotVerified, SignInUnavailable, LoginsLimited]
+COMPLETE_ERRORS += [RegistrationsClosed, BackboneUnavailable]
+
+
+@get("/dashboard/sign-in", media_type="text/html", tags=["Pages"], errors=BEGIN_ERRORS)
+async def begin_sign_in(
+    openid: Injected[OpenId], sessions: Injected[Sessions], page: FromQuery[Literal["dashboard", "ops"]] = "dashboard"
+) -> Response[Any]:
+    """Go to the OpenID provider to sign in.
+
+    The browser returns to `/dashboard/callback`, and then to `page`. Without a provider, this address does not exist.
+    """
+    if not openid.enabled:
+        raise NotFoundException
+    try:
+        ticket, address = await openid.begin(page)
+    except ServiceError as error:
+        return _render_failure(error, page)
+    # From the provider, which is another site, the browser sends no cookie with SameSite=Strict.
+    cookie = sessions.build_cookie(TICKET, ticket, seconds=SIGN_IN_SECONDS, same_site="lax")
+    return Redirect(address, cookies=[cookie], headers=NOT_STORED)
+
+
+@get("/dashboard/callback", media_type="text/html", tags=["Pages"], errors=COMPLETE_ERRORS)
+async def complete_sign_in(
+    request: Request[Any, Any, State],
+    openid: Injected[OpenId],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+    operators: Injected[Operators],
+    settings: Injected[Settings],
+) -> Response[Any]:
+    """Return from the OpenID provider.
+
+    Opens a session for a person with a verified e-mail address. Somebody who is a member of no account gets one. A
+    refusal is a page.
+    """
+    if not openid.enabled:
+        raise NotFoundException
+    ticket = sessions.read_token(request, TICKET)
+    page = "ops" if ".ops." in ticket else "dashboard"
+    try:
+        async with sessions.attempt(request):
+            identity = await openid.complete(ticket, dict(request.query_params))
+        operator = operators.match(identity.email, identity.claims)
+        account = await _find_account(identity, request, registry, sessions, settings, is_operator=bool(operator))
+        token = await sessions.open(str(Person(identity.email, account, operator)))
+    except ServiceError as error:
+        return _render_failure(error, page)
+    cookies = [sessions.build_cookie(ACCOUNT, token), sessions.build_cookie(TICKET, "", same_site="lax")]
+    return Redirect(f"/{page}", cookies=cookies, headers=NOT_STORED)
+
+
+NOT_STORED = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
+
+
+async def _find_account(
+    identity: Identity,
+    request: Request[Any, Any, State],
+    registry: Registry,
+    sessions: Sessions,
+    settings: Settings,
+    *,
+    is_operator: bool,
+) -> str:
+    """Returns the id of the person's account, which is created if there is none, or "" if there are several.
+
+    Raises RegistrationsClosed, but not for an operator, who needs no account.
+    """
+    accounts = await registry.members.list_accounts(identity.email)
+    if accounts:
+        return accounts[0].account.id if len(accounts) == 1 else ""
+    try:
+        await sessions.count_registration(request, settings.registrations_per_day)
+        return (await registry.register_person(identity.email, settings.registrations_per_day)).id
+    except RegistrationsClosed:
+        if is_operator:
+            return ""
+        raise
+
+
+def _render_failure(error: ServiceError, page: str) -> Response[bytes]:
+    again = f'<p><a href="/dashboard/sign-in?page={page}">Sign in again</a></p>'
+    body, headers = render_page("You are not signed in", html.escape(error.message), again)
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    return Response(body, status_code=error.status, media_type="text/html", headers=headers)
+
+
+# -- the session -----------------------------------------------------------------------------------------------
+
+
+class AccountChoice(msgspec.Struct):
+    id: str
+    name: str
+    role: Role
+
+
+class SessionView(msgspec.Struct):
+    email: str | None  # of the person who signed in; null for the session of an API key
+    account: str | None  # id; null until one of several is chosen
+    role: Role | None
+    scope: Scope
+    permitted: list[str]  # the calls of the account API that the session may make, by their operation
+    accounts: list[AccountChoice]  # of the person
+    operator: bool  # whether the session opens /ops
+
+
+@get("/dashboard/session", tags=["Pages"], security=SESSION_SECURITY, errors=[Unauthorized, BackboneUnavailable])
+async def show_session(
+    request: Request[Any, Any, State],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+    operators: Injected[Operators],
+) -> SessionView:
+    """Show who is logged in to the dashboard, and what they may do."""
+    subject = await sessions.read_subject(request, ACCOUNT)
+    person = Person.parse(subject)
+    operator = operators.find_person(person) is not None
+    try:
+        access = await find_session_access(subject, registry)
+        if access is None and not operator:
+            raise Unauthorized
+    except AccountNotChosen:
+        access = None
+    accounts = await registry.members.list_accounts(person.email) if person else []
+    return SessionView(
+        email=person.email if person else None,
+        account=access.account.id if access else None,
+        role=access.role if access else None,
+        scope=access.scope if access else "full",
+        permitted=[call.name for call in CALLS.values() if access and access.admits(call)],
+        accounts=[AccountChoice(each.account.id, each.account.name, each.role) for each in accounts],
+        operator=operator,
+    )
+
+
+class ChosenAccount(msgspec.Struct, forbid_unknown_fields=True):
+    account: Id
+
+
+@put(
+    "/dashboard/session",
+    status_code=204,
+    tags=["Pages"],
+    security=SESSION_SECURITY,
+    errors=[RequestMalformed, Unauthorized, CsrfRefused, NotPermitted, NotFound, BackboneUnavailable],
+)
+async def choose_account(
+    request: Request[Any, Any, State],
+    data: JSONBody[ChosenAccount],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+) -> None:
+    """Choose the account of the session, for a person who belongs to several.
+
+    `account` is the id of one of them.
+    """
+    subject = await sessions.read_subject(request, ACCOUNT)
+    if subject is None:
+        raise Unauthorized
+    person = Person.parse(subject)
+    if person is None:
+        raise NotPermitted("This session is that of an API key, which belongs to one account.")
+    if data.account not in [each.account.id for each in await registry.members.list_accounts(person.email)]:
+        raise NotFound("You are not a member of such an account.")
+    await sessions.choose_account(sessions.read_token(request, ACCOUNT), person, data.account)
+
+
+ROUTES = [begin_sign_in, complete_sign_in, show_session, choose_account]

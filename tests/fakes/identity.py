@@ -1,0 +1,70 @@
+"""An OpenID provider that does what a test asks, the forbidden included."""
+
+import secrets
+import time
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import jwt
+
+from tests.fakes.backend import jwk, private_key
+from tests.fakes.server import Exchange, FakeServer, Script, answer
+
+CLIENT_ID, CLIENT_SECRET = "capsule", secrets.token_hex(16)
+
+
+class FakeIdentityProvider(FakeServer):
+    """`grant` is what the provider's page does. Codes work again and again, unlike those of a real provider."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = private_key("ES256")
+        self.kid = "one"
+        self.announces_iss = False
+        self.userinfo: dict[str, Any] | None = None
+        self.tokens: dict[str, str] = {}  # code → ID token
+        self.subjects: dict[str, str | None] = {}  # Authorization → subject
+        self.forms: list[dict[str, list[str]]] = []  # what the token endpoint was sent
+
+    def settings(self, **more: str) -> dict[str, str]:
+        names = {"ISSUER": self.address, "CLIENT_ID": CLIENT_ID, "CLIENT_SECRET": CLIENT_SECRET, **more}
+        return {f"GATEWAY_OIDC_{name}": value for name, value in names.items()}
+
+    def grant(
+        self, location: str, email: str | None = None, /, *, alg: str = "ES256", key: Any = None, **claims: Any
+    ) -> dict[str, str]:
+        """Returns the parameters with which the browser goes back. A claim of None is left out."""
+        asked = {name: values[0] for name, values in parse_qs(urlsplit(location).query).items()}
+        now = int(time.time())
+        payload = {"iss": self.address, "aud": CLIENT_ID, "sub": email, "iat": now, "exp": now + 60}
+        payload |= {"nonce": asked["nonce"], "email": email, "email_verified": True, **claims}
+        kept = {name: value for name, value in payload.items() if value is not None}
+        code = secrets.token_hex(16)
+        signing = None if alg == "none" else key or self.key
+        self.tokens[code] = jwt.encode(kept, signing, algorithm=alg, headers={"kid": self.kid})
+        self.subjects[f"Bearer access-{code}"] = payload["sub"]
+        return {"code": code, "state": asked["state"]}
+
+    def script(self, exchange: Exchange) -> Script:
+        match exchange.path:
+            case "/.well-known/openid-configuration":
+                metadata: dict[str, Any] = {"issuer": self.address, "userinfo_endpoint": f"{self.address}/userinfo"}
+                for name in ("authorization", "token"):
+                    metadata[f"{name}_endpoint"] = f"{self.address}/{name}"
+                metadata["jwks_uri"] = f"{self.address}/keys"
+                metadata["authorization_response_iss_parameter_supported"] = self.announces_iss
+                return answer(200, metadata)
+            case "/keys":
+                return answer(200, {"keys": [jwk("ES256", self.key, self.kid)]})
+            case "/token":
+                form = parse_qs(exchange.body.decode())
+                self.forms.append(form)
+                id_token = self.tokens.get(form["code"][0])
+                if id_token is None:
+                    return answer(400, {"error": "invalid_grant"})
+                access_token = f"access-{form['code'][0]}"
+                return answer(200, {"id_token": id_token, "access_token": access_token, "token_type": "Bearer"})
+            case "/userinfo":
+                subject = self.subjects.get(exchange.header("authorization") or "")
+                return answer(200, self.userinfo or {"sub": subject}) if subject else answer(401)
+        return answer(404)

@@ -1,0 +1,166 @@
+"""Members of an account: their roles, their sessions, and the choice among several accounts."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from gateway.accounts.members import MAX_ACCOUNTS, MAX_MEMBERS, Members
+from gateway.accounts.record_cache import RecordCache
+from gateway.errors import LastOwner, RequestMalformed
+from gateway.redis.client import Store
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+from tests.support.visitor import Visitor
+
+session = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def account(gw: Gateway) -> Account:
+    return await gw.account()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ada(gw: Gateway, account: Account) -> AsyncIterator[Visitor]:
+    """An owner."""
+    visitor = Visitor(gw)
+    await put(account, email_of(visitor), "owner")
+    visitor.become(email_of(visitor), account.id)
+    async with visitor.http:
+        yield visitor
+
+
+def email_of(visitor: Visitor) -> str:
+    return f"{visitor.headers['X-Forwarded-For'][-16:]}@example.com"
+
+
+async def put(account: Account, email: str, role: str) -> None:
+    answer = await account.call("PUT", f"/account/members/{email}", {"role": role})
+    assert answer.status_code == 200, answer.text
+
+
+@session
+async def test_members_are_added_changed_and_removed(account: Account, ada: Visitor) -> None:
+    email, bob = email_of(ada), f"Bob-{secrets.token_hex(4)}@Example.com"
+    for role in ("viewer", "developer"):
+        view = (await ada.call("PUT", f"/account/members/{bob}", {"role": role})).json()
+        assert (view["email"], view["role"]) == (bob.lower(), role)
+    listed = (await account.get("/account/members")).json()
+    assert [(each["email"], each["role"]) for each in listed] == [(email, "owner"), (bob.lower(), "developer")]
+    assert listed[1]["since"] == view["since"]
+    for method, body in (("PUT", {"role": "viewer"}), ("DELETE", None)):
+        refused(await ada.call(method, f"/account/members/{email.upper()}", body), 409, "LAST_OWNER")
+    assert (await ada.call("DELETE", f"/account/members/{bob.upper()}")).status_code == 204
+    refused(await ada.call("DELETE", f"/account/members/{bob}"), 404, "NOT_FOUND")
+    changes = (await account.get("/account/audit")).json()
+    mine = [(each["action"], each["who"], each["target"]) for each in changes if each["by"] == "session"]
+    assert mine[:2] == [("remove_member", email, bob.upper()), ("set_member", email, bob)]
+    for address, body in (
+        ("nobody", {"role": "viewer"}),
+        ("a@b.example", {"role": "admin"}),
+        ("ü@b.example", {"role": "viewer"}),
+    ):
+        refused(await ada.call("PUT", f"/account/members/{address}", body), 400, "REQUEST_MALFORMED")
+
+
+@session
+async def test_a_role_holds_at_once_in_every_process(
+    gw: Gateway, twin: Gateway, account: Account, ada: Visitor
+) -> None:
+    email = email_of(ada)
+    await put(account, "other@example.com", "owner")
+    cookie = {"Cookie": f"capsule_session={ada.token}", "Origin": twin.address}
+
+    async def is_refused(status: int, at: Gateway) -> bool:
+        answer = await at.http.post(
+            "/account/webhook/test", json={"type": "x"}, headers={**cookie, "Origin": at.address}
+        )
+        return answer.status_code == status
+
+    assert await is_refused(400, gw)
+    assert await is_refused(400, twin)
+    await put(account, email, "viewer")
+    for at in (gw, twin):
+        await wait_until(lambda at=at: is_refused(403, at), 1)
+    assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    for at in (gw, twin):
+        await wait_until(lambda at=at: is_refused(401, at), 1)
+    # A session that ended does not come back with the membership.
+    await put(account, email, "owner")
+    for at in (gw, twin):
+        assert await is_refused(401, at)
+
+
+@session
+async def test_one_of_several_accounts_is_chosen(gw: Gateway, account: Account) -> None:
+    other, visitor = await gw.account(), Visitor(gw)
+    email = email_of(visitor)
+    await put(account, email, "viewer")
+    await put(other, email, "owner")
+    visitor.become(email)
+    for path in ("/account", "/account/apps"):
+        refused(await visitor.call("GET", path), 409, "ACCOUNT_NOT_CHOSEN")
+    session = (await visitor.call("GET", "/dashboard/session")).json()
+    assert {each["id"]: each["role"] for each in session["accounts"]} == {account.id: "viewer", other.id: "owner"}
+    assert (session["account"], session["permitted"]) == (None, [])
+    stranger = await gw.account()
+    refused(await visitor.call("PUT", "/dashboard/session", {"account": stranger.id}), 404, "NOT_FOUND")
+    evil = {"Origin": "https://evil.example"}
+    refused(await visitor.call("PUT", "/dashboard/session", {"account": other.id}, **evil), 403, "CSRF_REFUSED")
+    for chosen in (other, account):
+        assert (await visitor.call("PUT", "/dashboard/session", {"account": chosen.id})).status_code == 204
+        assert (await visitor.call("GET", "/account")).json()["id"] == chosen.id
+    permitted = (await visitor.call("GET", "/dashboard/session")).json()["permitted"]
+    assert "list_members" in permitted
+    assert "set_member" not in permitted
+    await visitor.log_in(account.key)
+    refused(await visitor.call("PUT", "/dashboard/session", {"account": account.id}), 403, "NOT_PERMITTED")
+    await visitor.http.aclose()
+
+
+@session
+@pytest.mark.parametrize("kind", ["person", "key"])
+async def test_signing_out_everywhere(gw: Gateway, account: Account, ada: Visitor, kind: str) -> None:
+    tokens = []
+    for _ in range(2):
+        ada.become(email_of(ada), account.id) if kind == "person" else await ada.log_in(account.key)
+        tokens.append(ada.token)
+    assert (await ada.call("DELETE", "/dashboard/session?everywhere=true")).status_code == 204
+    for token in tokens:
+        answer = await gw.http.get("/account", headers={"Cookie": f"capsule_session={token}"})
+        refused(answer, 401, "UNAUTHORIZED")
+
+
+# -- the records -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def members(store: Store) -> Members:
+    return Members(store, RecordCache(store))
+
+
+async def test_of_two_owners_who_leave_at_once_one_stays(members: Members) -> None:
+    for email in ("a@example.com", "b@example.com"):
+        await members.put("acc_1", email, "owner")
+    leaving = (members.remove("acc_1", f"{name}@example.com") for name in "ab")
+    results = await asyncio.gather(*leaving, return_exceptions=True)
+    assert {*map(type, results)} == {type(None), LastOwner}
+    assert len(await members.list_members("acc_1")) == 1
+
+
+async def test_the_limits(members: Members) -> None:
+    for number in range(MAX_MEMBERS):
+        await members.put("acc_1", f"{number}@example.com", "viewer")
+    with pytest.raises(RequestMalformed, match="100 members"):
+        await members.put("acc_1", "more@example.com", "viewer")
+    await members.put("acc_1", "0@example.com", "owner")
+    for number in range(MAX_ACCOUNTS):
+        await members.put(f"acc_{number}_", "busy@example.com", "viewer")
+    with pytest.raises(RequestMalformed, match="50 accounts"):
+        await members.put("acc_2", "busy@example.com", "viewer")
+    assert await members.find_role("acc_2", "busy@example.com") is None

@@ -1,0 +1,306 @@
+"""Sign-in with OpenID Connect: the flow, and what a provider, a browser or a third party may try."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.accounts.openid import SIGN_IN_SECONDS, OpenId, _derive
+from gateway.accounts.sessions import ACCOUNT
+from gateway.api.sign_in import TICKET
+from gateway.errors import SignInFailed, SignInUnavailable
+from gateway.outbound.client import Client
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from tests.fakes import FakeProvider
+from tests.fakes.backend import private_key
+from tests.fakes.identity import CLIENT_ID, CLIENT_SECRET, FakeIdentityProvider
+from tests.support.fixtures import module_fixture
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.responses import refused
+from tests.support.visitor import Visitor
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@module_fixture
+async def idp() -> AsyncIterator[FakeIdentityProvider]:
+    async with FakeIdentityProvider() as idp:
+        yield idp
+
+
+@module_fixture
+async def oidc(
+    provider: FakeProvider, idp: FakeIdentityProvider, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("openid")
+    operators = idp.settings(OPERATORS="Root@example.com, groups=capsule-operators")
+    fast = {"gateway.accounts.openid.FAILURE_SECONDS": 0.0}
+    async with gateway_with_redis(provider, folder, fast, GATEWAY_REGISTRATIONS_PER_DAY="1000", **operators) as running:
+        running.confidential.add(CLIENT_SECRET)
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def visitor(oidc: Gateway) -> AsyncIterator[Visitor]:
+    visitor = Visitor(oidc)
+    async with visitor.http:
+        yield visitor
+
+
+def new_email() -> str:
+    return f"ada-{secrets.token_hex(4)}@example.com"
+
+
+async def begin(visitor: Visitor, query: str = "") -> str:
+    """Returns the address at the provider."""
+    response = await visitor.call("GET", f"/dashboard/sign-in{query}")
+    assert response.status_code == 302, response.text
+    return response.headers["location"]
+
+
+async def come_back(visitor: Visitor, answer: dict[str, str]) -> httpx.Response:
+    visitor.gw.confidential |= {answer["code"]} if "code" in answer else set()
+    response = await visitor.http.get("/dashboard/callback", params=answer, headers=visitor.headers)
+    visitor.gw.confidential |= {response.cookies[ACCOUNT]} if ACCOUNT in response.cookies else set()
+    return response
+
+
+async def sign_in(visitor: Visitor, idp: FakeIdentityProvider, email: str, query: str = "", **claims: Any) -> Any:
+    response = await come_back(visitor, idp.grant(await begin(visitor, query), email, **claims))
+    assert response.status_code == 302, response.text
+    return response
+
+
+def assert_page(response: httpx.Response, status: int, text: str = "") -> None:
+    """A refusal is a page that says what to do, and opens no session."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"].startswith("text/html")
+    assert "/dashboard/sign-in" in response.text
+    assert text in response.text
+    assert ACCOUNT not in response.cookies
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+async def test_the_first_sign_in_creates_an_account(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    email = new_email()
+    location = await begin(visitor)
+    asked = {name: values[0] for name, values in parse_qs(urlsplit(location).query).items()}
+    assert location.startswith(f"{idp.address}/authorization?")
+    assert (asked["response_type"], asked["client_id"], asked["code_challenge_method"]) == ("code", CLIENT_ID, "S256")
+    assert asked["redirect_uri"] == f"{oidc.address}/dashboard/callback"
+    response = await come_back(visitor, idp.grant(location, email.upper()))
+    assert (response.status_code, response.headers["location"]) == (302, "/dashboard")
+    assert "SameSite=strict" in response.headers["set-cookie"]
+    form = idp.forms[-1]
+    challenge = hashlib.sha256(form["code_verifier"][0].encode()).digest()
+    assert base64.urlsafe_b64encode(challenge).rstrip(b"=").decode() == asked["code_challenge"]
+    account = (await visitor.call("GET", "/account")).json()
+    assert (account["name"], account["plan"]) == (email, "free")
+    [member] = (await visitor.call("GET", "/account/members")).json()
+    assert (member["email"], member["role"]) == (email, "owner")
+    session = (await visitor.call("GET", "/dashboard/session")).json()
+    assert (session["email"], session["account"], session["operator"]) == (email, account["id"], False)
+    # The second time, it is the same account.
+    visitor.http.cookies.clear()
+    await sign_in(visitor, idp, email)
+    assert (await visitor.call("GET", "/account")).json()["id"] == account["id"]
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "another nonce": {"nonce": "another"},
+    "no nonce": {"nonce": None},
+    "another audience": {"aud": "another"},
+    "several audiences without azp": {"aud": [CLIENT_ID, "another"]},
+    "another azp": {"azp": "another"},
+    "another issuer": {"iss": "https://evil.example"},
+    "expired": {"exp": int(time.time()) - 60},
+    "no exp": {"exp": None},
+    "of the future": {"iat": int(time.time()) + 3600},
+    "no subject": {"sub": None},
+    "no signature": {"alg": "none"},
+    "signed with the client's secret": {"alg": "HS256", "key": CLIENT_SECRET.ljust(64, "0")},
+    "signed by somebody else": {"key": private_key("ES256")},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_an_id_token_that_is_wrong(visitor: Visitor, idp: FakeIdentityProvider, fault: str) -> None:
+    response = await come_back(visitor, idp.grant(await begin(visitor), new_email(), **FAULTS[fault]))
+    assert_page(response, 400)
+
+
+@pytest.mark.parametrize("verified", [False, None, "true", 1])
+async def test_only_verified_addresses_count(visitor: Visitor, idp: FakeIdentityProvider, verified: Any) -> None:
+    email = new_email()
+    assert_page(await come_back(visitor, idp.grant(await begin(visitor), email, email_verified=verified)), 403)
+
+
+@pytest.mark.parametrize(
+    "email", ["", "ada", "ada@@example.com", "ada@exam\u212ale.com", "a b@example.com", 7, ["a@b.example"]]
+)
+async def test_what_is_no_address(visitor: Visitor, idp: FakeIdentityProvider, email: Any) -> None:
+    assert_page(await come_back(visitor, idp.grant(await begin(visitor), "x", email=email)), 403)
+
+
+async def test_the_address_at_userinfo(visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any) -> None:
+    email = new_email()
+    for userinfo, status in (
+        ({"sub": email, "email": email, "email_verified": True}, 302),
+        ({"sub": "somebody else", "email": email, "email_verified": True}, 400),
+        ({"sub": email, "email": email}, 403),
+    ):
+        monkeypatch.setattr(idp, "userinfo", userinfo)
+        # An address of the token without its verification must not borrow that of userinfo.
+        answer = idp.grant(await begin(visitor), email, email="victim@example.com", email_verified=None)
+        response = await come_back(visitor, answer)
+        assert response.status_code == status, userinfo
+    assert (await visitor.call("GET", "/dashboard/session")).json()["email"] == email
+
+
+async def test_what_a_browser_must_bring_back(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    answer = idp.grant(await begin(visitor), new_email())
+    ticket = visitor.http.cookies[TICKET]
+    assert_page(await come_back(visitor, {**answer, "state": "another"}), 400)
+    assert_page(await come_back(visitor, {"code": answer["code"]}), 400)
+    assert_page(await come_back(visitor, {"state": answer["state"]}), 400)
+    assert_page(await come_back(visitor, {"state": answer["state"], "error": "access_denied"}), 400, "canceled")
+    # In another browser, into which somebody lures a victim with their own answer.
+    visitor.http.cookies.clear()
+    assert_page(await come_back(visitor, answer), 400, "another browser")
+    expired = f"{int(time.time()) - SIGN_IN_SECONDS - 1}.dashboard.{ticket.rpartition('.')[2]}"
+    visitor.http.cookies.set(TICKET, expired)
+    assert_page(await come_back(visitor, {**answer, "state": _derive(expired, "state")}), 400, "expired")
+    visitor.http.cookies.clear()
+    visitor.http.cookies.set(TICKET, ticket)
+    assert (await come_back(visitor, answer)).status_code == 302
+
+
+async def test_a_callback_counts_once(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    """Even if the provider accepts its code again, and for one of several requests at once."""
+    answer = idp.grant(await begin(visitor), new_email())
+    cookie = {"Cookie": f"{TICKET}={visitor.http.cookies[TICKET]}"}
+
+    async def repeat() -> httpx.Response:
+        headers = {**visitor.headers, **cookie}
+        response = await oidc.http.get("/dashboard/callback", params=answer, headers=headers)
+        oidc.confidential |= {response.cookies[ACCOUNT]} if ACCOUNT in response.cookies else set()
+        return response
+
+    answers = await asyncio.gather(*(repeat() for _ in range(5)))
+    assert sorted(each.status_code for each in answers) == [302, 400, 400, 400, 400]
+    assert_page(await repeat(), 400, "complete already")
+
+
+async def test_two_first_sign_ins_at_once_create_one_account(oidc: Gateway, idp: FakeIdentityProvider) -> None:
+    email = new_email()
+    visitors = [Visitor(oidc) for _ in range(3)]
+    answers = [idp.grant(await begin(each), email) for each in visitors]
+    responses = await asyncio.gather(*map(come_back, visitors, answers))
+    assert 302 in {each.status_code for each in responses} <= {302, 400}
+    signed_in = next(each for each, response in zip(visitors, responses, strict=True) if response.status_code == 302)
+    session = await signed_in.call("GET", "/dashboard/session")
+    assert len(session.json()["accounts"]) == 1
+    for each in visitors:
+        await each.http.aclose()
+
+
+async def test_the_issuer_of_the_answer(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    answer = idp.grant(await begin(visitor), new_email())
+    assert_page(await come_back(visitor, {**answer, "iss": "https://evil.example"}), 400)
+    assert (await come_back(visitor, {**answer, "iss": idp.address})).status_code == 302
+
+
+async def test_an_issuer_that_is_announced_must_be_there() -> None:
+    async with FakeIdentityProvider() as idp, make_openid(idp.address) as openid:
+        idp.announces_iss = True
+        ticket, location = await openid.begin("dashboard")
+        for answer in ({}, {"iss": "https://evil.example"}):
+            with pytest.raises(SignInFailed):
+                await openid.complete(ticket, {**idp.grant(location, new_email()), **answer})
+        answer = {**idp.grant(location, new_email()), "iss": idp.address, "error": "access_denied"}
+        with pytest.raises(SignInFailed, match="canceled"):
+            await openid.complete(ticket, answer)
+
+
+async def test_another_provider_answers_at_the_issuer_s_address() -> None:
+    async with FakeIdentityProvider() as idp, make_openid(idp.address + "/") as openid:
+        with pytest.raises(SignInUnavailable):
+            await openid.begin("dashboard")
+
+
+@contextlib.asynccontextmanager
+async def make_openid(issuer: str) -> AsyncIterator[OpenId]:
+    """Makes one that refuses or fails before it needs Redis."""
+    settings = Settings(oidc_issuer=issuer, oidc_client_id=CLIENT_ID, oidc_client_secret=CLIENT_SECRET)
+    async with Client(allow_private=True, own=True) as http:
+        yield OpenId(settings, cast(Store, None), http)
+
+
+@pytest.mark.parametrize("page", ["https://evil.example", "//evil.example", "/ops", "dashboard.evil", ""])
+async def test_no_open_redirect(visitor: Visitor, page: str) -> None:
+    response = await visitor.http.get("/dashboard/sign-in", params={"page": page}, headers=visitor.headers)
+    refused(response, 400, "REQUEST_MALFORMED")
+    await begin(visitor)
+    visitor.http.cookies.set(TICKET, visitor.http.cookies[TICKET].replace("dashboard", page or "x"))
+    assert_page(await come_back(visitor, {"state": "x"}), 400)
+
+
+async def test_new_keys_of_the_provider(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    await begin(visitor)
+    idp.key, idp.kid = private_key("ES256"), "two"
+    await sign_in(visitor, idp, new_email())
+
+
+async def test_operators_by_address_and_claim(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    email = new_email()
+    for claims, status in (({}, 401), ({"groups": "capsule"}, 401), ({"groups": ["staff", "capsule-operators"]}, 200)):
+        await sign_in(visitor, idp, email, "?page=ops", **claims)
+        assert (await visitor.call("GET", "/platform/audit")).status_code == status
+    response = await sign_in(visitor, idp, "root@EXAMPLE.com", "?page=ops")
+    assert response.headers["location"] == "/ops"
+    body = {"name": "By an operator", "plan": "free"}
+    refused(await visitor.call("POST", "/platform/accounts", body, Origin="https://evil.example"), 403, "CSRF_REFUSED")
+    made = (await visitor.call("POST", "/platform/accounts", body)).json()
+    oidc.confidential.add(made["apiKey"])
+    [record] = (await visitor.call("GET", "/platform/audit?limit=1")).json()
+    assert (record["operator"], record["action"], record["target"]) == (
+        "root@example.com",
+        "create_account",
+        made["id"],
+    )
+    assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
+    refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
+
+
+async def test_a_provider_that_refuses_or_breaks(
+    oidc: Gateway, idp: FakeIdentityProvider, visitor: Visitor, monkeypatch: Any
+) -> None:
+    answer = idp.grant(await begin(visitor), new_email())
+    del idp.tokens[answer["code"]]
+    assert_page(await come_back(visitor, answer), 400)
+    answer = idp.grant(await begin(visitor), new_email())
+    monkeypatch.setattr(idp, "script", lambda _: [b"<html>"])
+    assert_page(await come_back(visitor, answer), 400)
+
+
+async def test_without_a_provider_nothing_changes(gw: Gateway) -> None:
+    for path in ("/dashboard/sign-in", "/dashboard/callback"):
+        response = await gw.http.get(path)
+        assert (response.status_code, response.content) == (404, (await gw.http.get("/nothing")).content)
+
+
+async def test_a_provider_that_is_away() -> None:
+    async with make_openid("http://127.0.0.1:9") as openid:
+        for _ in range(3):
+            with pytest.raises(SignInUnavailable):
+                await openid.begin("dashboard")
