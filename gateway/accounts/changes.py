@@ -32,6 +32,7 @@ from gateway.keys import (
     health_key,
     hooks_key,
     hooks_used_key,
+    members_key,
     partition_tag,
     requests_key,
     site_key,
@@ -39,7 +40,7 @@ from gateway.keys import (
     webhook_key,
 )
 
-TOPICS = ("apps", "data", "deliveries", "deploys", "hooks", "keys", "requests", "service", "usage")
+TOPICS = ("apps", "data", "deliveries", "deploys", "hooks", "keys", "members", "requests", "service", "usage")
 READ_SECONDS = 1.0  # between two reads of an account
 APP_READS = 5  # reads of an account for each read of its apps
 MAX_APPS = 200  # of an account, whose marks are read
@@ -188,6 +189,7 @@ def _account_marks(watch: Watch) -> dict[str, Mark]:
         "hooks": ("hooks", lambda pipe: pipe.hkeys(hooks_key(account))),
         "hooks used": ("hooks", lambda pipe: pipe.hgetall(hooks_used_key(account))),
         "keys": ("keys", lambda pipe: pipe.hkeys(api_keys_key(account))),
+        "members": ("members", lambda pipe: pipe.get(members_key(account))),
         "request": ("requests", lambda pipe: pipe.zrevrange(requests_key(account), 0, 0)),
         "spend": ("usage", lambda pipe: pipe.hmget(spend, ["settled", "reserved"])),
     }

@@ -324,21 +324,26 @@ async def list_changes(
 
 
 @get("/changes", media_type="text/event-stream", errors=[ViewersLimited])
-async def stream_changes(account: Caller, changes: Injected[Changes], process: Injected[ProcessState]) -> Stream:
+async def stream_changes(
+    access: CallerAccess, registry: Injected[Registry], changes: Injected[Changes], process: Injected[ProcessState]
+) -> Stream:
     """Stream the names of what changed in the account.
 
     The response is a stream of server-sent events without content. `ready` is the first: later changes are reported,
     usually within a second. Then each event is named after a topic that changed: `apps`, `data`, `deliveries`,
-    `deploys`, `hooks`, `keys`, `requests`, `service` (the status of managed inference) or `usage`. The health,
-    findings, crashes and data of apps are checked every five seconds. The stream ends after ten minutes, and when the
-    service restarts or cannot reach its database: read everything again once `ready` arrives on the next one.
+    `deploys`, `hooks`, `keys`, `members`, `requests`, `service` (the status of managed inference) or `usage`. The
+    health, findings, crashes and data of apps are checked every five seconds. The stream ends after ten minutes, and
+    when the service restarts or cannot reach its database: read everything again once `ready` arrives on the next one.
     """
-    changes.admit(account.id)
+    account_id = access.account.id
+    changes.admit(account_id)
 
     async def events() -> AsyncGenerator[bytes]:
-        stream = changes.stream_events(account.id, lambda: process.draining)
+        stream = changes.stream_events(account_id, lambda: process.draining)
         async with contextlib.aclosing(stream):
             async for event in stream:
+                if access.email and await registry.members.find_role(account_id, access.email) is None:
+                    return
                 yield event
 
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}

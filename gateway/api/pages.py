@@ -5,6 +5,7 @@ The dashboard's scripts read their data from the account API, with the session c
 
 import contextlib
 import html
+import re
 import time
 from collections.abc import AsyncGenerator
 from string import Template
@@ -18,6 +19,7 @@ from litestar.response import Stream
 from litestar.types import Method
 
 from gateway.accounts.access import CALLS
+from gateway.accounts.openid import OpenId
 from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
@@ -118,10 +120,18 @@ async def bundled_file(request: Request[Any, Any, State], file: FromPath[str]) -
 
 
 @route("/dashboard", http_method=READ, media_type=HTML, tags=["Pages"])
-async def dashboard(request: Request[Any, Any, State]) -> Response[bytes]:
+async def dashboard(request: Request[Any, Any, State], openid: Injected[OpenId]) -> Response[bytes]:
     """The account's dashboard."""
     await bundle_pages()
-    return html_response(request, page_text("dashboard"))
+    return html_response(request, offer_sign_in(page_text("dashboard"), openid))
+
+
+def offer_sign_in(page: str, openid: OpenId) -> str:
+    """Shows the page's button to sign in, if there is a provider."""
+    return SIGN_IN.sub(r"\1>", page) if openid.enabled else page
+
+
+SIGN_IN = re.compile(r'(<a class="button main" href="/dashboard/sign-in[^"]*"|<p class="or small quiet") hidden>')
 
 
 class LogIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -167,10 +177,10 @@ STREAM_SECONDS = 600.0  # after which the browser reconnects, and the credential
 
 
 @route("/ops", http_method=READ, media_type=HTML, tags=["Pages"])
-async def ops_page(request: Request[Any, Any, State]) -> Response[bytes]:
+async def ops_page(request: Request[Any, Any, State], openid: Injected[OpenId]) -> Response[bytes]:
     """Show the operators' page."""
     await bundle_pages()
-    return html_response(request, page_text("ops"))
+    return html_response(request, offer_sign_in(page_text("ops"), openid))
 
 
 @get(

@@ -1,9 +1,11 @@
-// Shows the account: its plan and its API keys, which are created and revoked here.
+// Shows the account: its plan, its members and its API keys, which are created and revoked here.
 
 import { h } from "/pages/dom.js";
 import { capital, count, moment, money, size } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { action, announce, card, confirmAction, empty, facts, field, form, heading, redraw, refusal, showOnce, table } from "./parts.js";
+import { memberCard } from "./members.js";
+import { action, announce, card, confirmAction, empty, facts, field, form, heading, redraw, refusal, sessionEnded, showOnce, table } from "./parts.js";
+import { currentSession, may } from "./session.js";
 
 export const title = "Account";
 
@@ -18,19 +20,37 @@ export async function draw(signal) {
     redraw(list, keys, (rows) => keyTable(rows, refresh));
     showChanges(trail, changes, signal);
   };
+  const members = memberCard(signal, () => refresh());
   const [account, apps] = await Promise.all([get("/account", signal), get("/account/apps", signal), refresh()]);
   const shown = h("span", {}, account.name);
   return [
-    heading(title, "Its plan and limits, and the API keys of its programs and dashboard sessions."),
+    heading(title, "Its plan and limits, its members, and the API keys of its programs."),
     card(null, facts({ Name: shown, Id: h("code", {}, account.id), Plan: capital(account.plan) })),
-    card("Rename", nameForm(account, shown, refresh)),
+    may("rename_account") && card("Rename", nameForm(account, shown, refresh)),
+    sessionCard(),
+    await members,
     card("Limits", limits(account)),
-    card("New API key", keyForm(apps, created, refresh)),
+    may("create_key") && card("New API key", keyForm(apps, created, refresh)),
     created,
     card("API keys", list),
     card("Changes", trail),
-    card(account.deletesAt ? "Keep the account" : "Delete the account", leavingForm(account)),
+    may("leave") && card(account.deletesAt ? "Keep the account" : "Delete the account", leavingForm(account)),
   ];
+}
+
+// Who is logged in. The same person or key may have sessions in other browsers.
+function sessionCard() {
+  const { email, role, accounts } = currentSession();
+  const line = refusal();
+  const everywhere = action("Log out everywhere", { class: "danger" }, line, async (button) => {
+    const loss = email ? `All sessions of ${email} end.` : "All sessions that began with the same API key end.";
+    if (!(await confirmAction("Log out everywhere?", loss, "Log out", { keep: "Stay" }))) return button.focus();
+    await call("DELETE", "/dashboard/session?everywhere=true");
+    sessionEnded();
+  });
+  const others = accounts.length > 1 && h("button", { type: "button", onclick: () => dispatchEvent(new Event("choose-account")) }, "Switch account");
+  const who = email ? facts({ "Signed in as": email, Role: capital(role) }) : h("p", { class: "quiet" }, "An API key began this session.");
+  return card("Your session", who, h("div", { class: "row" }, others, everywhere), line);
 }
 
 function nameForm(account, shown, refresh) {
@@ -104,7 +124,7 @@ function keyTable(keys, refresh) {
     "May do": describeScope,
     Created: ({ createdAt }) => moment(createdAt),
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
-    "": revoke,
+    ...(may("revoke_key") && { "": revoke }),
   };
   return [table("API keys", columns, keys), line];
 }

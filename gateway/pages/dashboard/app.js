@@ -13,6 +13,7 @@ import { condition } from "./overview.js";
 import { action, badge, card, confirmAction, empty, facts, heading, redraw, refusal, table } from "./parts.js";
 import { RANGES, fetchUsage, fill, openRequests, requestSeries, startsOf } from "./periods.js";
 import { publishZone } from "./publish.js";
+import { may } from "./session.js";
 import { openSheet } from "./sheet.js";
 import { healthDays } from "./uptime.js";
 
@@ -47,7 +48,7 @@ export async function draw(signal, { app: name }) {
   };
   await follow(["apps", "deploys", "requests", "usage"], signal, refresh);
   const drag = ({ dataTransfer }) =>
-    dataTransfer?.types.includes("Files") && !document.querySelector("dialog[open]") && openPublish(app.name, signal);
+    may("publish") && dataTransfer?.types.includes("Files") && !document.querySelector("dialog[open]") && openPublish(app.name, signal);
   addEventListener("dragenter", drag, { signal });
   return [
     heading(app.name, state, buttons),
@@ -70,7 +71,7 @@ function actions(app, at, canRollBack, line, signal) {
     return `#/deploys/${deployId}`;
   });
   const publish = h("button", { type: "button", class: "main", "data-focus": "publish", onclick: () => openPublish(app.name, signal) }, "Publish");
-  return [link(app.url, "Visit", "button"), canRollBack && back, publish];
+  return [link(app.url, "Visit", "button"), canRollBack && may("roll_back") && back, may("publish") && publish];
 }
 
 function openPublish(name, signal) {

@@ -5,6 +5,7 @@ import { capital, moment, size } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { follow } from "./follow.js";
 import { action, announce, badge, confirmAction, empty, heading, redraw, refusal, table } from "./parts.js";
+import { may } from "./session.js";
 
 export const title = "Data";
 
@@ -45,7 +46,7 @@ export async function draw(signal, { app: name }) {
     h("a", { href: `${at}/data/snapshots/${id}`, download: true, "aria-label": `Download ${id}` }, "Download");
   const restore = ({ id, at: made }) => {
     const label = { "aria-label": `Restore ${id}`, "data-focus": `restore-${id}` };
-    return action("Restore", label, line, async (button) => {
+    return may("restore_data") && action("Restore", label, line, async (button) => {
       const loss = `The app gets the data of ${new Date(made).toLocaleString()}. Its present data are kept as a snapshot first.`;
       const sure = await confirmAction("Restore this snapshot?", loss, "Restore", { keep: "Cancel", tone: "main" });
       if (!sure) return button.focus();
@@ -65,7 +66,7 @@ export async function draw(signal, { app: name }) {
     ),
     problem && h("p", { class: "refusal" }, problem),
     line,
-    h("div", { class: "row" }, make, clear),
+    h("div", { class: "row" }, may("make_snapshot") && make, may("clear_data") && clear),
     snapshots.length ? table("Snapshots", columns(), snapshots) : h("p", { class: "quiet" }, "No snapshots yet."),
   ];
 

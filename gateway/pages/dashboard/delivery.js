@@ -6,6 +6,7 @@ import { call, get } from "./api.js";
 import { poll } from "./follow.js";
 import { notesOn, outcomeOf } from "./webhooks.js";
 import { action, announce, badge, card, copier, facts, heading, refusal } from "./parts.js";
+import { may } from "./session.js";
 
 export const title = "Delivery";
 
@@ -16,7 +17,7 @@ export async function draw(signal, { id }) {
   const { type, app, at, eventAt, durationMs, url, redelivery, request, response } = delivery;
   const line = refusal();
   const attempts = h("div");
-  const again = action("Redeliver", { class: "main" }, line, async () => {
+  const again = may("redeliver") && action("Redeliver", { class: "main" }, line, async () => {
     const latest = `/account/deliveries/${encodeURIComponent(delivery.id)}`; // the id of an event selects its newest attempt
     const before = await get(latest, signal);
     await call("POST", `${latest}/redeliver`);

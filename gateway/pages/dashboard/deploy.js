@@ -7,6 +7,7 @@ import { stateOf } from "./deploys.js";
 import { poll } from "./follow.js";
 import { LogView } from "./log.js";
 import { action, announce, badge, card, confirmAction, facts, heading, redraw, refusal } from "./parts.js";
+import { may } from "./session.js";
 
 export const title = "Deploy";
 export const titled = true; // the view sets the page's title, with the state
@@ -74,21 +75,21 @@ function actions({ id, app, kind, state, current }, line, refresh) {
     });
   const quota = "This counts toward today’s deploys.";
   const buttons = [];
-  if (CANCELABLE.includes(state)) {
+  if (CANCELABLE.includes(state) && may("cancel")) {
     const question = ["Cancel this deploy?", "The deploy ends without a release. The app keeps serving its current release."];
     buttons.push(steer("Cancel", "plain danger", question, ["deploys", id, "cancel"]));
   }
-  if (state === "live" && kind === "preview") {
+  if (state === "live" && kind === "preview" && may("promote")) {
     const effect = `After a health check, its release replaces the live one. ${quota}`;
     const question = [`Make this preview of ${app} live?`, effect];
     buttons.push(steer("Promote", "main", question, ["deploys", id, "promote"]));
   }
-  if (state === "live" && kind === "live" && !current) {
+  if (state === "live" && kind === "live" && !current && may("roll_back")) {
     const effect = `After a health check, it replaces the live release. ${quota}`;
     const question = [`Roll back ${app} to this release?`, effect];
     buttons.push(steer("Roll back to this release", "plain", question, ["apps", app, "rollback"], { deployId: id }));
   }
-  if (OVER.includes(state)) {
+  if (OVER.includes(state) && may("redeploy")) {
     const what = `A new deploy builds the same source, or the latest commit of the branch. ${quota}`;
     buttons.push(steer("Redeploy", "plain", [`Build ${app} again?`, what], ["deploys", id, "redeploy"]));
   }

@@ -3,7 +3,8 @@
 import { h } from "/pages/dom.js";
 import { call, get } from "./api.js";
 import { follow } from "./follow.js";
-import { action, announce, badge, card, confirmAction, field, form, redraw, refusal } from "./parts.js";
+import { action, announce, badge, card, confirmAction, empty, field, form, redraw, refusal } from "./parts.js";
+import { may } from "./session.js";
 import { snippet } from "./snippets.js";
 
 export async function domainCard(at, signal) {
@@ -39,6 +40,7 @@ export async function domainCard(at, signal) {
       focusState();
     };
     const button = h("button", { class: "main" }, "Add domain");
+    if (!may("set_domain")) return empty("No domain", "The app has no domain of its own.");
     return [
       h("p", { class: "quiet" }, "Serve this app at a domain of your own."),
       form("with-button", [field("Domain", input)], button, set),
@@ -47,13 +49,13 @@ export async function domainCard(at, signal) {
 
   const shown = () => {
     const line = refusal();
-    const verify = action("Verify", { class: "main", "data-focus": "verify" }, line, async () => {
+    const verify = may("verify_domain") && action("Verify", { class: "main", "data-focus": "verify" }, line, async () => {
       const answer = await call("POST", `${at}/domain/verify`);
       show(answer, answer.problem);
       announce(answer.verified ? `${answer.domain} is verified.` : answer.problem);
       if (answer.verified) focusState();
     });
-    const remove = action("Remove", { class: "danger", "data-focus": "remove" }, line, async (button) => {
+    const remove = may("clear_domain") && action("Remove", { class: "danger", "data-focus": "remove" }, line, async (button) => {
       const loss = `The app is no longer served at ${domain.domain}.`;
       if (!(await confirmAction(`Remove ${domain.domain}?`, loss, "Remove"))) return button.focus();
       await call("DELETE", `${at}/domain`);

@@ -4,12 +4,13 @@ import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { action, announce, card, confirmAction, empty, field, form, redraw, refusal, table } from "./parts.js";
+import { may } from "./session.js";
 
 export async function environmentCard(at, signal) {
   const variables = h("div", { class: "stack" });
   const show = (rows) => redraw(variables, rows, (list) => variableList(list, at, show));
   show(await get(`${at}/env`, signal));
-  return card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy."), variableForm(at, show), variables);
+  return card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy."), may("change_variables") && variableForm(at, show), variables);
 }
 
 function variableForm(at, show) {
@@ -41,7 +42,7 @@ function variableList(variables, at, show) {
   const columns = {
     Name: ({ name }) => h("code", {}, name),
     Set: ({ updatedAt }) => moment(updatedAt),
-    "": remove,
+    ...(may("change_variables") && { "": remove }),
   };
   return [table("Environment variables", columns, variables), line];
 }

@@ -19,6 +19,7 @@ import {
   refusal,
   table,
 } from "./parts.js";
+import { may } from "./session.js";
 
 export const title = "Deploy hooks";
 
@@ -38,7 +39,7 @@ export async function hookCards(signal, app = "") {
   const created = h("div", { class: "view" });
   const none = empty("No apps yet", "A hook rebuilds an app. Create an app first.");
   return [
-    card("New hook", app && h("p", { class: "quiet" }, LEAD), apps.length ? hookForm(apps, created, refresh) : none),
+    may("create_hook") && card("New hook", app && h("p", { class: "quiet" }, LEAD), apps.length ? hookForm(apps, created, refresh) : none),
     created,
     card("Hooks", list),
   ];
@@ -93,7 +94,7 @@ function hookTable(hooks, refresh) {
     App: ({ app }) => app,
     Created: ({ createdAt }) => moment(createdAt),
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
-    "": revoke,
+    ...(may("revoke_hook") && { "": revoke }),
   };
   return [table("Deploy hooks", columns, hooks), line];
 }

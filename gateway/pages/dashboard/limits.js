@@ -6,6 +6,7 @@ import { call, get } from "./api.js";
 import { key, share } from "/pages/chart.js";
 import { follow } from "./follow.js";
 import { announce, card, field, form, redraw } from "./parts.js";
+import { may } from "./session.js";
 
 const AMOUNT = [/^\d+(\.\d{1,9})?$/, "Enter an amount in euros, such as 0.02, or leave the field empty for the plan’s limit."];
 const NUMBER = [/^\d{1,9}$/, "Enter a whole number, or leave the field empty for the plan’s limit."];
@@ -75,7 +76,7 @@ export async function limitsCard(name, signal) {
     await refresh();
   };
   const saved = h("span", { class: "small quiet" });
-  const button = h("button", { class: "main" }, "Save limits");
+  const button = may("change_limits") && h("button", { class: "main" }, "Save limits");
 
   show(await get(`${at}/limits`, signal));
   await follow(["apps", "usage"], signal, refresh);

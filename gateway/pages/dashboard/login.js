@@ -1,13 +1,17 @@
-// Logs in: exchanges an API key for a cookie.
+// Logs in: leads to the provider, or exchanges an API key for a cookie.
 
 import { plural } from "/pages/format.js";
 import { call } from "./api.js";
+import { preferSignIn } from "./session.js";
 
 export function showLogIn(main, why, enter) {
   main.replaceChildren(document.querySelector("#log-in").content.cloneNode(true));
   const form = main.querySelector("form");
   const [key, button, refusal] = ["#key", "button", "#refusal"].map((name) => form.querySelector(name));
-  form.querySelector("#why").textContent = why || "Use your account’s API key.";
+  const signIn = preferSignIn(form);
+  const lead = form.querySelector("#why");
+  lead.textContent = why || (signIn ? "" : "Use your account’s API key.");
+  lead.hidden = !lead.textContent;
 
   const refuse = (text) => {
     refusal.textContent = text;
@@ -31,7 +35,7 @@ export function showLogIn(main, why, enter) {
     }
     await enter();
   });
-  key.focus();
+  (signIn ?? key).focus();
 }
 
 function explain(error) {

@@ -9,6 +9,7 @@ import { follow } from "./follow.js";
 import { onboarding } from "./onboarding.js";
 import { badge, empty, heading, redraw } from "./parts.js";
 import { RANGES, addUp, fetchUsage, fill, openRequests, requestSeries, startsOf } from "./periods.js";
+import { may } from "./session.js";
 
 export const title = "Overview";
 
@@ -40,7 +41,7 @@ export async function draw(signal) {
     await Promise.all([guide(account, owned), check(account, capabilities, owned, changed)]);
   };
   await follow(["apps", "deliveries", "deploys", "keys", "requests", "service", "usage"], signal, refresh);
-  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), attention, steps, h("div", { class: "pair" }, spending, traffic), apps];
+  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), attention, may("create_app") && steps, h("div", { class: "pair" }, spending, traffic), apps];
 }
 
 function spend({ spend: { day, settled, reserved, cap } }, { managedInferenceStatus: status }) {
@@ -74,7 +75,7 @@ function lastDay(hours) {
 
 function appList(apps, usage) {
   const none = empty("No apps yet", "Your first app gets its own address.");
-  const more = h("a", { class: "button main", href: "#/new-app" }, "New app");
+  const more = may("create_app") && h("a", { class: "button main", href: "#/new-app" }, "New app");
   return [h("div", { class: "row apart" }, h("h2", {}, "Apps"), more), apps.length ? h("ul", { class: "apps" }, apps.map((app) => appCard(app, usage.filter((row) => row.app === app.name)))) : none];
 }
 

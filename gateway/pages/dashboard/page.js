@@ -4,6 +4,7 @@ import { keepCurrent } from "/pages/format.js";
 import { h, pause, untilVisible } from "/pages/dom.js";
 import { call, get } from "./api.js";
 import * as account from "./account.js";
+import { showAccounts } from "./accounts.js";
 import * as app from "./app.js";
 import * as data from "./data.js";
 import { watchSpend } from "./banner.js";
@@ -17,6 +18,7 @@ import * as overview from "./overview.js";
 import { showNavigation, watchApps } from "./navigation.js";
 import { explain, failure, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
+import { currentSession, readSession } from "./session.js";
 import * as settings from "./settings.js";
 import * as tryIt from "./try.js";
 import * as usage from "./usage.js";
@@ -105,8 +107,18 @@ function logIn(why = "") {
   showLogIn(main, why, enter);
 }
 
+function choose(session) {
+  leave();
+  inside = false;
+  bar.hidden = true;
+  document.title = "Choose an account · Capsule";
+  showAccounts(main, session, enter);
+}
+
 async function enter({ focus = true } = {}) {
   try {
+    const session = await readSession();
+    if (!session.account) return session.accounts.length ? choose(session) : logIn("You do not belong to an account.");
     const { name } = await get("/account");
     document.querySelector("#account").textContent = name;
   } catch (error) {
@@ -141,6 +153,7 @@ addEventListener("keydown", (event) => {
 });
 
 watchSkipLink(main);
+addEventListener("choose-account", () => choose(currentSession()));
 addEventListener("session-ended", () => logIn("Your session has ended."));
 addEventListener("hashchange", navigate);
 setInterval(keepCurrent, 20_000);

@@ -133,13 +133,13 @@ export const choice = (id, options, prompt = "") =>
     options.map((option) => h("option", {}, option)),
   );
 
-// `layout` is a CSS class for the row of fields and button. `work` is called upon submission, as in `action`.
+// `layout` is a CSS class for the row of fields and button. Without a button, the fields cannot be changed. `work` is called upon submission, as in `action`.
 export function form(layout, fields, button, work, beside) {
   const line = refusal();
   const submit = (event) => (event.preventDefault(), attempt(button, line, work));
   const row = h(
-    "div",
-    { class: `fields ${layout}` },
+    button ? "div" : "fieldset",
+    { class: `fields ${layout}`, disabled: !button },
     fields,
     beside ? h("div", { class: "row" }, button, beside) : button,
   );

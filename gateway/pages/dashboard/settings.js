@@ -9,6 +9,7 @@ import { hookCards } from "./hooks.js";
 import { limitsCard } from "./limits.js";
 import { action, announce, card, field, form, heading, refusal } from "./parts.js";
 import { REASONS } from "./reasons.js";
+import { may } from "./session.js";
 
 export const title = "Settings";
 
@@ -106,13 +107,13 @@ function tokens(at, { auth }, draw) {
     const method = auth.kind === "backend" ? auth.method : undefined;
     return { kind: "backend", url: address.value.trim(), method, userField: sub };
   };
-  const button = h("button", { class: "main", id: "save-tokens", "aria-label": "Save users’ tokens" }, "Save");
+  const button = may("change_app") && h("button", { class: "main", id: "save-tokens", "aria-label": "Save users’ tokens" }, "Save");
   const fields = [field("Verification", kind), url, key, ...claims, field("Claim with the user’s id", claim)];
   return card(
     "Users’ tokens",
     h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply immediately."),
     form("wide", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
-    tokenCheck(at),
+    may("check_token") && tokenCheck(at),
   );
 }
 
@@ -155,7 +156,7 @@ function source(at, { repository, build }, draw) {
     const built = withoutEmpty({ command: command.value, output: output.value, start: start.value });
     return save(at, { repository: tracked?.url ? tracked : null, build: built }, draw, "save-source");
   };
-  const button = h("button", { class: "main", id: "save-source", "aria-label": "Save source and build" }, "Save");
+  const button = may("change_app") && h("button", { class: "main", id: "save-source", "aria-label": "Save source and build" }, "Save");
   const fields = [
     field("Repository (optional)", url),
     field("Branch", branch),
@@ -187,6 +188,7 @@ function withoutEmpty(fields) {
 // -- deletion ---------------------------------------------------------------------------------------------------
 
 function deletion(at, name) {
+  if (!may("delete_app")) return card("Delete", h("p", { class: "quiet" }, "Only owners of the account may delete the app."));
   const line = refusal();
   const button = action("Delete the app", { class: "danger" }, line, async (button) => {
     if (!(await confirmByName(name))) return button.focus();

@@ -4,6 +4,7 @@ import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call } from "./api.js";
 import { action, announce, card, confirmAction, empty, field, form, refusal, showOnce } from "./parts.js";
+import { may } from "./session.js";
 
 const ROTATION =
   "You get a new secret. For 24 hours, webhook-signature carries signatures with both secrets, but X-Service-Signature " +
@@ -51,9 +52,9 @@ function present(panel, webhook) {
   const until = webhook.previousSecretUntil && [" The previous secret also signs and expires ", moment(webhook.previousSecretUntil), "."];
   const set = h("p", { class: "small quiet" }, "Set ", moment(webhook.createdAt), ".", until);
   const buttons = [
-    h("button", { type: "button", onclick: change }, "Change"),
-    action("Rotate secret", {}, line, rotate),
-    action("Clear", { class: "danger" }, line, clear),
+    may("set_webhook") && h("button", { type: "button", onclick: change }, "Change"),
+    may("rotate_secret") && action("Rotate secret", {}, line, rotate),
+    may("clear_webhook") && action("Clear", { class: "danger" }, line, clear),
   ];
   return card(
     "Webhook",
@@ -92,7 +93,7 @@ function urlForm(panel, before) {
   return card(
     "Webhook",
     !before && empty("No webhook is set", "Without a webhook, events are dropped."),
-    form("with-button", field("URL", url), h("button", { class: "main" }, "Save"), save, beside),
+    may("set_webhook") && form("with-button", field("URL", url), h("button", { class: "main" }, "Save"), save, beside),
     before && h("p", { class: "small quiet" }, "A new URL gets a new signing secret. The current secret becomes invalid."),
   );
 }

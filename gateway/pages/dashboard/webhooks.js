@@ -21,6 +21,7 @@ import {
   table,
 } from "./parts.js";
 import { keepQuery } from "./query.js";
+import { may } from "./session.js";
 import { webhookPanel } from "./webhook.js";
 
 export const title = "Webhooks";
@@ -46,7 +47,7 @@ export async function draw(signal, _groups, query) {
   return [
     heading(title, "The service sends your apps’ events to your URL as signed JSON."),
     webhookPanel(webhook, changed),
-    card("Deliveries", h("div", { class: "pair" }, test, again), log.filters(eventTypes, apps), log.stale, log.panel),
+    card("Deliveries", h("div", { class: "pair" }, may("test_webhook") && test, may("redeliver_failed") && again), log.filters(eventTypes, apps), log.stale, log.panel),
   ];
 }
 
@@ -189,7 +190,7 @@ function deliveries(rows, filtered, line) {
     Address: ({ url }) => addressOf(url),
     Outcome: (row) => [outcomeOf(row), h("span", { class: "small quiet" }, ` in ${duration(row.durationMs)}`)],
     Sent: ({ at }) => moment(at),
-    "": again,
+    ...(may("redeliver") && { "": again }),
   };
   return table("Deliveries", columns, rows);
 }

@@ -3,6 +3,7 @@
 import { keepCurrent } from "/pages/format.js";
 import { call, get } from "/dashboard/api.js";
 import { announce, failure, markCurrent } from "/dashboard/parts.js";
+import { preferSignIn } from "/dashboard/session.js";
 import { views, watchSkipLink } from "/dashboard/views.js";
 import * as account from "./account.js";
 import * as accounts from "./accounts.js";
@@ -56,7 +57,7 @@ function fail(error) {
 
 // -- logging in --------------------------------------------------------------------------------------------------
 
-function logIn(why = "Use the operator token.") {
+function logIn(why = "") {
   leave();
   stopStream();
   inside = false;
@@ -66,7 +67,10 @@ function logIn(why = "Use the operator token.") {
   put([...document.querySelector("#log-in").content.cloneNode(true).children]);
   const form = place.querySelector("form");
   const [token, button, refusal] = ["#token", "button", "#refusal"].map((name) => form.querySelector(name));
-  form.querySelector("#why").textContent = why;
+  const signIn = preferSignIn(form);
+  const lead = form.querySelector("#why");
+  lead.textContent = why || (signIn ? "" : "Use the operator token.");
+  lead.hidden = !lead.textContent;
   const refuse = (text) => {
     refusal.textContent = text;
     token.setAttribute("aria-invalid", "true");
@@ -87,7 +91,7 @@ function logIn(why = "Use the operator token.") {
     }
     enter();
   });
-  token.focus();
+  (signIn ?? token).focus();
 }
 
 async function enter({ focus = true } = {}) {

@@ -1,0 +1,78 @@
+// The card with the account's members: people who sign in, with their roles.
+
+import { h } from "/pages/dom.js";
+import { capital, moment } from "/pages/format.js";
+import { call, get } from "./api.js";
+import { follow } from "./follow.js";
+import { action, announce, card, confirmAction, empty, field, form, redraw, refusal, table } from "./parts.js";
+import { currentSession, may } from "./session.js";
+
+// What a member of each role may do.
+const ROLES = { owner: "Everything", developer: "All but keys, members, limits and deletions", viewer: "Read" };
+
+const pathOf = (email) => `/account/members/${encodeURIComponent(email)}`;
+
+export async function memberCard(signal, changed) {
+  const list = h("div", { class: "stack" });
+  const refresh = async () => redraw(list, await get("/account/members", signal), (rows) => memberTable(rows, changeMember));
+  const changeMember = async (method, email, body) => {
+    await call(method, pathOf(email), { body });
+    await Promise.all([refresh(), changed()]);
+  };
+  await follow(["members"], signal, refresh);
+  return card("Members", may("set_member") && memberForm(changeMember), list);
+}
+
+const roles = (properties, chosen) =>
+  h("select", properties, Object.keys(ROLES).map((value) => h("option", { value, selected: value === chosen }, capital(value))));
+
+function memberForm(changeMember) {
+  const email = h("input", { id: "member", type: "email", required: true, maxlength: "254", autocomplete: "off", placeholder: "ada@example.com" });
+  const rule = h("p", { class: "small quiet" });
+  const role = roles({ id: "role", onchange: () => explain() }, "developer");
+  const explain = () => (rule.textContent = `May do: ${ROLES[role.value].toLowerCase()}. Members sign in with this address.`);
+  explain();
+  const add = async () => {
+    await changeMember("PUT", email.value.trim(), { role: role.value });
+    announce(`Added ${email.value.trim()}.`);
+    email.value = "";
+  };
+  const fields = [field("E-mail address", email), field("Role", role)];
+  return [form("with-button two", fields, h("button", { class: "main" }, "Add"), add), rule];
+}
+
+function memberTable(members, changeMember) {
+  if (!members.length) return empty("No members yet", "The account is used with its API keys only.");
+  const line = refusal();
+  const change = ({ email, role }) => {
+    const select = roles({ "aria-label": `Role of ${email}`, "data-focus": `role ${email}` }, role);
+    select.addEventListener("change", async () => {
+      line.textContent = "";
+      try {
+        await changeMember("PUT", email, { role: select.value });
+        announce(`${email} is now ${select.value}.`);
+      } catch (error) {
+        select.value = role;
+        line.textContent = error.message || "The service did not respond. Try again.";
+      }
+    });
+    return select;
+  };
+  const remove = ({ email }) => {
+    const named = { class: "plain danger", "data-focus": email, "aria-label": `Remove ${email}` };
+    return action("Remove", named, line, async (button) => {
+      const loss = "Their sessions for this account end at once. API keys that they know stay valid.";
+      if (!(await confirmAction(`Remove ${email}?`, loss, "Remove"))) return button.focus();
+      await changeMember("DELETE", email);
+      announce(`Removed ${email}.`);
+    });
+  };
+  const own = currentSession().email;
+  const columns = {
+    Address: ({ email }) => [email, email === own && h("span", { class: "quiet" }, " (you)")],
+    Role: may("set_member") ? change : ({ role }) => capital(role),
+    Since: ({ since }) => moment(since),
+    ...(may("remove_member") && { "": remove }),
+  };
+  return [table("Members", columns, members), line];
+}

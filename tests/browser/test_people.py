@@ -1,0 +1,136 @@
+"""People sign in at a real OpenID provider, and see in the dashboard what their role permits."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.dashboard import Holder, visiting
+from tests.browser.packages import require
+from tests.fakes import FakeProvider
+from tests.support import programs
+from tests.support.fixtures import module_fixture
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.redis_servers import free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SCRIPT = Path(__file__).parents[1] / "fakes/openid_provider.mjs"
+
+
+@module_fixture
+async def people(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """A gateway whose people sign in at oidc-provider."""
+    require("oidc-provider/lib/index.js")
+    port, secret = free_port(), secrets.token_hex(16)
+    settings = {"ISSUER": f"http://127.0.0.1:{port}", "CLIENT_ID": "capsule", "CLIENT_SECRET": secret}
+    settings |= {"OPERATORS": "groups=operators.example"}
+    oidc = {f"GATEWAY_OIDC_{name}": value for name, value in settings.items()}
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("people"), **oidc) as gw:
+        gw.confidential.add(secret)
+        arguments = (str(SCRIPT), str(port), f"{gw.address}/dashboard/callback", "capsule", secret)
+        out, error = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        node = await asyncio.create_subprocess_exec(programs.require("node"), *arguments, stdout=out, stderr=error)
+        try:
+            assert node.stdout
+            while (line := await asyncio.wait_for(node.stdout.readline(), 60)) != b"listening\n":
+                assert line, "the provider has ended"
+            yield gw
+        finally:
+            node.kill()
+            await node.wait()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def holder(browser: Browser, people: Gateway) -> AsyncIterator[Holder]:
+    async with visiting(browser, people) as holder:
+        yield holder
+
+
+async def sign_in(page: Page, email: str) -> None:
+    """From the log-in page, through the pages of the provider."""
+    await page.get_by_role("link", name="Sign in", exact=True).click()
+    await page.locator("input[name=login]").fill(email)
+    await page.locator("input[name=password]").fill("any")
+    await page.get_by_role("button", name="Sign-in").click()
+    await page.get_by_role("button", name="Continue").click()
+
+
+async def test_members_and_their_roles(holder: Holder, browser: Browser, people: Gateway) -> None:
+    page, owner = holder.page, f"ada-{secrets.token_hex(3)}@example.com"
+    await holder.go("account")
+    await sign_in(page, owner)
+    # The first sign-in creates an account.
+    await expect(holder.heading("Overview")).to_be_visible()
+    await holder.go("account")
+    await expect(page.get_by_text(f"{owner} (you)")).to_be_visible()
+    await page.get_by_label("E-mail address").fill("Bob@example.com")
+    await page.get_by_label("Role", exact=True).select_option("viewer")
+    await holder.button("Add", exact=True).click()
+    await expect(page.get_by_label("Role of bob@example.com")).to_have_value("viewer")
+    for role in ("owner", "viewer"):
+        await page.get_by_label("Role of bob@example.com").select_option(role)
+        await expect(page.locator("#status")).to_have_text(f"bob@example.com is now {role}.")
+    await page.get_by_label(f"Role of {owner}").select_option("developer")
+    await expect(page.get_by_text("only owner. Make another member an owner first.")).to_be_visible()
+    await expect(page.get_by_label(f"Role of {owner}")).to_have_value("owner")
+
+    async with visiting(browser, people) as other:
+        # Bob belongs to two accounts: he chooses.
+        await other.account.call("PUT", "/account/members/bob@example.com", {"role": "owner"})
+        await other.go()
+        await sign_in(other.page, "bob@example.com")
+        await expect(other.heading("Choose an account")).to_be_focused()
+        await other.button(owner).click()
+        await expect(other.heading("Overview")).to_be_visible()
+        await expect(other.page.get_by_role("link", name="New app")).to_have_count(0)
+        await other.go("account")
+        await expect(other.heading("Members", 2)).to_be_visible()
+        for name in ("Add", "Create", "Save", "Remove", "Revoke", "Delete"):
+            await expect(other.button(name, exact=True)).to_have_count(0)
+        # His session ends as soon as he is removed.
+        await page.get_by_label("Remove bob@example.com").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+        await expect(other.page.get_by_text("Your session has ended.")).to_be_visible()
+        await sign_in_again(other.page)
+        await expect(other.heading("Overview")).to_be_visible()
+
+    await holder.go("account")
+    await holder.button("Log out everywhere").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Log out").click()
+    await expect(page.get_by_text("Your session has ended.")).to_be_visible()
+
+
+async def sign_in_again(page: Page) -> None:
+    """The provider remembers the person."""
+    await page.get_by_role("link", name="Sign in", exact=True).click()
+
+
+async def test_an_operator_signs_in(holder: Holder, people: Gateway) -> None:
+    page = holder.page
+    await page.goto(f"{people.address}/ops")
+    await sign_in(page, "root@operators.example")
+    await expect(page).to_have_url(f"{people.address}/ops")
+    await expect(page.get_by_role("link", name="Accounts")).to_be_visible()
+    await holder.button("Log out").click()
+    await expect(page.get_by_text("You are logged out.")).to_be_visible()
+    assert (await page.request.get(f"{people.address}/platform/inference")).status == 401
+
+
+async def test_an_address_that_is_not_verified(holder: Holder) -> None:
+    await holder.go()
+    await sign_in(holder.page, "unverified@example.com")
+    await expect(holder.heading("You are not signed in")).to_be_visible()
+    await expect(holder.page.get_by_text("verify your address there")).to_be_visible()
+
+
+async def test_without_a_provider_there_is_no_button(browser: Browser, gw: Gateway) -> None:
+    async with visiting(browser, gw) as holder:
+        for path in ("dashboard", "ops"):
+            await holder.page.goto(f"{gw.address}/{path}")
+            await expect(holder.heading("Log in")).to_be_visible()
+            await expect(holder.page.get_by_text("Sign in", exact=True)).to_be_hidden()
