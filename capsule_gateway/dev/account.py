@@ -6,6 +6,7 @@ import httpx
 import msgspec
 
 from capsule_gateway.dev.children import StartFailed
+from capsule_gateway.dev.identity import OWNER
 from capsule_gateway.dev.key_file import Keys
 from capsule_gateway.dev.layout import Layout
 
@@ -36,7 +37,10 @@ async def _register_account(http: httpx.AsyncClient, keys: Keys) -> str:
         body = {"name": "Demo", "plan": "maker"}
         answer = await http.post("/platform/accounts", json=body, headers=bearer(keys.operator_token))
         keys.api_key = answer.raise_for_status().json()["apiKey"]
-    return str(answer.raise_for_status().json()["id"])
+    account_id = str(answer.raise_for_status().json()["id"])
+    owner = await http.put(f"/account/members/{OWNER}", json={"role": "owner"}, headers=bearer(keys.api_key))
+    owner.raise_for_status()
+    return account_id
 
 
 async def _register_app(http: httpx.AsyncClient, layout: Layout, keys: Keys, account_id: str) -> DemoApp:

@@ -19,6 +19,7 @@ class Keys(msgspec.Struct, kw_only=True):
     encryption_key: str = msgspec.field(default_factory=_new_token)
     auth_secret: str = msgspec.field(default_factory=_new_token)  # signs tokens while the demo app has no backend
     session_secret: str = msgspec.field(default_factory=_new_token)  # BETTER_AUTH_SECRET of the developer's own app
+    oidc_secret: str = msgspec.field(default_factory=_new_token)  # of the gateway, at the provider for sign-in
     password: str = msgspec.field(default_factory=_new_token)  # of the demo app's user
     demo: str = ""  # the digest of the template that was deployed as the demo app
     api_key: str = ""  # of the demo account

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from capsule_gateway.dev.identity import CLIENT_ID, OPERATOR, PATH
 from capsule_gateway.dev.key_file import Keys
 from gateway.storage import closed_folders
 
@@ -41,11 +42,12 @@ class Layout:
         """
         self.port, self.folder, self.provider_url, self.trust_builds = port, folder, provider_url, trust_builds
         self.own_app, self.https = own_app, https
-        # Of all apps, the model, the database and the developer's own app.
+        # Of all apps, the model with the provider for sign-in, the database and the developer's own app.
         self.apps_port, self.model_port, self.valkey_port, self.own_port = range(port + 1, port + 5)
         self.scheme = "https" if https else "http"
         self.local = f"http://127.0.0.1:{port}"  # of the gateway, for `capsule dev` itself
         self.gateway = f"https://localhost:{self.apps_port}" if https else f"http://localhost:{port}"
+        self.issuer = f"http://localhost:{self.model_port}{PATH}"
         self.app = own_app.name if own_app else DEMO
         self.ai = f"{self.gateway}/capsule/{self.app}/ai"
         self.host = f"{self.app}.{APPS_DOMAIN}"
@@ -74,6 +76,10 @@ class Layout:
             "GATEWAY_PROCESSING_APPROVED": "true",
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
             "GATEWAY_OPERATOR_TOKEN": keys.operator_token,
+            "GATEWAY_OIDC_ISSUER": self.issuer,
+            "GATEWAY_OIDC_CLIENT_ID": CLIENT_ID,
+            "GATEWAY_OIDC_CLIENT_SECRET": keys.oidc_secret,
+            "GATEWAY_OIDC_OPERATORS": OPERATOR,
             "GATEWAY_ENCRYPTION_KEY": keys.encryption_key,
             "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
             "GATEWAY_DATA_DIR": str(self.data_dir),

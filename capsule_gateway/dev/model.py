@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response, get, post
+from litestar import Litestar, Request, Response, Router, get, post
 from litestar.connection import ASGIConnection
 from litestar.exceptions import HTTPException, NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
+from litestar.params import JSONBody
 from litestar.response import Stream
 
 from gateway.settings.prices import PRICES
@@ -120,7 +121,7 @@ def models() -> dict[str, Any]:
 
 
 @post("/v1/chat/completions", status_code=200)
-async def chat(data: ChatRequest) -> Response[Any] | Stream:
+async def chat(data: JSONBody[ChatRequest]) -> Response[Any] | Stream:
     if not data.messages:
         raise HTTPException("messages is empty", status_code=400)
     completion = ModelRequest(data)
@@ -138,14 +139,15 @@ def _render_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[A
     return Response(body, status_code=error.status_code)
 
 
-def model_app(key: str) -> Litestar:
+def model_app(key: str, *others: Router) -> Litestar:
+    """Returns the application of the stand-in, with other routes that need no key."""
+
     def require_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         if not secrets.compare_digest(connection.headers.get("Authorization", ""), f"Bearer {key}"):
             raise NotAuthorizedException("Incorrect API key provided")
 
     return Litestar(
-        [models, chat],
-        guards=[require_key],
+        [Router("/", route_handlers=[models, chat], guards=[require_key]), *others],
         exception_handlers={HTTPException: _render_error},
         openapi_config=None,
         logging_config=None,

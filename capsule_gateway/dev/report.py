@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from capsule_gateway.dev.identity import OPERATOR, OWNER
 from capsule_gateway.dev.layout import DRAIN_SECONDS, Layout
 
 console = Console(highlight=False)
@@ -31,8 +32,9 @@ def print_running(layout: Layout, api_key: str, fault: tuple[str, str], *, is_bu
         _print_row("", "Or use containers: docker compose up (see README.md).")
         _print_row("", "Or, for your own code only, go without a sandbox: make run ARGS=--trust-builds")
     _print_row("Dashboard", dashboard, f"cyan link {dashboard}")
+    _print_row("", f"Sign in as {OWNER}, or with the API key")
     _print_row("API key", api_key)
-    _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")
+    _print_row("Operators", f"{layout.gateway}/ops (sign in as {OPERATOR}, or with operator_token from {layout.keys})")
     _print_row("Model", layout.provider_url or "a stand-in on this machine (for a real one, set GATEWAY_PROVIDER_URL)")
     if layout.https:
         _print_row("Certificate", f"{layout.root_certificate} (let your browser trust it)")

@@ -19,6 +19,7 @@ from capsule_gateway.dev import key_file, report, valkey
 from capsule_gateway.dev.account import DemoApp, register_demo
 from capsule_gateway.dev.children import DevProcess, StartFailed, run_child
 from capsule_gateway.dev.demo import Demo, WriteTemplate, open_demo
+from capsule_gateway.dev.identity import identity_router
 from capsule_gateway.dev.layout import DRAIN_SECONDS, SHARED_DATA, Layout
 from capsule_gateway.dev.model import model_app
 from capsule_gateway.dev.own_app import remove_leftovers, run_own_app
@@ -74,7 +75,8 @@ async def start_parts(layout: Layout, stack: AsyncExitStack, write_template: Wri
     await database.wait_until_ready(lambda: valkey.is_ready(layout.redis))
     await valkey.forget_folder(layout.redis)
 
-    await enter(serve_app(model_app(run_keys.provider_key), model_listener))
+    identity = identity_router(layout.issuer, f"{layout.gateway}/dashboard/callback", run_keys.oidc_secret)
+    await enter(serve_app(model_app(run_keys.provider_key, identity), model_listener))
 
     stack.push_async_callback(stop_apps, layout.data_dir)  # after the workers, which the apps and Caddy outlive
     settings = layout.settings(run_keys) | await registries
