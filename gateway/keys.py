@@ -97,6 +97,17 @@ published on the channel `changes`.
 | `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
 | `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, on which its `app.recovered` depends | 2 days |
 
+## Notices by e-mail
+
+| key | type | holds | expires |
+| --- | --- | --- | --- |
+| `{pNN}:notices:<account>` | hash | hash of an address → the address and its kinds, JSON | each when it ends all |
+| `{pNN}:mails` | stream | notices to send, each to the hash of an address; group `notices` | each at its end; 10,000 |
+| `{pNN}:mails:outcomes` | hash | outcome → number of notices | never: four fields |
+| `{pNN}:noticed:<account>:<subject>` | string | level of the last notice about an event, or a day's cap | 2 days |
+| `notices-of:<hash>` | set | ids of the accounts whose notices an address gets, by its hash | with the last of them |
+| `notices-on:<hash>:<day>` | string | number of notices that an address got on a UTC day | 2 days |
+
 ## Deploys
 
 | key | type | holds | expires |
@@ -191,7 +202,7 @@ def write_check_key(tag: str) -> str:
 
 
 def stream_key(tag: str, stream: str) -> str:
-    """Returns the key of the stream `events` or `builds` of a partition."""
+    """Returns the key of the stream `events`, `builds` or `mails` of a partition."""
     return f"{tag}:{stream}"
 
 
@@ -217,7 +228,7 @@ BACKED_UP = frozenset(
             "suspended",
         ),
         *("inference", "request-log", "spend", "spend-by-user", "spend-of-deleted", "usage"),
-        *("outcomes", "previous-secret", "webhook"),
+        *("notices", "notices-of", "outcomes", "previous-secret", "webhook"),
         *("builds", "certified-names", "claims", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
         *("hooks-used", "serving", "site"),
         *("data", "data-deleted", "data-snapshots"),
@@ -253,7 +264,7 @@ LEFT_OUT = frozenset(
         *("token-checks", "{registrations}"),
         *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-refusal", "reservations", "settled"),
         *("window", "{provider}"),
-        *("awaited", "dead", "deliveries", "emitted", "events", "redelivered"),
+        *("awaited", "dead", "deliveries", "emitted", "events", "mails", "noticed", "notices-on", "redelivered"),
         *("answers", "build-positions", "deploy-log", "{builds}", "{sites}"),
         *("data-answer", "data-commands", "data-snapshots-made"),
         "crashes",
@@ -429,6 +440,18 @@ dead_letters_key = keys_of_partition("dead")
 stored_key = keys_of_partition("events:stored")  # the scripts build it from the events' key
 awaited_prefix = keys_of_partition("awaited")
 awaited_key = keys_in_partition("awaited")
+
+notices_key = keys_of_account("notices")
+mail_outcomes_key = keys_of_partition("mails:outcomes")
+accounts_of_address_key = keys_of_all("notices-of")
+
+
+def noticed_key(account_id: str, subject: str) -> str:
+    return f"{partition_tag(account_id)}:noticed:{account_id}:{subject}"
+
+
+def notices_on_key(hashed: str, day: str) -> str:
+    return f"notices-on:{hashed}:{day}"
 
 
 def bodies_key(account_id: str) -> str:

@@ -22,11 +22,13 @@ from gateway.deploys.hooks import Hooks
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.serving import Records
 from gateway.deploys.states import Deploys
+from gateway.events.notices import Notices
 from gateway.events.webhooks import Webhooks
 from gateway.inference.auth.users import Users
 from gateway.inference.handler import Inference
 from gateway.inference.providers import Providers
 from gateway.inference.spend.admission import Admission
+from gateway.inference.spend.budget import BudgetWatch
 from gateway.inference.upstream import Upstream
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
@@ -76,7 +78,9 @@ class Services:
         self.apps_http = outbound.Client(allow_private=True, ca_file=settings.ca_file or None, own=True)
         self.openid = OpenId(settings, self.store, self.apps_http)
         self.users = Users(settings, self.vault, self.http, self.store, self.apps_http)
-        self.admission = Admission(settings, self.store, self.metrics)
+        self.notices = Notices(self.store)
+        self.budget = BudgetWatch(self.notices)
+        self.admission = Admission(settings, self.store, self.metrics, self.budget if settings.sends_notices else None)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
         self.deploys = Deploys(settings, self.registry)

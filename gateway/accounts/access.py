@@ -91,6 +91,8 @@ CALLS = {
     "GET /account/members": Call("list_members", READ, commands="members list"),
     "PUT /account/members/{email}": Call("set_member", OWN, commands="members set"),
     "DELETE /account/members/{email}": Call("remove_member", OWN, commands="members remove"),
+    "GET /account/notices": Call("show_notices", READ),
+    "PUT /account/notices": Call("choose_notices", DEVELOP),
     "GET /account/apps": Call("list_apps", READ, ROWS, "service_app list", "apps list"),
     "POST /account/apps": Call("create_app", DEVELOP, ACCOUNT, "service_app create", "apps create"),
     "GET /account/apps/{app}": Call("show_app", READ, APP, "service_app show", "apps show, open"),

@@ -143,13 +143,17 @@ class AccountView(msgspec.Struct):
     storage: StorageUse
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # by an operator; left out when there is none
     deletesAt: Time | msgspec.UnsetType = msgspec.UNSET  # while the account is being deleted
+    notices: bool | msgspec.UnsetType = msgspec.UNSET  # true if you can choose notices by e-mail
 
 
 @get("/", summary="Show the account, its limits, and its spend of today")
 async def show_account(
-    account: Caller, settings: Injected[Settings], store: Injected[Store], deploys: Injected[Deploys]
+    access: CallerAccess, settings: Injected[Settings], store: Injected[Store], deploys: Injected[Deploys]
 ) -> AccountView:
-    return await view_account(account, settings, store, deploys)
+    view = await view_account(access.account, settings, store, deploys)
+    if settings.sends_notices and access.email:
+        view.notices = True
+    return view
 
 
 async def view_account(account: Account, settings: Settings, store: Store, deploys: Deploys) -> AccountView:

@@ -54,6 +54,21 @@ class DeliveryResult(msgspec.Struct, frozen=True):
     body: str = ""  # the beginning of the answer's
 
 
+class QueuedNotice(msgspec.Struct, frozen=True):
+    """A notice by e-mail as it waits in its partition's stream."""
+
+    account: str
+    kind: str  # that an address may want
+    type: str  # decides the text
+    app: str  # the app's name; '' for the whole account
+    data: str  # JSON
+
+
+class NoticeClaim(msgspec.Struct, frozen=True):
+    owned: bool  # this worker may send the notice
+    subscriber: str  # who gets it, JSON; '' for an address that gets none any more
+
+
 def flatten_event(event: QueuedEvent) -> tuple[str, str, str, str, str]:
     return event.id, event.account, event.app, event.type, event.data
 

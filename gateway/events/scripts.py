@@ -8,7 +8,9 @@ from gateway.events.records import (
     DeliveryResult,
     EntryOwnership,
     LoggedEvent,
+    NoticeClaim,
     QueuedEvent,
+    QueuedNotice,
     RequestReply,
     flatten_event,
     flatten_marks,
@@ -23,6 +25,9 @@ from gateway.keys import (
     emitted_key,
     event_keys,
     events_window_key,
+    mail_outcomes_key,
+    noticed_key,
+    notices_key,
     partition_tag,
     previous_secret_key,
     stored_key,
@@ -38,6 +43,9 @@ _CLAIM_DELIVERY = Script("events/claim_delivery")
 _RECORD_DELIVERY = Script("events/record_delivery")
 _DEAD_LETTER = Script("events/dead_letter")
 _FORGET_STORED_BYTES = Script("events/forget_stored_bytes")
+_QUEUE_NOTICE = Script("events/queue_notice")
+_CLAIM_NOTICE = Script("events/claim_notice")
+_RECORD_NOTICE = Script("events/record_notice")
 
 
 async def emit_event(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
@@ -117,3 +125,29 @@ async def forget_stored_bytes(store: Store, account: str) -> bool:
     """Removes the byte count of the account's log and bodies; False while one of them exists."""
     script_keys = [deliveries_key(account), bodies_key(account), stored_key(partition_tag(account))]
     return bool(await store.run_script(_FORGET_STORED_BYTES, script_keys, account))
+
+
+async def queue_notice(store: Store, notice: QueuedNotice, subject: str, level: int, *, mark_seconds: int) -> int:
+    """Queues a notice for each address that wants it, unless one with this subject and level was queued before.
+
+    Returns the number of addresses, or -1 if too many notices wait.
+    """
+    account, tag = notice.account, partition_tag(notice.account)
+    script_keys = [notices_key(account), stream_key(tag, "mails"), noticed_key(account, subject), deletions_key(tag)]
+    args = (account, notice.kind, level, mark_seconds, notice.type, notice.app, notice.data)
+    return int(await store.run_script(_QUEUE_NOTICE, script_keys, *args))
+
+
+async def claim_notice(
+    store: Store, tag: str, account: str, address: str, *, group: str, consumer: str, entry: str
+) -> NoticeClaim:
+    """Confirms that a notice belongs to this consumer, and restarts its idle time. `address` is a hash."""
+    script_keys = [stream_key(tag, "mails"), notices_key(account), deletions_key(tag)]
+    owned, subscriber = await store.run_script(_CLAIM_NOTICE, script_keys, group, consumer, entry, account, address)
+    return NoticeClaim(bool(owned), subscriber)
+
+
+async def record_notice(store: Store, tag: str, *, group: str, entry: str, outcome: str) -> bool:
+    """Counts the outcome of a notice and removes it from the stream; False if another worker has done so."""
+    script_keys = [stream_key(tag, "mails"), mail_outcomes_key(tag)]
+    return bool(await store.run_script(_RECORD_NOTICE, script_keys, group, entry, outcome))

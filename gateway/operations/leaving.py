@@ -30,6 +30,8 @@ from gateway.data.records import FOLDER, DataRecords, DeletedData, snapshot_key
 from gateway.deploys.hooks import Hook
 from gateway.deploys.states import MAX_LISTED, Deploys
 from gateway.errors import NotFound, ServiceError
+from gateway.events.notices import STREAM as MAILS
+from gateway.events.notices import Notices
 from gateway.ids import day_of, now_iso
 from gateway.keys import (
     PARTITION_TAGS,
@@ -93,6 +95,7 @@ class Leaving:
         self._sessions = SessionStore(registry.store)
         self._deploys, self._removal, self._storage = deploys, removal, storage
         self._data_records, self._data_commands = data_records, data_commands
+        self._notices = Notices(self._store)
         self._grace_days = settings.account_grace
         self._providers = [each.name for each in settings.providers]
 
@@ -159,6 +162,7 @@ class Leaving:
         for member in await self._registry.members.list_members(account_id):
             await self._sessions.close_membership(member.email, account_id)
         await self._registry.members.remove_all(account_id)
+        await self._notices.end_all(account_id)
         if await self._has_reservations(account_id):
             await self._postpone(account_id, WAIT_MS)
             return False
@@ -268,7 +272,8 @@ class Leaving:
     async def _remove_entries(self, account_id: str, words: Set[str]) -> None:
         """Removes the entries of shared streams, sets and hashes that name the account."""
         client, tag, now = self._store.client, partition_tag(account_id), time.time()
-        for stream in (stream_key(tag, "events"), stream_key(tag, "builds"), dead_letters_key(tag)):
+        streams = [stream_key(tag, name) for name in ("events", "builds", MAILS)]
+        for stream in (*streams, dead_letters_key(tag)):
             async for entry, fields in self._read_stream(stream):
                 if any(account_id in value for value in fields.values()):
                     await client.xdel(stream, entry)

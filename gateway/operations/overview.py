@@ -19,6 +19,7 @@ from gateway.accounts.registry import Registry
 from gateway.deploys.serving import HostReport, Records
 from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
+from gateway.events.notices import count_outcomes
 from gateway.ids import day_of, now_iso
 from gateway.inference.concurrency.lease import Share
 from gateway.inference.providers import Providers
@@ -114,6 +115,8 @@ class Overview:
         ended = await count_ended_deploys(self._store)
         for outcome in OUTCOMES:
             self._metrics.deliveries.labels(outcome).set(backlog.outcomes.get(outcome, 0))
+        for outcome, number in (await count_outcomes(self._store)).items():
+            self._metrics.notices.labels(outcome).set(number)
         for state in FINAL:
             self._metrics.deploys_ended.labels(state).set(ended.get(state, 0))
         self._metrics.apps_unhealthy.set(await count_unhealthy_apps(self._registry))

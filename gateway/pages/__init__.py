@@ -1,7 +1,6 @@
-"""The page that browsers get in place of a bare "Not Found".
+"""Small pages of one message, such as the one that browsers get in place of a bare "Not Found".
 
-It needs no other file, so it can be served before the pages are bundled. Caddy serves the same page for unknown hosts
-of apps.
+They need no other file, so they can be served before the pages are bundled. Caddy serves one for unknown hosts of apps.
 """
 
 import base64
@@ -36,14 +35,15 @@ def render_not_found() -> tuple[bytes, dict[str, str]]:
 
 
 def render_page(title: str, text: str, link: str) -> tuple[bytes, dict[str, str]]:
-    """Returns a page of the service itself, and its headers. The arguments are HTML."""
+    """Returns a page and its headers. The arguments are HTML. `link` may be a form that posts to the page's address."""
     page = render_error_page(title, text, link)
+    form_action = "'self'" if "<form" in link else "'none'"
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     assert style
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
     return page.encode(), {
         "content-security-policy": f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'",
+        f"form-action {form_action}; frame-ancestors 'none'",
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-store",

@@ -100,6 +100,7 @@ def _start_background_tasks(services: Services) -> list[asyncio.Task[None]]:
             services.upstream.end_suspended(),
             services.admission.repeat_settlements(),
             services.admission.repeat_recent(),
+            services.budget.keep_reporting(),
             services.counters.keep_flushing(),
             services.registry.api_keys.keep_writing_uses(),
             services.overview.keep_gauges_fresh(),

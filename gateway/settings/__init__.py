@@ -1,6 +1,6 @@
 """All settings: one frozen struct, read once from the environment and a `.env` file."""
 
-from gateway.settings.addresses import split_address, split_hosts
+from gateway.settings.addresses import SmtpServer, split_address, split_hosts, split_smtp_url
 from gateway.settings.model import NANO, PLANS, Plan, ProviderTimeouts, RateLimits, Settings
 from gateway.settings.parsing import BadSettings, load, read_environment
 from gateway.settings.providers import DEFAULT_PROVIDER, ProviderRate, ProviderSettings
@@ -16,8 +16,10 @@ __all__ = [
     "ProviderTimeouts",
     "RateLimits",
     "Settings",
+    "SmtpServer",
     "load",
     "read_environment",
     "split_address",
     "split_hosts",
+    "split_smtp_url",
 ]

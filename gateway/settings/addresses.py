@@ -5,9 +5,10 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Mapping
+from email.utils import parseaddr
 from pathlib import Path
-from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
 
 _HOST = re.compile(r"[^.:]{1,63}(\.[^.:]{1,63})*\.?|[0-9a-f.]*:[0-9a-f:.]*(%.+)?")  # a name, an IPv4 or an IPv6 address
 
@@ -224,6 +225,49 @@ def _check_key_pair(certificate: str, key: str | None) -> None:
         ssl.create_default_context().load_cert_chain(certificate, key, password="")
     except ssl.SSLError:
         raise ValueError("must name a certificate in ssl_certfile and its key in ssl_keyfile") from None
+
+
+class SmtpServer(NamedTuple):
+    host: str
+    port: int
+    tls: bool  # from the first byte on; otherwise STARTTLS, if the server offers it
+    user: str
+    password: str
+
+
+def split_smtp_url(text: str) -> SmtpServer:
+    """Splits the address of a mail server. The messages never repeat it, because it may contain a password."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in ("smtp", "smtps") or port == 0 or re.search(r"\s", text):
+        raise ValueError("must be an address such as smtp://user:password@mail.example.com:587")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError("must end with the host or the port; write / ? and # in a password as %2F %3F and %23")
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if bool(user) != bool(password):
+        raise ValueError("must have both a user and a password, or neither")
+    tls = parts.scheme == "smtps"
+    return SmtpServer(host, port or (465 if tls else 587), tls, user, password)
+
+
+def read_smtp_url(text: str) -> str:
+    split_smtp_url(text)
+    return text
+
+
+def read_smtp_url_file(text: str) -> str:
+    split_smtp_url(Path(text).read_text().strip())
+    return text
+
+
+def read_mail_from(text: str) -> str:
+    _, address = parseaddr(text)
+    if not text.isprintable() or not re.fullmatch(r"[^@\s<>\"]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", address):
+        raise ValueError("must be an address, as in notices@example.com or Example <notices@example.com>")
+    return text
 
 
 def read_storage_url(text: str) -> str:

@@ -96,6 +96,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     finding_deadlines: dict[str, int] = msgspec.field(  # days from the first scan that reports it
         default_factory=lambda: {"red": 7, "yellow": 30}
     )
+    smtp_url: str = ""  # smtp:// or smtps://, of the mail server that sends notices; empty: none are sent
+    smtp_url_file: str = ""  # replaces smtp_url; read again for each message
+    mail_from: str = ""  # the sender of notices: an address, or `Name <address>`
     webhook_claim_idle: float = 15  # seconds after which another worker may claim an event
     deploy_engine: str = "local"
     canary: float = 30  # seconds that a canary is checked
@@ -135,6 +138,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 rate=self.provider_rate,
             ),
         )
+
+    @property
+    def sends_notices(self) -> bool:
+        """Returns whether notices are sent by e-mail."""
+        return bool(self.smtp_url or self.smtp_url_file)
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
     if values.get("trust_builds") and not values.get("allow_private_addresses"):
         wrong.append("GATEWAY_TRUST_BUILDS: is for development only and needs GATEWAY_ALLOW_PRIVATE_ADDRESSES")
     wrong += _find_oidc_faults(values, environ)
+    wrong += _find_mail_faults(values)
     if path := values.get("providers_file"):
         unused = (name for name in _OF_ONE_PROVIDER if environ.get(name, "").strip())
         wrong += [
@@ -61,6 +62,17 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         raise BadSettings("\n".join(wrong))
     settings = Settings(**values)
     return msgspec.structs.replace(settings, api_url=settings.api_url or settings.base_url)
+
+
+def _find_mail_faults(values: Mapping[str, Any]) -> list[str]:
+    if not {"smtp_url", "smtp_url_file"} & values.keys():
+        return []
+    needed = {"mail_from": "the sender's address", "encryption_key": "which signs the links that end the notices"}
+    return [
+        f"GATEWAY_{name.upper()}: is missing; notices by e-mail need {what}"
+        for name, what in needed.items()
+        if name not in values
+    ]
 
 
 def read_environment(env_file: str = ".env") -> dict[str, str]:
@@ -254,6 +266,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
         **Settings().finding_deadlines,
         **_read_pairs(text, ("red", "yellow"), _read_whole),
     },
+    "smtp_url": addresses.read_smtp_url,
+    "smtp_url_file": addresses.read_smtp_url_file,
+    "mail_from": addresses.read_mail_from,
     "webhook_claim_idle": _read_claim_idle,
     "build_registries": addresses.read_build_registries,
     "deploy_engine": _choice_reader("local", "external"),

@@ -126,6 +126,7 @@ class Metrics:
         self.deploy_oldest = state("gateway_deploy_queue_oldest_seconds", "Age of the oldest of these deploys")
         self.dead_letters = state("gateway_dead_letters", "Events and deploys that no worker could process")
         self.deliveries = state("gateway_deliveries", "Finished deliveries of events", ["outcome"])
+        self.notices = state("gateway_notices", "Finished notices by e-mail", ["outcome"])
         self.deploys_ended = state("gateway_deploys_ended", "Finished deploys", ["state"])
         self.apps_unhealthy = state("gateway_apps_unhealthy", "Apps that do not answer the uptime probes")
         self.certificates_expiring = state(

@@ -19,7 +19,9 @@ import structlog
 
 from gateway.accounts.records import Account, App, find_suspension
 from gateway.accounts.registry import Registry
-from gateway.ids import day_of, new_id
+from gateway.events.catalog import AppRecovered
+from gateway.events.notices import Notices
+from gateway.ids import day_of, new_id, now_iso
 from gateway.keys import awaited_key, health_key, probes_key, unhealthy_key
 from gateway.monitors import health, history
 from gateway.outbound.addresses import BlockedAddress, CallFailed
@@ -50,6 +52,7 @@ class Uptime:
             own=True,
         )
         self._network = Network(settings, self._http)
+        self._notices = Notices(self._store) if settings.sends_notices else None
         self._today, self._seen = "", set[str]()  # the day, and the ids of the apps that were marked on it
         self._loop = InspectionLoop(
             registry,
@@ -101,8 +104,25 @@ class Uptime:
         await self._list_unhealthy(claim, before, after)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
         counts = self._mark_of_today(claim, now) | history.count_ended_outage(before, after, now)
-        then = partial(history.add_counts, self._store, claim.tag, app.id, counts, now) if counts else None
-        return Observation(changed, events, again, then)
+        return Observation(changed, events, again, partial(self._note, claim, before, after, url, counts, now))
+
+    async def _note(
+        self,
+        claim: DueApp,
+        before: health.AppHealth,
+        after: health.AppHealth,
+        url: str,
+        counts: dict[str, int],
+        now: int,
+    ) -> None:
+        """Adds to the history, and queues the notices of a recovery, even if no receiver got the app.unhealthy."""
+        app = claim.app
+        if counts:
+            await history.add_counts(self._store, claim.tag, app.id, counts, now)
+        if self._notices is not None and before.notified and not after.notified:
+            since = before.failing_since
+            recovery = AppRecovered(url=url, downSince=now_iso(since / 1000), downMs=now - since)
+            await self._notices.queue_recovery(app, before.notified, recovery)
 
     def _mark_of_today(self, claim: DueApp, now: int) -> dict[str, int]:
         """Returns a mark that the app was probed today, once per app and day."""

@@ -9,6 +9,10 @@ sign it, POST it within 5 s, then log the outcome and acknowledge the entry in o
 never repeated, because its outcome stays in memory until Redis has accepted it. Only a worker that dies between the
 POST and the log causes a second attempt. It has the same event id, so that receivers can recognize it. A delivery that
 fails because of a bug is repeated twice, then logged as failed.
+
+Some events lead to notices by e-mail too. These are queued as soon as the event is read, so that no other event of the
+account delays them, and before its outcome is recorded, so that a worker that dies leaves them to another one.
+`mailer.py` sends them.
 """
 
 import asyncio
@@ -25,6 +29,7 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
+from gateway.events.notices import KIND_OF_EVENT, Notices
 from gateway.events.records import DeliveryResult, EntryOwnership, QueuedEvent
 from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
 from gateway.loops import raise_descriptor_limit
@@ -37,6 +42,7 @@ from gateway.telemetry import tracing
 from gateway.telemetry.spans import NULL_TRACE, Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
 from workers.webhooks.lanes import STALLED_SECONDS, Lane, Lanes
+from workers.webhooks.mailer import Mailer
 
 logger = structlog.get_logger()
 
@@ -88,6 +94,8 @@ class Sender:
         # A delivery may start within these seconds after its ownership was confirmed, because it must end before
         # another worker may claim the event.
         self._ownership_lasts = settings.webhook_claim_idle - BUDGET_SECONDS - 1
+        self._notices = Notices(self._store) if settings.sends_notices else None
+        self._noticing: dict[tuple[str, str], asyncio.Task[None]] = {}  # by partition and entry: queues its notices
         self._tracer = tracing.tracer()
         self._lanes = Lanes()
         self._running: set[asyncio.Task[None]] = set()
@@ -113,7 +121,7 @@ class Sender:
             await self._store.close()
 
     async def _finish_running(self) -> None:
-        running = self._running | self._dropping
+        running = self._running | self._dropping | {*self._noticing.values()}
         if running:
             await asyncio.wait(running, timeout=BUDGET_SECONDS + 2 * COMMAND_SECONDS)
         for task in running:  # Redis is unavailable: another worker repeats the deliveries that could not be logged
@@ -134,7 +142,9 @@ class Sender:
 
     def _accept(self, entry: Entry) -> None:
         """Accepts an entry from the stream. Raises KeyError or ValueError if it is not an event."""
-        _read_event(entry)
+        event = _read_event(entry)
+        if self._notices is not None and event.type in KIND_OF_EVENT and not (event.sample or event.redelivery):
+            self._noticing[entry.tag, entry.id] = asyncio.create_task(self._queue_notices(self._notices, entry))
         if self._lanes.add(entry):
             self._start_deliveries()
         else:
@@ -152,7 +162,15 @@ class Sender:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
+    async def _queue_notices(self, notices: Notices, entry: Entry) -> None:
+        try:
+            await until_redis_answers(lambda: notices.queue_for_event(entry.fields), waiting="notice.waiting")
+        except Exception as error:  # a bug, which must not keep the event from its receiver
+            logger.error("notice.not_queued", delivery=entry.fields["id"], exc_info=error)
+
     def _forget_entry(self, entry: Entry) -> None:
+        if noticing := self._noticing.pop((entry.tag, entry.id), None):
+            noticing.cancel()
         self._consumer.forget_entry(entry)
         self._space_freed.set()
 
@@ -255,6 +273,8 @@ class Sender:
 
     async def _record_delivery(self, entry: Entry, result: Result, began: float) -> None:
         fields, tag = entry.fields, entry.tag
+        if noticing := self._noticing.get((entry.tag, entry.id)):
+            await noticing
         event = _read_event(entry)
         duration = int((time.time() - began) * 1000)
         delivery = DeliveryResult(
@@ -309,4 +329,7 @@ def _describe_result(trace: Trace, result: Result) -> None:
 
 async def run(settings: Settings) -> None:
     raise_descriptor_limit()  # a delivery without a socket fails
-    await Sender(settings).run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(Sender(settings).run())
+        if settings.sends_notices:
+            group.create_task(Mailer(settings).run())

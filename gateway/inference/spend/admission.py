@@ -30,6 +30,7 @@ from gateway.errors import (
 )
 from gateway.ids import request_id
 from gateway.inference.spend import scripts
+from gateway.inference.spend.budget import BudgetWatch
 from gateway.inference.spend.limits import Limits, limits_of
 from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.keys import partition_tag, user_hash
@@ -102,8 +103,8 @@ class RedisClock:
 
 
 class Admission:
-    def __init__(self, settings: Settings, store: Store, metrics: Metrics) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, store: Store, metrics: Metrics, budget: BudgetWatch | None = None) -> None:
+        self._settings, self._budget = settings, budget
         self._lease = int((settings.provider_timeouts.total + 60) * 1000)  # ms
         self._store, self._metrics = store, metrics
         self._pending: OrderedDict[str, PendingSettlement] = OrderedDict()
@@ -166,6 +167,8 @@ class Admission:
 
     def _admitted(self, decision: Decision, reservation: Reservation, app: App, user: str, limits: Limits) -> Admitted:
         headers, uses = _rate_headers(decision, limits), _limit_uses(decision, reservation.max_cost, limits)
+        if self._budget is not None:
+            self._budget.observe(app, decision.day, decision.verdict, uses)
         if decision.verdict != "ok":
             self._metrics.refusals.labels(decision.verdict).inc()
             refusal = _refusal(decision, reservation.max_cost, limits, headers)

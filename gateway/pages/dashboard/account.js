@@ -33,6 +33,7 @@ export async function draw(signal) {
     may("create_key") && card("New API key", keyForm(apps, created, refresh)),
     created,
     card("API keys", list),
+    account.notices ? card("Notices by e-mail", noticesForm(await get("/account/notices", signal), refresh)) : "",
     card("Changes", trail),
     may("leave") && card(account.deletesAt ? "Keep the account" : "Delete the account", leavingForm(account)),
   ];
@@ -127,6 +128,30 @@ function keyTable(keys, refresh) {
     ...(may("revoke_key") && { "": revoke }),
   };
   return [table("API keys", columns, keys), line];
+}
+
+const NOTICES = {
+  budget: "80% and 100% of a daily cap, of the account or an app",
+  deployFailed: "A deploy fails",
+  appDown: "An app does not answer, and answers again",
+  certificate: "The certificate of a custom domain ends within a week",
+  finding: "A scan has new red security findings",
+};
+
+// Lets the signed-in person choose their notices.
+function noticesForm(choices, refresh) {
+  const boxes = Object.keys(NOTICES).map((kind) => h("input", { type: "checkbox", id: `notice-${kind}`, name: kind, checked: choices[kind] }));
+  const lines = Object.values(NOTICES).map((text, n) => h("label", { class: "choice" }, boxes[n], text));
+  const saved = h("p", { class: "small quiet" });
+  const save = async () => {
+    saved.textContent = "";
+    await call("PUT", "/account/notices", { body: Object.fromEntries(boxes.map(({ name, checked }) => [name, checked])) });
+    saved.textContent = "Saved.";
+    announce("Saved your notices.");
+    await refresh();
+  };
+  const text = h("p", { class: "quiet" }, "For you alone, to the address with which you signed in. At most 20 per day.");
+  return [text, form("choices", lines, h("button", {}, "Save the notices"), save), saved];
 }
 
 // Shows the account's audit trail, with a button for older changes. `more` tells whether there may be some.

@@ -53,7 +53,7 @@ def schemathesis(gw: Gateway, app: str, paths: str, credential: str) -> str:
 GROUPS = {
     "user": "^/capsule",
     "account": "^/(account(?!/changes)|capabilities|register|hooks)",
-    "operator": "^/(platform|health|ready|metrics|dashboard|ops/session|pages|ops$|$)",
+    "operator": "^/(platform|health|ready|metrics|dashboard|ops/session|pages|unsubscribe|ops$|$)",
 }
 LEFT_OUT = {"/account/changes", "/ops/events", "/mcp"}
 

@@ -1,0 +1,201 @@
+"""Notices by e-mail: who gets which kinds, the queue of notices, and the links that end them.
+
+- `{pNN}:notices:<account>` has the addresses with the kinds that they chose. All other keys have an address's hash
+- `notices-of:<hash>` has the accounts of an address, so that one link can end the notices of all of them. It is written
+  before the choice and removed after it, so it may name an account too many, but never too few
+- `{pNN}:mails` has the notices to send, one entry per address. `workers/webhooks/mailer.py` sends them
+
+Most notices are about an event of the webhooks, which the worker reads anyway. Two are not: inference emits no event,
+and an `app.recovered` is only for receivers that got the `app.unhealthy`.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+import structlog
+
+from gateway.accounts.records import App
+from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.events import scripts
+from gateway.events.catalog import (
+    AppRecovered,
+    AppUnhealthy,
+    DeployFailed,
+    DomainExpiring,
+    SecurityFinding,
+    encode_data,
+)
+from gateway.events.records import QueuedNotice
+from gateway.keys import PARTITION_TAGS, accounts_of_address_key, bodies_key, mail_outcomes_key, notices_key
+from gateway.redis.client import Store
+
+logger = structlog.get_logger()
+
+GROUP, STREAM = "notices", "mails"
+MARK_SECONDS = 2 * 86_400  # for which a notice is not repeated
+SHOWN_FINDINGS = 10  # of a scan
+UNSUBSCRIBE = "unsubscribe "  # before the address in a link, so that no other sealed text is one
+
+Kind = Literal["budget", "deployFailed", "appDown", "certificate", "finding"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# Of the events that lead to a notice. An app that is down and its recovery are two levels of one subject.
+KIND_OF_EVENT: dict[str, Kind] = {
+    DeployFailed.type: "deployFailed",
+    AppUnhealthy.type: "appDown",
+    DomainExpiring.type: "certificate",
+    SecurityFinding.type: "finding",
+}
+RECOVERED_LEVEL = 2
+# Of a notice: the server has it; or it did not take it for an hour; or the address has got as many as it may get on a
+# day; or it gets none any more.
+Outcome = Literal["sent", "failed", "limited", "ended"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+class NoticeChoices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The kinds of notices that one person gets from an account."""
+
+    budget: bool = False  # 80% and 100% of a daily cap, of the account or of an app
+    deployFailed: bool = False
+    appDown: bool = False  # an app is unhealthy, or has recovered
+    certificate: bool = False  # the certificate of a custom domain ends
+    finding: bool = False  # a red security finding
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return [kind for kind in KINDS if getattr(self, kind)]
+
+
+class Subscriber(msgspec.Struct, frozen=True):
+    """An address, and the kinds of notices that it gets from an account."""
+
+    address: str
+    kinds: list[Kind]
+
+
+class BudgetUse(NamedTuple):
+    level: Literal[80, 100]  # percent of the cap
+    used: int  # nano-euro, settled and reserved
+    cap: int
+    day: str  # UTC
+
+
+def hash_address(address: str) -> str:
+    """Returns the hash that stands for an e-mail address in keys and in the queue."""
+    return hashlib.sha256(address.encode()).hexdigest()[:32]
+
+
+async def count_outcomes(store: Store) -> dict[str, int]:
+    """Returns the number of notices that ended so far, by outcome. Raises BackboneUnavailable."""
+    counts: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
+    for answer in await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hgetall(mail_outcomes_key(tag))):
+        for outcome, number in answer.items():
+            counts[outcome] = counts.get(outcome, 0) + int(number)
+    return counts
+
+
+class Notices:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # -- who gets which --------------------------------------------------------------------------------------
+
+    async def read_choices(self, account_id: str, address: str) -> NoticeChoices:
+        text = await self._store.client.hget(notices_key(account_id), hash_address(address))
+        kinds = msgspec.json.decode(text, type=Subscriber).kinds if text else []
+        return NoticeChoices(**dict.fromkeys(kinds, True))
+
+    async def choose(self, account_id: str, address: str, choices: NoticeChoices) -> None:
+        """Replaces what the address, which is in lower case, gets from the account."""
+        if not choices.kinds:
+            return await self.end(account_id, address)
+        hashed = hash_address(address)
+        subscriber = msgspec.json.encode(Subscriber(address, choices.kinds)).decode()
+        await self._store.client.sadd(accounts_of_address_key(hashed), account_id)
+        await self._store.client.hset(notices_key(account_id), hashed, subscriber)
+
+    async def end(self, account_id: str, address: str) -> None:
+        """Ends all notices of the account to the address, also those that wait to be sent."""
+        await self._end(account_id, hash_address(address))
+
+    async def end_everywhere(self, address: str) -> None:
+        """Ends all notices of all accounts to the address."""
+        hashed = hash_address(address)
+        for account_id in await self._store.client.smembers(accounts_of_address_key(hashed)):
+            await self._end(account_id, hashed)
+
+    async def end_all(self, account_id: str) -> None:
+        """Ends all notices of the account, which is being deleted."""
+        for hashed in await self._store.client.hkeys(notices_key(account_id)):
+            await self._end(account_id, hashed)
+
+    async def _end(self, account_id: str, hashed: str) -> None:
+        await self._store.client.hdel(notices_key(account_id), hashed)
+        await self._store.client.srem(accounts_of_address_key(hashed), account_id)
+
+    # -- the queue -------------------------------------------------------------------------------------------
+
+    async def queue_for_event(self, fields: Mapping[str, str]) -> None:
+        """Queues the notices about an event of the webhooks' stream, once. Raises BackboneUnavailable."""
+        account_id, event_id = fields["account"], fields["id"]
+        if not await self._store.client.exists(notices_key(account_id)):
+            return
+        data = await self._store.client.hget(bodies_key(account_id), event_id)
+        if data is not None:  # otherwise the event has its outcome, and so its notices
+            kind = KIND_OF_EVENT[fields["type"]]
+            await self._queue(account_id, kind, event_id, 1, fields["type"], fields["app"], shorten_data(data))
+
+    async def queue_recovery(self, app: App, unhealthy: str, recovery: AppRecovered) -> None:
+        """Queues the notices that an app answers again, after the event with the id `unhealthy`, once.
+
+        Raises BackboneUnavailable.
+        """
+        data = encode_data(recovery, app.id, app.name).decode()
+        await self._queue(app.account, "appDown", unhealthy, RECOVERED_LEVEL, recovery.type, app.name, data)
+
+    async def queue_budget(self, account_id: str, app: tuple[str, str] | None, use: BudgetUse) -> None:
+        """Queues the notices about a cap, of the account or of an app (id and name), once per level and day.
+
+        Raises BackboneUnavailable.
+        """
+        app_id, name = app or ("", "")
+        data = msgspec.json.encode(use._asdict()).decode()
+        await self._queue(account_id, "budget", f"{use.day}:{app_id}", use.level, "budget", name, data)
+
+    async def _queue(
+        self, account_id: str, kind: Kind, subject: str, level: int, notice_type: str, app: str, data: str
+    ) -> None:
+        notice = QueuedNotice(account_id, kind, notice_type, app, data)
+        queued = await scripts.queue_notice(self._store, notice, subject, level, mark_seconds=MARK_SECONDS)
+        if queued < 0:
+            logger.error("notice.dropped", account=account_id, type=notice_type, reason="too many wait")
+        elif queued:
+            logger.info("notice.queued", account=account_id, type=notice_type, addresses=queued)
+
+
+def shorten_data(data: str) -> str:
+    """Returns the data of an event with the first findings, and the number of all."""
+    fields = msgspec.json.decode(data)
+    if "findings" not in fields:
+        return data
+    found = fields["findings"]
+    return msgspec.json.encode({"findings": found[:SHOWN_FINDINGS], "count": len(found)}).decode()
+
+
+# -- links that end notices ------------------------------------------------------------------------------------
+
+
+def seal_address(vault: Vault, address: str) -> str:
+    """Returns what a link has in place of the address, which must not be in an access log."""
+    return vault.seal(UNSUBSCRIBE + address).rstrip("=")
+
+
+def open_address(vault: Vault, sealed: str) -> str | None:
+    """Returns the address of a link, or None if this service did not make the link."""
+    try:
+        text = vault.open(sealed + "=" * (-len(sealed) % 4))
+    except (NoEncryptionKey, ValueError):
+        return None
+    return text.removeprefix(UNSUBSCRIBE) if text.startswith(UNSUBSCRIBE) else None

@@ -1,0 +1,65 @@
+"""Queues notices when the spend of an account or an app reaches 80% or 100% of its daily cap.
+
+Each admission knows how much of the caps is used, so watching costs a request two comparisons. A cap that is nearly
+full is reported in the background, by each process at most once per minute. Redis decides whether the notice was queued
+before. While Redis is unavailable, the latest report of each cap waits.
+"""
+
+import asyncio
+import time
+from functools import partial
+from typing import NamedTuple
+
+from gateway.accounts.records import App
+from gateway.events.notices import BudgetUse, Notices
+from gateway.redis.client import until_redis_answers
+from gateway.telemetry.usage import LimitUses
+
+REPORT_SECONDS = 60.0  # between two reports of one cap at the same level
+MAX_CAPS = 10_000  # that a process remembers; beyond that, it reports some more often
+
+
+class _Report(NamedTuple):
+    at: float  # monotonic seconds
+    use: BudgetUse
+
+
+Payer = tuple[str, tuple[str, str] | None]  # the account, and the id and name of the app whose cap it is
+
+
+class BudgetWatch:
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+        self._reported: dict[Payer, _Report] = {}
+        self._waiting: dict[Payer, BudgetUse] = {}
+        self._has_waiting = asyncio.Event()
+
+    def observe(self, app: App, day: str, refused: str, uses: LimitUses) -> None:
+        """Looks at the caps after the decision about a request. `refused` is the verdict if a cap refused it."""
+        of_account, of_app, *_ = uses
+        if of_account is not None:
+            self._compare((app.account, None), *of_account, day, refused == "cap")
+        if of_app is not None:
+            self._compare((app.account, (app.id, app.name)), *of_app, day, refused == "app_cap")
+
+    def _compare(self, payer: Payer, cap: int, used: int, day: str, refused: bool) -> None:
+        if used * 5 < cap * 4 and not refused:
+            return
+        use, now = BudgetUse(100 if refused or used >= cap else 80, used, cap, day), time.monotonic()
+        last = self._reported.get(payer)
+        if last and last.use.day == day and last.use.level >= use.level and now - last.at < REPORT_SECONDS:
+            return
+        if len(self._reported) >= MAX_CAPS:
+            self._reported.clear()
+        self._reported[payer] = _Report(now, use)
+        self._waiting[payer] = use
+        self._has_waiting.set()
+
+    async def keep_reporting(self) -> None:
+        """Queues the notices. Runs for the life of the process."""
+        while True:
+            await self._has_waiting.wait()
+            self._has_waiting.clear()
+            while self._waiting:
+                (account_id, app), use = self._waiting.popitem()
+                await until_redis_answers(partial(self._notices.queue_budget, account_id, app, use))

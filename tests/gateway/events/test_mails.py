@@ -1,0 +1,126 @@
+"""The messages of notices: what each says, and that names and reasons from customers change no header and no tag."""
+
+import email
+import email.policy
+
+import msgspec
+import pytest
+
+from gateway.events.catalog import SAMPLES
+from gateway.events.mails import Footer, write_message, write_text
+from gateway.events.notices import KIND_OF_EVENT, shorten_data
+from tests.fakes.mail_server import text_of
+
+FOOTER = Footer("Ada’s workshop", "finding", False, "https://api.example.com", "https://api.example.com/unsubscribe/x")
+NANO = 1_000_000_000
+BUDGET = {"level": 80, "used": 410_000_000, "cap": NANO // 2, "day": "2026-07-02"}
+RECOVERED = msgspec.to_builtins(SAMPLES["app.recovered"])
+
+
+def write(notice_type: str, app: str, data: dict[str, object], footer: Footer = FOOTER) -> email.message.EmailMessage:
+    """Returns the message as its recipient parses it."""
+    sent = write_message(
+        write_text(notice_type, app, data),
+        footer,
+        sender="Capsule <notices@example.com>",
+        recipient="ada@example.com",
+        message_id="p38.1-0",
+        now=1_782_979_200,
+    )
+    return email.message_from_bytes(sent.as_bytes(), policy=email.policy.default)
+
+
+def data_of(event: str) -> dict[str, object]:
+    return msgspec.json.decode(shorten_data(msgspec.json.encode(SAMPLES[event]).decode()))
+
+
+@pytest.mark.parametrize(
+    ("notice_type", "app", "data", "subject", "facts"),
+    [
+        (
+            "budget",
+            "notes",
+            BUDGET,
+            "The app notes has used 80% of its daily cap",
+            ["€0.41", "€0.50", "apps/notes/usage"],
+        ),
+        (
+            "budget",
+            "",
+            BUDGET | {"level": 100},
+            "Your account has reached its daily cap",
+            ["refused", "dashboard#/usage"],
+        ),
+        ("app.recovered", "notes", RECOVERED, "notes answers again", ["31 December 2025, 23:57 UTC", "3 minutes"]),
+    ],
+)
+def test_the_text_of_each_kind_that_is_no_event(
+    notice_type: str, app: str, data: dict[str, object], subject: str, facts: list[str]
+) -> None:
+    message = write(notice_type, app, data)
+    assert message["Subject"] == subject
+    for part in (text_of(message), text_of(message, "html")):
+        assert [fact for fact in [subject, *facts] if fact not in part] == []
+
+
+@pytest.mark.parametrize(
+    ("event", "subject", "facts"),
+    [
+        (
+            "deploy.failed",
+            "The deploy of notes failed",
+            ["the build command ended with status 1", "deploys/dep_sample"],
+        ),
+        ("app.unhealthy", "notes does not answer", ["It does not answer in time"]),
+        ("domain.expiring", "The certificate of app.example.com ends in 6 days", ["7 January 2026, 12:00 UTC"]),
+        ("security.finding", "notes has an urgent security finding", ["CVE-2026-0001", "fixed in 1.0.1"]),
+    ],
+)
+def test_the_text_of_each_event(event: str, subject: str, facts: list[str]) -> None:
+    assert event in KIND_OF_EVENT
+    message = write(event, "notes", data_of(event))
+    assert message["Subject"] == subject
+    assert [fact for fact in facts if fact not in text_of(message)] == []
+
+
+def test_each_message_says_why_it_came_and_how_to_stop_it() -> None:
+    message = write("security.finding", "notes", data_of("security.finding"), FOOTER._replace(is_last=True))
+    assert message["List-Unsubscribe"] == "<https://api.example.com/unsubscribe/x>"
+    assert message["List-Unsubscribe-Post"] == "List-Unsubscribe=One-Click"
+    assert (message["From"], message["To"]) == ("Capsule <notices@example.com>", "ada@example.com")
+    assert (message["Message-ID"], message["Auto-Submitted"]) == ("<p38.1-0@example.com>", "auto-generated")
+    for part in (text_of(message), text_of(message, "html")):
+        flat = " ".join(part.split())
+        assert "because you chose notices about security findings of the account Ada’s workshop" in flat
+        assert "the last notice of today" in flat
+        assert "https://api.example.com/unsubscribe/x" in flat
+        assert "https://api.example.com/dashboard#/account" in flat
+
+
+def test_what_customers_write_changes_no_header_and_no_tag() -> None:
+    evil = 'x\r\nBcc: eve@example.com\r\n\r\n<script>alert("1")</script>\u2028\x00' + "y" * 1_000
+    finding = {"cve": evil, "component": evil, "severity": evil, "fixedIn": evil, "deadlineAt": None}
+    data = {"kind": "live", "phase": "build", "reason": evil, "deployId": evil}
+    plain = write("deploy.failed", "notes", data_of("deploy.failed"))
+    for message in (
+        write("deploy.failed", evil, data, FOOTER._replace(account=evil)),
+        write("security.finding", evil, {"findings": [finding] * 10, "count": 100}),
+    ):
+        assert message.keys() == plain.keys()
+        assert "Bcc: eve@example.com" in message["Subject"]
+        assert "<script" not in text_of(message, "html")
+        assert len(message.as_bytes()) < 50_000
+        assert all("\x00" not in text_of(message, kind) for kind in ("plain", "html"))
+
+
+def test_a_long_link_stays_on_one_line() -> None:
+    link = "https://api.example.com/unsubscribe/" + "x" * 500
+    sent = write_message(
+        write_text("deploy.failed", "notes", data_of("deploy.failed")),
+        FOOTER._replace(end=link),
+        sender="notices@example.com",
+        recipient="ada@example.com",
+        message_id="1",
+        now=0,
+    )
+    assert f"List-Unsubscribe: <{link}>\r\n".encode() in sent.as_bytes()

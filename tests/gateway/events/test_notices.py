@@ -1,0 +1,72 @@
+"""Who gets which notices, and the queue of notices."""
+
+import pytest
+
+from gateway.accounts.vault import Vault
+from gateway.events.notices import BudgetUse, NoticeChoices, Notices, hash_address, open_address, seal_address
+from gateway.keys import accounts_of_address_key, notices_key, partition_tag, stream_key
+from gateway.redis.client import Store
+
+ACCOUNT, OTHER, ADA, BOB = "acc_1", "acc_2", "ada@example.com", "bob@example.com"
+ALL = NoticeChoices(budget=True, deployFailed=True, appDown=True, certificate=True, finding=True)
+
+
+@pytest.fixture
+def notices(store: Store) -> Notices:
+    return Notices(store)
+
+
+async def test_each_person_chooses_for_themselves(notices: Notices) -> None:
+    assert await notices.read_choices(ACCOUNT, ADA) == NoticeChoices()
+    await notices.choose(ACCOUNT, ADA, NoticeChoices(budget=True, finding=True))
+    await notices.choose(ACCOUNT, ADA, NoticeChoices(budget=True))
+    await notices.choose(ACCOUNT, BOB, ALL)
+    assert await notices.read_choices(ACCOUNT, ADA) == NoticeChoices(budget=True)
+    assert await notices.read_choices(ACCOUNT, BOB) == ALL
+    assert await notices.read_choices(OTHER, BOB) == NoticeChoices()
+
+
+async def test_nothing_is_left_of_who_wants_none(notices: Notices, store: Store) -> None:
+    for account in (ACCOUNT, OTHER):
+        for address in (ADA, BOB):
+            await notices.choose(account, address, ALL)
+    assert not [key for key in await store.list_keys() if "@" in key], "no key has an address"
+    await notices.choose(ACCOUNT, ADA, NoticeChoices())
+    assert await notices.read_choices(OTHER, ADA) == ALL
+    await notices.end_everywhere(ADA)
+    assert await notices.read_choices(OTHER, ADA) == NoticeChoices()
+    assert await notices.read_choices(OTHER, BOB) == ALL
+    await notices.end(ACCOUNT, BOB)
+    await notices.end_all(OTHER)
+    assert await store.list_keys() == set()
+
+
+async def test_a_choice_that_was_interrupted_can_be_ended(notices: Notices, store: Store) -> None:
+    await store.client.sadd(accounts_of_address_key(hash_address(ADA)), ACCOUNT)
+    await notices.end_everywhere(ADA)
+    assert await store.list_keys() == set()
+
+
+async def test_a_full_cap_after_one_that_is_nearly_full(notices: Notices, store: Store) -> None:
+    await notices.choose(ACCOUNT, ADA, ALL)
+    queued = stream_key(partition_tag(ACCOUNT), "mails")
+
+    async def report(level: int, app: tuple[str, str] | None, day: str = "2026-07-02") -> int:
+        await notices.queue_budget(ACCOUNT, app, BudgetUse(100 if level == 100 else 80, 1, 1, day))
+        return int(await store.client.xlen(queued))
+
+    assert [await report(level, None) for level in (80, 80, 100, 100, 80)] == [1, 1, 2, 2, 2]
+    assert [await report(level, ("app_1", "notes")) for level in (100, 80)] == [3, 3]
+    assert await report(80, None, "2026-07-03") == 4
+    assert await store.client.hlen(notices_key(ACCOUNT)) == 1
+
+
+def test_only_links_of_this_service_end_notices() -> None:
+    vault = Vault("a key of more than thirty-two characters")
+    link = seal_address(vault, ADA)
+    assert "@" not in link
+    assert ADA.partition("@")[0] not in link
+    assert open_address(vault, link) == ADA
+    others = Vault("another key of more than thirty-two chars")
+    for forged in (link[:-1], link + "A", "x", "ü", "", vault.seal(ADA), seal_address(others, ADA)):
+        assert open_address(vault, forged) is None

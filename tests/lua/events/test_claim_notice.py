@@ -1,0 +1,29 @@
+"""Only the worker for which a notice is pending can send it, and only to an address that still wants it."""
+
+from typing import Any
+
+from tests.lua.scripts import TAG, source
+
+STREAM, NOTICES, DELETIONS, GROUP = f"{TAG}:mails", f"{TAG}:notices:acc", f"{TAG}:deletions", "notices"
+
+
+def test_claimed_by_the_worker_for_which_it_is_pending(client: Any) -> None:
+    script = client.register_script(source("events/claim_notice"))
+
+    def claim(consumer: str) -> list[Any]:
+        return list(script([STREAM, NOTICES, DELETIONS], [GROUP, consumer, entry, "acc", "hash"]))
+
+    client.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+    entry = client.xadd(STREAM, {"account": "acc"})
+    assert claim("one") == [0, b""], "nobody has read it"
+    client.xreadgroup(GROUP, "one", {STREAM: ">"})
+    assert claim("one") == [1, b""]
+    assert claim("two") == [0, b""]
+    client.hset(NOTICES, "hash", "{}")
+    assert claim("one") == [1, b"{}"]
+    client.zadd(DELETIONS, {"acc": 1})
+    assert claim("one") == [1, b""]
+    client.zrem(DELETIONS, "acc")
+    client.xclaim(STREAM, GROUP, "two", 0, [entry])
+    assert claim("one") == [0, b""]
+    assert claim("two") == [1, b"{}"]

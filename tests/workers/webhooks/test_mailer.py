@@ -1,0 +1,174 @@
+"""Notices by real worker processes, through a real mail server."""
+
+import ssl
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.events.catalog import SAMPLES
+from gateway.events.notices import NoticeChoices, Notices, count_outcomes, open_address
+from gateway.keys import dead_letters_key, partition_tag, stream_key
+from tests.fakes.mail_server import PASSWORD, MailServer, subjects, text_of
+from tests.fakes.receiver import FakeReceiver
+from tests.support.gateway_process import ENCRYPTION_KEY
+from tests.support.monitored_apps import fleet
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.worker_process import Account, Queue, Worker
+from workers.webhooks import mailer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ADA, BOB = "ada@example.com", "bob@example.com"
+FAILED = msgspec.structs.replace(SAMPLES["deploy.failed"], sample=msgspec.UNSET)
+DEPLOYS = NoticeChoices(deployFailed=True)
+QUICK = {"workers.webhooks.mailer.FIRST_PAUSE_SECONDS": 0.2, "workers.webhooks.mailer.ATTEMPT_SECONDS": 0.5}
+Tls = tuple[ssl.SSLContext, str]
+
+
+async def subscribed(own: Queue, choices: NoticeChoices = DEPLOYS) -> Account:
+    """Creates an account without a receiver, of which Ada gets these notices."""
+    record, key = await Registry(own.store, Vault(ENCRYPTION_KEY)).create_account("Ada’s workshop", "maker")
+    own.confidential.add(key)
+    account = Account(own, record.id)
+    await Notices(own.store).choose(account.id, ADA, choices)
+    return account
+
+
+async def worker(own: Queue, server: MailServer, constants: dict[str, float] = QUICK, **settings: str) -> Worker:
+    own.confidential.add(PASSWORD)
+    mail = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "Capsule <notices@example.com>"}
+    return await own.worker(constants=constants, **mail, **settings)
+
+
+async def outcomes(own: Queue, **expected: int) -> None:
+    await wait_until(lambda: count_outcomes(own.store), 10, holds=lambda found: +Counter(found) == Counter(expected))
+
+
+async def test_two_workers_send_each_notice_once(own: Queue) -> None:
+    async with MailServer() as server:
+        account = await subscribed(own)
+        await Notices(own.store).choose(account.id, BOB, NoticeChoices(finding=True))
+        workers = [await worker(own, server) for _ in range(2)]
+        events = [await account.emit(FAILED) for _ in range(10)]
+        record = await Registry(own.store, Vault(ENCRYPTION_KEY)).account(account.id)
+        await own.webhooks.queue_sample(record, "security.finding", None, "apps.example.com")
+        await account.emit(SAMPLES["deploy.succeeded"])
+        await own.drained()
+        await own.webhooks.redeliver(account.id, events[0])
+        await own.drained()
+        await outcomes(own, sent=10)
+        assert server.recipients == [ADA] * 10
+        assert subjects(server) == [f"The deploy of {account.app.name} failed"] * 10
+        assert len({message["Message-ID"] for message in server.messages}) == 10
+        message = server.messages[0]
+        assert "Ada’s workshop" in text_of(message)
+        link = message["List-Unsubscribe"].strip("<>").rpartition("/")[2]
+        assert open_address(Vault(ENCRYPTION_KEY), link) == ADA
+        for each in workers:
+            assert await each.stop() == 0
+            assert ADA not in each.log
+        assert not [key for key in await own.store.list_keys() if "@" in key]
+
+
+@pytest.mark.parametrize("smtps", [False, True])
+async def test_tls_and_a_password(own: Queue, tls: Tls, smtps: bool) -> None:
+    """The server's certificate is verified, and the password is only sent over TLS."""
+    async with MailServer(tls[0], smtps=smtps, log_in=True) as server:
+        account = await subscribed(own)
+        await account.emit(FAILED)
+        unknown = await worker(own, server)
+        await wait_until(lambda: "notice.not_sent" in unknown.log, 10)
+        assert "Cert" in unknown.log
+        assert await unknown.stop() == 0
+        assert server.messages == []
+        await worker(own, server, GATEWAY_CA_FILE=tls[1])
+        await outcomes(own, sent=1)
+        assert server.encrypted == [True]
+
+
+async def test_a_notice_is_tried_again(own: Queue) -> None:
+    assert mailer.FIRST_PAUSE_SECONDS < 10
+    assert mailer.RETRY_SECONDS == 3_600
+    async with MailServer() as server:
+        server.refusals = ["451 later", "550 never", "421 closing"]
+        account = await subscribed(own)
+        await account.emit(FAILED)
+        await worker(own, server)
+        await outcomes(own, sent=1)
+        assert len(server.attempts) == 4
+
+
+async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, receiver: FakeReceiver) -> None:
+    async with MailServer(greets=False) as server:
+        account = await (await subscribed(own)).set(receiver.url("/hooks"))
+        ends = {**QUICK, "workers.webhooks.mailer.RETRY_SECONDS": 2}
+        sending = await worker(own, server, ends)
+        events = [await account.emit(FAILED) for _ in range(20)]
+        for event in events:
+            assert await account.outcome(event, 2) == ("delivered", 204)
+        await wait_until(lambda: server.connections > 20, 10)
+        server.port = free_port()
+        await outcomes(own, failed=20)
+        assert '"reason":"timeout"' in sending.log.replace(" ", "")
+
+
+async def test_at_most_twenty_in_a_day(own: Queue) -> None:
+    async with MailServer() as server:
+        account = await subscribed(own)
+        for _ in range(22):
+            await account.emit(FAILED)
+        await worker(own, server)
+        await outcomes(own, sent=20, limited=2)
+        last = [message for message in server.messages if "the last notice of today" in text_of(message)]
+        assert len(last) == 1
+
+
+async def test_a_notice_that_waits_is_not_sent_once_its_address_wants_none(own: Queue) -> None:
+    async with MailServer() as server:
+        server.refusals = ["451 later"] * 100
+        account = await subscribed(own)
+        await account.emit(FAILED)
+        await worker(own, server)
+        await wait_until(lambda: server.attempts, 10)
+        await Notices(own.store).end_everywhere(ADA)
+        await outcomes(own, ended=1)
+        assert server.messages == []
+
+
+async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:
+    """The account's receiver gets nothing, so there is no app.recovered: the notices follow from the probes."""
+    async with fleet(tmp_path) as own, MailServer() as server:
+        app = await own.app()
+        await own.queue.webhooks.clear_receiver(app.account.id)
+        await Notices(own.queue.store).choose(app.account.id, ADA, NoticeChoices(appDown=True))
+        mail = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "notices@example.com"}
+        await own.worker("monitors", "webhooks", **mail)
+        app.fails()
+        await wait_until(lambda: subjects(server), 15, holds=lambda found: found == [f"{app.app.name} does not answer"])
+        app.heals()
+        both = [f"{app.app.name} answers again", f"{app.app.name} does not answer"]
+        await wait_until(lambda: subjects(server), 15, holds=lambda found: found == both)
+
+
+async def test_an_entry_that_is_no_notice_becomes_a_dead_letter(own: Queue) -> None:
+    async with MailServer() as server:
+        await worker(own, server)
+        account = await subscribed(own)
+        tag = partition_tag(account.id)
+        fields = {
+            "account": account.id,
+            "address": "hash",
+            "kind": "budget",
+            "type": "unknown",
+            "app": "",
+            "data": "{}",
+        }
+        await own.store.client.xadd(stream_key(tag, "mails"), fields)
+        await wait_until(lambda: own.store.client.xlen(dead_letters_key(tag)), 10)
+        await account.emit(FAILED)
+        await outcomes(own, sent=1)

@@ -1,0 +1,251 @@
+"""Sends notices by e-mail, from a stream of their own.
+
+A notice has one recipient. The steps are: confirm the ownership of the entry and that the address still wants it, count
+it for the address's day, write the message, hand it to the mail server, then record the outcome and acknowledge the
+entry in one step. If the server does not take it, the notice waits in memory and is tried again for an hour. Only a
+worker that dies between the server's acceptance and the record causes a second message. It has the same Message-ID.
+
+Notices share nothing with deliveries but the process: a server that hangs or refuses delays only other notices. A
+refusal for good (5xx) is tried again too: most often it comes from a setting of the server that is soon corrected.
+
+No address is logged. Answers of the server, which may repeat one, are logged by their code only.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import aiosmtplib
+import msgspec
+import structlog
+
+from gateway.accounts.records import Account
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable
+from gateway.events import scripts
+from gateway.events.mails import Footer, write_message, write_text
+from gateway.events.notices import GROUP, STREAM, Outcome, Subscriber, seal_address
+from gateway.events.records import NoticeClaim
+from gateway.keys import account_key, notices_on_key
+from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
+from gateway.redis.errors import code_of
+from gateway.settings import Settings, SmtpServer, split_smtp_url
+from workers.stream import Consumer, Entry, require_partition
+
+logger = structlog.get_logger()
+
+ATTEMPT_SECONDS = 10.0  # from the look-up of the server's name to its acceptance
+QUIT_SECONDS = 1.0  # to say goodbye, once the server has accepted the message
+RETRY_SECONDS = 3_600.0  # after a notice was queued; the attempt under way is the last one then
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0  # between attempts; each pause is twice the one before
+CONNECTIONS = 16  # to the server at a time, per worker
+MAX_NOTICES = 1_000  # in memory, per worker
+DAILY_NOTICES = 20  # to one address
+DAY_SECONDS = 86_400
+
+
+class NotSent(Exception):
+    """The mail server did not take a message. The text is a reason for the log, without an address."""
+
+
+class Notice(NamedTuple):
+    entry: Entry
+    subscriber: Subscriber
+    account: str  # its name
+    is_last: bool  # of the day, for this address
+
+
+class Mailer:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
+        self._vault = Vault(settings.encryption_key)
+        self._tls = ssl.create_default_context()
+        if settings.ca_file:
+            self._tls.load_verify_locations(settings.ca_file)
+        self._connections = asyncio.Semaphore(CONNECTIONS)
+        self._running: set[asyncio.Task[None]] = set()
+        self._space_freed, self._stopping = asyncio.Event(), asyncio.Event()
+        # An attempt ends before another worker may claim its notice.
+        claim_idle = settings.webhook_claim_idle + ATTEMPT_SECONDS
+        self._consumer = Consumer(self._store, STREAM, GROUP, claim_idle, self._accept, self._wait_for_space)
+
+    async def run(self) -> None:
+        """Runs until canceled. Attempts under way then end within their budget, and other notices are released."""
+        try:
+            await self._consumer.run()
+        finally:
+            self._stopping.set()
+            if self._running:
+                await asyncio.wait(self._running, timeout=ATTEMPT_SECONDS + QUIT_SECONDS + 2 * COMMAND_SECONDS)
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+            try:
+                async with asyncio.timeout(COMMAND_SECONDS):
+                    await self._consumer.release_entries()
+            except (BackboneUnavailable, TimeoutError) as error:
+                logger.warning("notices.not_released", error=code_of(error.__cause__ or error))
+            await self._store.close()
+
+    async def _wait_for_space(self) -> None:
+        while self._consumer.held_count >= MAX_NOTICES:
+            self._space_freed.clear()
+            await self._space_freed.wait()
+
+    def _accept(self, entry: Entry) -> None:
+        """Accepts an entry from the stream. Raises KeyError or ValueError if it is not a notice."""
+        require_partition(entry)
+        write_text(entry.fields["type"], entry.fields["app"], msgspec.json.decode(entry.fields["data"]))
+        task = asyncio.create_task(self._run_notice(entry))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    # -- one notice ------------------------------------------------------------------------------------------
+
+    async def _run_notice(self, entry: Entry) -> None:
+        try:
+            await self._process(entry)
+        except Exception as error:
+            # A bug: the notice stays pending, and a worker claims it again after the idle time.
+            logger.error("notice.postponed", entry=entry.id, exc_info=error)
+            with contextlib.suppress(BackboneUnavailable):
+                await self._consumer.fail_entry(entry, error)
+        finally:
+            self._consumer.forget_entry(entry)
+            self._space_freed.set()
+
+    async def _process(self, entry: Entry) -> None:
+        count, pause = 0, FIRST_PAUSE_SECONDS
+        while True:
+            async with self._connections:
+                if self._stopping.is_set():
+                    return None
+                claim = await until_redis_answers(lambda: self._claim(entry), waiting="notice.waiting")
+                if not claim.owned:
+                    return None
+                subscriber = msgspec.json.decode(claim.subscriber, type=Subscriber) if claim.subscriber else None
+                name = await until_redis_answers(lambda: self._read_account_name(entry))
+                if subscriber is None or entry.fields["kind"] not in subscriber.kinds or name is None:
+                    return await self._record(entry, "ended")
+                if not count:
+                    count = await until_redis_answers(lambda: self._count(entry))
+                if count > DAILY_NOTICES:
+                    return await self._record(entry, "limited")
+                reason = await self._try(Notice(entry, subscriber, name, count == DAILY_NOTICES))
+            if not reason:
+                return await self._record(entry, "sent")
+            if time.time() - int(entry.id.partition("-")[0]) / 1000 > RETRY_SECONDS:
+                return await self._record(entry, "failed", reason)
+            logger.warning("notice.not_sent", entry=entry.id, account=entry.fields["account"], reason=reason)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _claim(self, entry: Entry) -> NoticeClaim:
+        await self._consumer.confirm_name()
+        account, address = entry.fields["account"], entry.fields["address"]
+        return await scripts.claim_notice(
+            self._store, entry.tag, account, address, group=GROUP, consumer=self._consumer.name, entry=entry.id
+        )
+
+    async def _read_account_name(self, entry: Entry) -> str | None:
+        text = await self._store.get(account_key(entry.fields["account"]))
+        return msgspec.json.decode(text, type=Account).name if text else None
+
+    async def _count(self, entry: Entry) -> int:
+        """Counts a notice for the address's day, and returns their number."""
+        key = notices_on_key(entry.fields["address"], datetime.now(UTC).date().isoformat())
+        count, _ = await self._store.increment(key, 2 * DAY_SECONDS)
+        return count
+
+    async def _record(self, entry: Entry, outcome: Outcome, reason: str = "") -> None:
+        if await until_redis_answers(
+            lambda: scripts.record_notice(self._store, entry.tag, group=GROUP, entry=entry.id, outcome=outcome),
+            waiting="notice.waiting",
+        ):
+            fields = entry.fields
+            log = logger.warning if outcome == "failed" else logger.info
+            log("notice", account=fields["account"], type=fields["type"], outcome=outcome, reason=reason)
+
+    # -- the mail server -------------------------------------------------------------------------------------
+
+    async def _try(self, notice: Notice) -> str:
+        """Makes one attempt. Returns '' if the server has the message, or else the reason why not."""
+        try:
+            async with asyncio.timeout(ATTEMPT_SECONDS):
+                client = await self._connect(self._read_server())
+                try:
+                    await self._send(client, notice)
+                except BaseException:
+                    client.close()
+                    raise
+        except (TimeoutError, aiosmtplib.SMTPTimeoutError):
+            return "timeout"
+        except NotSent as error:
+            return str(error)
+        except aiosmtplib.SMTPRecipientsRefused as error:
+            return f"recipient refused with {', '.join(str(each.code) for each in error.recipients)}"
+        except aiosmtplib.SMTPResponseException as error:
+            return f"{type(error).__name__} with {error.code}"
+        except (aiosmtplib.SMTPException, OSError) as error:  # of TLS too
+            return type(error.__cause__ or error).__name__
+        with contextlib.suppress(TimeoutError, OSError, aiosmtplib.SMTPException):  # the server has the message
+            async with asyncio.timeout(QUIT_SECONDS):
+                await client.quit()
+        client.close()
+        return ""
+
+    def _read_server(self) -> SmtpServer:
+        """Raises NotSent if the file with the address cannot be used now."""
+        try:
+            path = self._settings.smtp_url_file
+            return split_smtp_url(Path(path).read_text().strip() if path else self._settings.smtp_url)
+        except (OSError, ValueError):
+            raise NotSent("the file that GATEWAY_SMTP_URL_FILE names has no address of a mail server") from None
+
+    async def _connect(self, server: SmtpServer) -> aiosmtplib.SMTP:
+        client = aiosmtplib.SMTP(
+            hostname=server.host,
+            port=server.port,
+            local_hostname=socket.gethostname(),
+            use_tls=server.tls,
+            start_tls=False if server.tls else None,  # None: if the server offers it
+            tls_context=self._tls,
+            timeout=ATTEMPT_SECONDS,
+        )
+        try:
+            await client.connect()
+            if server.user:
+                if client.get_transport_info("ssl_object") is None and not _is_loopback(client):
+                    raise NotSent("the server offers no TLS, and the password is only sent with TLS")
+                await client.login(server.user, server.password)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    async def _send(self, client: aiosmtplib.SMTP, notice: Notice) -> None:
+        fields, base_url = notice.entry.fields, self._settings.base_url
+        address = notice.subscriber.address
+        end = f"{base_url}/unsubscribe/{seal_address(self._vault, address)}"
+        message = write_message(
+            write_text(fields["type"], fields["app"], msgspec.json.decode(fields["data"])),
+            Footer(notice.account, fields["kind"], notice.is_last, base_url, end),
+            sender=self._settings.mail_from,
+            recipient=address,
+            message_id=f"{notice.entry.tag.strip('{}')}.{notice.entry.id}",
+            now=time.time(),
+        )
+        await client.send_message(message, recipients=[address])
+
+
+def _is_loopback(client: aiosmtplib.SMTP) -> bool:
+    peer = client.get_transport_info("peername")
+    return bool(peer) and ipaddress.ip_address(peer[0]).is_loopback
