@@ -12,7 +12,7 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.access import Scope
+from gateway.accounts.access import Right, Scope
 from gateway.accounts.api_keys import MAX_KEYS_BY_OPERATORS, NAME_LENGTH, CreatedKey, ListedKey
 from gateway.accounts.changes import Changes
 from gateway.accounts.operators import Operators
@@ -151,7 +151,7 @@ async def show_account(
     access: CallerAccess, settings: Injected[Settings], store: Injected[Store], deploys: Injected[Deploys]
 ) -> AccountView:
     view = await view_account(access.account, settings, store, deploys)
-    if settings.sends_notices and access.email:
+    if settings.sends_notices and access.email and access.role in Right.DEVELOP.roles:
         view.notices = True
     return view
 

@@ -26,6 +26,8 @@ class MailServer:
         self.encrypted: list[bool] = []  # whether each message came over TLS
         self.attempts: list[float] = []  # the times of all messages that were offered, by the loop's clock
         self.refusals: list[str] = []  # for the next messages, one each
+        self.may_answer = asyncio.Event()  # to a message, once it is read
+        self.may_answer.set()
         self.connections = 0
         self._tls, self._smtps, self._log_in, self._greets = tls, smtps, log_in, greets
         self._server: asyncio.Server | None = None
@@ -72,6 +74,7 @@ class MailServer:
         self.messages.append(email.message_from_bytes(content, policy=email.policy.default))
         self.recipients += envelope.rcpt_tos
         self.encrypted.append(self._smtps or session.ssl is not None)
+        await self.may_answer.wait()
         return "250 accepted"
 
 

@@ -34,17 +34,15 @@ class BudgetWatch:
         self._waiting: dict[Payer, BudgetUse] = {}
         self._has_waiting = asyncio.Event()
 
-    def observe(self, app: App, day: str, refused: str, uses: LimitUses) -> None:
-        """Looks at the caps after the decision about a request. `refused` is the verdict if a cap refused it."""
+    def observe(self, app: App, day: str, verdict: str, uses: LimitUses) -> None:
+        """Looks at the caps after the decision about a request."""
         of_account, of_app, *_ = uses
-        if of_account is not None:
-            self._compare((app.account, None), *of_account, day, refused == "cap")
-        if of_app is not None:
-            self._compare((app.account, (app.id, app.name)), *of_app, day, refused == "app_cap")
+        if of_account is not None and (of_account[1] * 5 >= of_account[0] * 4 or verdict == "cap"):
+            self._report((app.account, None), *of_account, day, verdict == "cap")
+        if of_app is not None and (of_app[1] * 5 >= of_app[0] * 4 or verdict == "app_cap"):
+            self._report((app.account, (app.id, app.name)), *of_app, day, verdict == "app_cap")
 
-    def _compare(self, payer: Payer, cap: int, used: int, day: str, refused: bool) -> None:
-        if used * 5 < cap * 4 and not refused:
-            return
+    def _report(self, payer: Payer, cap: int, used: int, day: str, refused: bool) -> None:
         use, now = BudgetUse(100 if refused or used >= cap else 80, used, cap, day), time.monotonic()
         last = self._reported.get(payer)
         if last and last.use.day == day and last.use.level >= use.level and now - last.at < REPORT_SECONDS:

@@ -5,9 +5,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from gateway.accounts.access import Access
+from gateway.accounts.records import Account
 from gateway.accounts.vault import Vault
+from gateway.api import notices
 from gateway.events.notices import NoticeChoices, Notices, seal_address
 from gateway.keys import partition_tag, stream_key
+from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.fixtures import module_fixture
@@ -40,6 +44,17 @@ async def test_an_api_key_has_no_address(mailing: Gateway) -> None:
     assert "notices" not in (await account.get("/account")).json()
 
 
+async def test_a_person_chooses(mailing: Gateway) -> None:
+    """The routes' functions, as the account API calls them for the session of a member."""
+    account = Account(id=(await mailing.account()).id, name="One", plan="free", createdAt="")
+    settings, chosen = Settings(smtp_url="smtp://localhost"), NoticeChoices(budget=True, finding=True)
+    ada, bob = (Access(account, address, "session", email=address) for address in (ADA, "bob@example.com"))
+    async with opened(mailing.redis.url) as store:
+        assert await notices.choose_notices.fn(ada, chosen, settings, Notices(store)) == chosen
+        assert await notices.show_notices.fn(ada, settings, Notices(store)) == chosen
+        assert await notices.show_notices.fn(bob, settings, Notices(store)) == NoticeChoices()
+
+
 async def test_a_service_without_a_mail_server(gw: Gateway) -> None:
     refused(await (await gw.account()).get("/account/notices"), 404, "NOT_FOUND")
 
@@ -54,21 +69,21 @@ async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway) -> Non
     accounts = [await mailing.account() for _ in range(2)]
     link = f"/unsubscribe/{seal_address(Vault(ENCRYPTION_KEY), ADA)}"
     async with opened(mailing.redis.url) as store:
-        notices = Notices(store)
+        choices = Notices(store)
         for account in accounts:
-            await notices.choose(account.id, ADA, NoticeChoices(budget=True))
+            await choices.choose(account.id, ADA, NoticeChoices(budget=True))
         for _ in range(2):
             page = await mailing.http.get(link)
             assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
             assert '<form method="post">' in page.text
             assert "form-action 'self'" in page.headers["content-security-policy"]
-        assert await notices.read_choices(accounts[0].id, ADA) == NoticeChoices(budget=True)
+        assert await choices.read_choices(accounts[0].id, ADA) == NoticeChoices(budget=True)
         for _ in range(2):
             ended = await mailing.http.post(link, data={"List-Unsubscribe": "One-Click"})
             assert ended.status_code == 200
             assert "Your notices have ended" in ended.text
         for account in accounts:
-            assert await notices.read_choices(account.id, ADA) == NoticeChoices()
+            assert await choices.read_choices(account.id, ADA) == NoticeChoices()
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -12,10 +12,12 @@ import redis
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
 from gateway.deploys.hooks import Hooks
+from gateway.events.notices import BudgetUse, NoticeChoices, Notices, hash_address
 from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key
 from gateway.operations.leaving import Leaving
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
+from tests.support import stores
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -99,7 +101,11 @@ class Population:
             gw.confidential.add(browser.cookies[ACCOUNT])
         await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "once"})
         await gw.platform("DELETE", f"accounts/{account.id}/suspension")
-        self.words |= {name, email, hook["id"], published.json()["deployId"]}
+        async with stores.opened(gw.redis.url) as store:
+            notices = Notices(store)
+            await notices.choose(account.id, email, NoticeChoices(budget=True))
+            await notices.queue_budget(account.id, None, BudgetUse(80, 1, 1, "2026-07-02"))
+        self.words |= {name, email, hash_address(email), hook["id"], published.json()["deployId"]}
 
     async def is_gone(self) -> bool:
         answer = await self.account.gateway.platform("GET", f"accounts/{self.account.id}")

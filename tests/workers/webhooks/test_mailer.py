@@ -117,6 +117,22 @@ async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, rec
         assert '"reason":"timeout"' in sending.log.replace(" ", "")
 
 
+async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(own: Queue) -> None:
+    """The server got the message, but the worker did not record it: it comes a second time, with the same id."""
+    async with MailServer() as server:
+        server.may_answer.clear()
+        account = await subscribed(own)
+        await account.emit(FAILED)
+        dying = await worker(own, server)
+        await wait_until(lambda: server.attempts, 10)
+        dying.kill()
+        server.may_answer.set()
+        await worker(own, server)
+        await wait_until(lambda: count_outcomes(own.store), 30, holds=lambda found: found["sent"] == 1)
+        assert len(server.messages) == 2
+        assert len({message["Message-ID"] for message in server.messages}) == 1
+
+
 async def test_at_most_twenty_in_a_day(own: Queue) -> None:
     async with MailServer() as server:
         account = await subscribed(own)
