@@ -105,7 +105,6 @@ published on the channel `changes`.
 | `{pNN}:mails` | stream | notices to send, each to the hash of an address; group `notices` | each at its end; 10,000 |
 | `{pNN}:mails:outcomes` | hash | outcome → number of notices | never: four fields |
 | `{pNN}:noticed:<account>:<subject>` | string | level of the last notice about an event, or a day's cap | 2 days |
-| `notices-of:<hash>` | set | ids of the accounts whose notices an address gets, by its hash | with the last of them |
 | `notices-on:<hash>:<day>` | string | number of notices that an address got on a UTC day | 2 days |
 
 ## Deploys
@@ -228,7 +227,7 @@ BACKED_UP = frozenset(
             "suspended",
         ),
         *("inference", "request-log", "spend", "spend-by-user", "spend-of-deleted", "usage"),
-        *("notices", "notices-of", "outcomes", "previous-secret", "webhook"),
+        *("notices", "outcomes", "previous-secret", "webhook"),
         *("builds", "certified-names", "claims", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
         *("hooks-used", "serving", "site"),
         *("data", "data-deleted", "data-snapshots"),
@@ -443,7 +442,6 @@ awaited_key = keys_in_partition("awaited")
 
 notices_key = keys_of_account("notices")
 mail_outcomes_key = keys_of_partition("mails:outcomes")
-accounts_of_address_key = keys_of_all("notices-of")
 
 
 def noticed_key(account_id: str, subject: str) -> str:

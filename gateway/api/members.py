@@ -12,6 +12,7 @@ from gateway.accounts.sessions import Sessions
 from gateway.api.authentication import account_router
 from gateway.api.resources import Caller
 from gateway.errors import LastOwner, NotFound, RequestMalformed
+from gateway.events.notices import Notices
 from gateway.services import Injected
 
 
@@ -40,13 +41,18 @@ async def set_member(
 
 @delete("/members/{email:str}", errors=[RequestMalformed, NotFound, LastOwner])
 async def remove_member(
-    account: Caller, email: FromPath[str], registry: Injected[Registry], sessions: Injected[Sessions]
+    account: Caller,
+    email: FromPath[str],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+    notices: Injected[Notices],
 ) -> None:
     """Remove a member.
 
-    Their sessions for this account end at once.
+    Their sessions for this account end at once, and they get no more notices of it.
     """
     address = read_email(email)
+    await notices.end(account.id, address)
     await registry.members.remove(account.id, address)
     await sessions.close_membership(address, account.id)
 

@@ -6,6 +6,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.types import ControllerRouterHandler, Method
 
 from gateway.accounts.access import Access
+from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.api.authentication import account_router
 from gateway.api.resources import CallerAccess
@@ -73,12 +74,16 @@ async def ask_to_end_notices(link: FromPath[str], vault: Injected[Vault]) -> Res
     tags=["Pages"],
     errors=[BackboneUnavailable],
 )
-async def end_notices(link: FromPath[str], vault: Injected[Vault], notices: Injected[Notices]) -> Response[bytes]:
+async def end_notices(
+    link: FromPath[str], vault: Injected[Vault], notices: Injected[Notices], registry: Injected[Registry]
+) -> Response[bytes]:
     """End all notices to the address that got this link.
 
     Needs no sign-in, because mail programs call it too (RFC 8058).
     """
-    await notices.end_everywhere(read_link(vault, link))
+    address = read_link(vault, link)
+    for membership in await registry.members.list_accounts(address):
+        await notices.end(membership.account.id, address)
     text = "Your address gets no more notices by e-mail. You can choose them again in the dashboard."
     return _page("Your notices have ended", text, DASHBOARD)
 

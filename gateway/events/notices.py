@@ -1,9 +1,8 @@
 """Notices by e-mail: who gets which kinds, the queue of notices, and the links that end them.
 
 - `{pNN}:notices:<account>` has the addresses with the kinds that they chose. All other keys have an address's hash
-- `notices-of:<hash>` has the accounts of an address, so that one link can end the notices of all of them. It is written
-  before the choice and removed after it, so it may name an account too many, but never too few
-- `{pNN}:mails` has the notices to send, one entry per address. `workers/webhooks/mailer.py` sends them
+- `{pNN}:mails` has the notices to send, one entry per address. `workers/webhooks/mailer.py` sends them, if the address
+  then belongs to an owner or developer of the account, and still wants the kind
 
 Most notices are about an event of the webhooks, which the worker reads anyway. Two are not: inference emits no event,
 and an `app.recovered` is only for receivers that got the `app.unhealthy`.
@@ -28,7 +27,7 @@ from gateway.events.catalog import (
     encode_data,
 )
 from gateway.events.records import QueuedNotice
-from gateway.keys import PARTITION_TAGS, accounts_of_address_key, bodies_key, mail_outcomes_key, notices_key
+from gateway.keys import PARTITION_TAGS, bodies_key, mail_outcomes_key, notices_key
 from gateway.redis.client import Store
 
 logger = structlog.get_logger()
@@ -111,29 +110,12 @@ class Notices:
         """Replaces what the address, which is in lower case, gets from the account."""
         if not choices.kinds:
             return await self.end(account_id, address)
-        hashed = hash_address(address)
         subscriber = msgspec.json.encode(Subscriber(address, choices.kinds)).decode()
-        await self._store.client.sadd(accounts_of_address_key(hashed), account_id)
-        await self._store.client.hset(notices_key(account_id), hashed, subscriber)
+        await self._store.client.hset(notices_key(account_id), hash_address(address), subscriber)
 
     async def end(self, account_id: str, address: str) -> None:
         """Ends all notices of the account to the address, also those that wait to be sent."""
-        await self._end(account_id, hash_address(address))
-
-    async def end_everywhere(self, address: str) -> None:
-        """Ends all notices of all accounts to the address."""
-        hashed = hash_address(address)
-        for account_id in await self._store.client.smembers(accounts_of_address_key(hashed)):
-            await self._end(account_id, hashed)
-
-    async def end_all(self, account_id: str) -> None:
-        """Ends all notices of the account, which is being deleted."""
-        for hashed in await self._store.client.hkeys(notices_key(account_id)):
-            await self._end(account_id, hashed)
-
-    async def _end(self, account_id: str, hashed: str) -> None:
-        await self._store.client.hdel(notices_key(account_id), hashed)
-        await self._store.client.srem(accounts_of_address_key(hashed), account_id)
+        await self._store.client.hdel(notices_key(account_id), hash_address(address))
 
     # -- the queue -------------------------------------------------------------------------------------------
 

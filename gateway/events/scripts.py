@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from gateway.accounts.access import Right
 from gateway.events.records import (
     DeliveryResult,
     EntryOwnership,
@@ -26,6 +27,7 @@ from gateway.keys import (
     event_keys,
     events_window_key,
     mail_outcomes_key,
+    members_key,
     noticed_key,
     notices_key,
     partition_tag,
@@ -142,8 +144,9 @@ async def claim_notice(
     store: Store, tag: str, account: str, address: str, *, group: str, consumer: str, entry: str
 ) -> NoticeClaim:
     """Confirms that a notice belongs to this consumer, and restarts its idle time. `address` is a hash."""
-    script_keys = [stream_key(tag, "mails"), notices_key(account), deletions_key(tag)]
-    owned, subscriber = await store.run_script(_CLAIM_NOTICE, script_keys, group, consumer, entry, account, address)
+    script_keys = [stream_key(tag, "mails"), notices_key(account), deletions_key(tag), members_key(account)]
+    args = (group, consumer, entry, account, address, *sorted(Right.DEVELOP.roles))
+    owned, subscriber = await store.run_script(_CLAIM_NOTICE, script_keys, *args)
     return NoticeClaim(bool(owned), subscriber)
 
 

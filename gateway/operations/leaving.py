@@ -31,7 +31,6 @@ from gateway.deploys.hooks import Hook
 from gateway.deploys.states import MAX_LISTED, Deploys
 from gateway.errors import NotFound, ServiceError
 from gateway.events.notices import STREAM as MAILS
-from gateway.events.notices import Notices
 from gateway.ids import day_of, now_iso
 from gateway.keys import (
     PARTITION_TAGS,
@@ -95,7 +94,6 @@ class Leaving:
         self._sessions = SessionStore(registry.store)
         self._deploys, self._removal, self._storage = deploys, removal, storage
         self._data_records, self._data_commands = data_records, data_commands
-        self._notices = Notices(self._store)
         self._grace_days = settings.account_grace
         self._providers = [each.name for each in settings.providers]
 
@@ -162,7 +160,6 @@ class Leaving:
         for member in await self._registry.members.list_members(account_id):
             await self._sessions.close_membership(member.email, account_id)
         await self._registry.members.remove_all(account_id)
-        await self._notices.end_all(account_id)
         if await self._has_reservations(account_id):
             await self._postpone(account_id, WAIT_MS)
             return False

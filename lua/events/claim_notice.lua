@@ -1,19 +1,26 @@
 -- claim_notice.lua: confirms that a worker may send a notice now, and returns who gets it.
 --
 -- As in claim_delivery.lua, only the consumer for which the entry is pending may send it, and its idle time restarts.
--- An address that has ended this kind of notice since, or whose account is being deleted, does not get it.
+-- An address that wants no notices any more, or whose person has left the account or may only read it, does not get it.
+-- Neither does anyone while the account is being deleted.
 --
 -- KEYS[1]  stream  the partition's notices to send
 -- KEYS[2]  hash    the account's notices: hash of an address -> {address, kinds}, JSON
 -- KEYS[3]  zset    accounts that are being deleted
--- ARGV     group, consumer, entry, account, hash of the address
+-- KEYS[4]  string  the account's members: {members: {address: {role}}}, JSON
+-- ARGV     group, consumer, entry, account, hash of the address, then the roles that get notices
 --
 -- Returns  {1, {address, kinds} as JSON, or ''} | {0, ''}
 
-local stream, notices, deletions = KEYS[1], KEYS[2], KEYS[3]
+local stream, notices, deletions, members = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, consumer, entry, account, address = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 if #redis.call('XPENDING', stream, group, entry, entry, 1, consumer) == 0 then return {0, ''} end
 redis.call('XCLAIM', stream, group, consumer, 0, entry, 'JUSTID')
-if redis.call('ZSCORE', deletions, account) then return {1, ''} end
-return {1, redis.call('HGET', notices, address) or ''}
+local subscriber, record = redis.call('HGET', notices, address), redis.call('GET', members)
+if not subscriber or not record or redis.call('ZSCORE', deletions, account) then return {1, ''} end
+local member = cjson.decode(record).members[cjson.decode(subscriber).address]
+for n = 6, #ARGV do
+  if member and member.role == ARGV[n] then return {1, subscriber} end
+end
+return {1, ''}

@@ -41,7 +41,6 @@ KEPT = {
     r"\{p\d\d\}:hooks(-used)?:": "hooks live until they are revoked",
     r"hook:": "a hook lives until it is revoked",
     r"\{p\d\d\}:notices:": "who gets an account's notices, until they end them",
-    r"notices-of:": "the accounts whose notices an address gets, until it ends them",
     r"\{p\d\d\}:mails$": "one stream per partition, with a limit; a notice leaves it with its outcome",
     r"\{p\d\d\}:mails:outcomes$": "one hash per partition: the number of notices with each outcome",
     r"\{p\d\d\}:outcomes$": "one hash per partition: the number of deliveries with each outcome",

@@ -1,28 +1,31 @@
 """Notices over HTTP: who may choose them, the links that end them, and a cap that a request reaches."""
 
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
+import pytest_asyncio
 
-from gateway.accounts.access import Access
-from gateway.accounts.records import Account
 from gateway.accounts.vault import Vault
-from gateway.api import notices
-from gateway.events.notices import NoticeChoices, Notices, seal_address
-from gateway.keys import partition_tag, stream_key
-from gateway.settings import Settings
+from gateway.events.notices import KINDS, NoticeChoices, Notices, seal_address
+from gateway.keys import notices_key, partition_tag, stream_key
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.gateway.conftest import Launch
+from tests.support.accounts import Account
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import ENCRYPTION_KEY, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.responses import refused
 from tests.support.stores import opened
+from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+Join = Callable[..., Awaitable[Visitor]]
 ADA = "ada@example.com"
+NONE = dict.fromkeys(KINDS, False)
 MAIL = {"GATEWAY_SMTP_URL": "smtp://127.0.0.1:9", "GATEWAY_MAIL_FROM": "notices@example.com"}
 
 
@@ -44,15 +47,51 @@ async def test_an_api_key_has_no_address(mailing: Gateway) -> None:
     assert "notices" not in (await account.get("/account")).json()
 
 
-async def test_a_person_chooses(mailing: Gateway) -> None:
-    """The routes' functions, as the account API calls them for the session of a member."""
-    account = Account(id=(await mailing.account()).id, name="One", plan="free", createdAt="")
-    settings, chosen = Settings(smtp_url="smtp://localhost"), NoticeChoices(budget=True, finding=True)
-    ada, bob = (Access(account, address, "session", email=address) for address in (ADA, "bob@example.com"))
-    async with opened(mailing.redis.url) as store:
-        assert await notices.choose_notices.fn(ada, chosen, settings, Notices(store)) == chosen
-        assert await notices.show_notices.fn(ada, settings, Notices(store)) == chosen
-        assert await notices.show_notices.fn(bob, settings, Notices(store)) == NoticeChoices()
+@pytest_asyncio.fixture(loop_scope="session")
+async def member() -> AsyncIterator[Join]:
+    """Yields a function that adds a member to an account, and returns the member's browser, signed in."""
+    async with AsyncExitStack() as open_browsers:
+
+        async def join(account: Account, email: str, role: str = "developer") -> Visitor:
+            await account.call("PUT", f"/account/members/{email}", {"role": role})
+            visitor = Visitor(account.gateway)
+            open_browsers.push_async_callback(visitor.http.aclose)
+            visitor.become(email, account.id)
+            return visitor
+
+        yield join
+
+
+def new_email() -> str:
+    return f"{secrets.token_hex(6)}@example.com"
+
+
+async def test_each_member_chooses_for_themselves(mailing: Gateway, member: Join) -> None:
+    account = await mailing.account()
+    ada, bob = [await member(account, new_email()) for _ in range(2)]
+    assert (await ada.call("GET", "/account/notices")).json() == NONE
+    chosen = {"budget": True, "finding": True}
+    assert (await ada.call("PUT", "/account/notices", chosen)).json() == NONE | chosen
+    assert (await ada.call("GET", "/account/notices")).json() == NONE | chosen
+    assert (await ada.call("PUT", "/account/notices", {"appDown": True})).json() == NONE | {"appDown": True}
+    assert (await bob.call("GET", "/account/notices")).json() == NONE
+    assert (await ada.call("GET", "/account")).json()["notices"] is True
+    refused(await ada.call("PUT", "/account/notices", {"deploys": True}), 400, "REQUEST_MALFORMED")
+    trail = (await account.get("/account/audit")).json()
+    assert "choose_notices" in [change["action"] for change in trail]
+
+
+async def test_a_viewer_and_a_removed_member(mailing: Gateway, member: Join) -> None:
+    account, email = await mailing.account(), new_email()
+    viewer = await member(account, new_email(), "viewer")
+    refused(await viewer.call("PUT", "/account/notices", {"budget": True}), 403, "NOT_PERMITTED")
+    assert "notices" not in (await viewer.call("GET", "/account")).json()
+    leaving = await member(account, email)
+    assert (await leaving.call("PUT", "/account/notices", {"budget": True})).status_code == 200
+    with mailing.redis.client() as client:
+        assert client.hlen(notices_key(account.id)) == 1
+        await account.call("DELETE", f"/account/members/{email}")
+        assert client.hlen(notices_key(account.id)) == 0
 
 
 async def test_a_service_without_a_mail_server(gw: Gateway) -> None:
@@ -65,25 +104,26 @@ async def test_the_settings_of_mail_must_be_complete(launch: Launch) -> None:
             pass
 
 
-async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway) -> None:
-    accounts = [await mailing.account() for _ in range(2)]
-    link = f"/unsubscribe/{seal_address(Vault(ENCRYPTION_KEY), ADA)}"
-    async with opened(mailing.redis.url) as store:
-        choices = Notices(store)
-        for account in accounts:
-            await choices.choose(account.id, ADA, NoticeChoices(budget=True))
-        for _ in range(2):
-            page = await mailing.http.get(link)
-            assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-            assert '<form method="post">' in page.text
-            assert "form-action 'self'" in page.headers["content-security-policy"]
-        assert await choices.read_choices(accounts[0].id, ADA) == NoticeChoices(budget=True)
-        for _ in range(2):
-            ended = await mailing.http.post(link, data={"List-Unsubscribe": "One-Click"})
-            assert ended.status_code == 200
-            assert "Your notices have ended" in ended.text
-        for account in accounts:
-            assert await choices.read_choices(account.id, ADA) == NoticeChoices()
+async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member: Join) -> None:
+    email = new_email()
+    members = [await member(await mailing.account(), email) for _ in range(2)]
+    other = await member(await mailing.account(), new_email())
+    for each in (*members, other):
+        await each.call("PUT", "/account/notices", {"budget": True})
+    link = f"/unsubscribe/{seal_address(Vault(ENCRYPTION_KEY), email)}"
+    for _ in range(2):
+        page = await mailing.http.get(link)
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert '<form method="post">' in page.text
+        assert "form-action 'self'" in page.headers["content-security-policy"]
+    assert (await members[0].call("GET", "/account/notices")).json()["budget"] is True
+    for _ in range(2):
+        ended = await mailing.http.post(link, data={"List-Unsubscribe": "One-Click"})
+        assert ended.status_code == 200
+        assert "Your notices have ended" in ended.text
+    for each in members:
+        assert (await each.call("GET", "/account/notices")).json() == NONE
+    assert (await other.call("GET", "/account/notices")).json()["budget"] is True
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -102,4 +142,3 @@ async def test_a_refused_request_queues_a_notice(mailing: Gateway, backend: Fake
         mails = stream_key(partition_tag(app.account.id), "mails")
         ((_, fields),) = await wait_until(lambda: store.client.xrange(mails))
         assert msgspec.json.decode(fields["data"])["level"] == 100
-        await Notices(store).end_everywhere(ADA)

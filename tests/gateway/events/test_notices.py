@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.accounts.vault import Vault
-from gateway.events.notices import BudgetUse, NoticeChoices, Notices, hash_address, open_address, seal_address
-from gateway.keys import accounts_of_address_key, notices_key, partition_tag, stream_key
+from gateway.events.notices import BudgetUse, NoticeChoices, Notices, open_address, seal_address
+from gateway.keys import notices_key, partition_tag, stream_key
 from gateway.redis.client import Store
 
 ACCOUNT, OTHER, ADA, BOB = "acc_1", "acc_2", "ada@example.com", "bob@example.com"
@@ -27,23 +27,12 @@ async def test_each_person_chooses_for_themselves(notices: Notices) -> None:
 
 
 async def test_nothing_is_left_of_who_wants_none(notices: Notices, store: Store) -> None:
-    for account in (ACCOUNT, OTHER):
-        for address in (ADA, BOB):
-            await notices.choose(account, address, ALL)
+    for address in (ADA, BOB):
+        await notices.choose(ACCOUNT, address, ALL)
     assert not [key for key in await store.list_keys() if "@" in key], "no key has an address"
     await notices.choose(ACCOUNT, ADA, NoticeChoices())
-    assert await notices.read_choices(OTHER, ADA) == ALL
-    await notices.end_everywhere(ADA)
-    assert await notices.read_choices(OTHER, ADA) == NoticeChoices()
-    assert await notices.read_choices(OTHER, BOB) == ALL
+    assert await notices.read_choices(ACCOUNT, BOB) == ALL
     await notices.end(ACCOUNT, BOB)
-    await notices.end_all(OTHER)
-    assert await store.list_keys() == set()
-
-
-async def test_a_choice_that_was_interrupted_can_be_ended(notices: Notices, store: Store) -> None:
-    await store.client.sadd(accounts_of_address_key(hash_address(ADA)), ACCOUNT)
-    await notices.end_everywhere(ADA)
     assert await store.list_keys() == set()
 
 

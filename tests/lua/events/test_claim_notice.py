@@ -4,14 +4,16 @@ from typing import Any
 
 from tests.lua.scripts import TAG, source
 
-STREAM, NOTICES, DELETIONS, GROUP = f"{TAG}:mails", f"{TAG}:notices:acc", f"{TAG}:deletions", "notices"
+STREAM, NOTICES, DELETIONS, MEMBERS = f"{TAG}:mails", f"{TAG}:notices:acc", f"{TAG}:deletions", f"{TAG}:members:acc"
+GROUP, ADA = "notices", b'{"address":"ada@example.com","kinds":["budget"]}'
 
 
 def test_claimed_by_the_worker_for_which_it_is_pending(client: Any) -> None:
     script = client.register_script(source("events/claim_notice"))
 
     def claim(consumer: str) -> list[Any]:
-        return list(script([STREAM, NOTICES, DELETIONS], [GROUP, consumer, entry, "acc", "hash"]))
+        args = [GROUP, consumer, entry, "acc", "hash", "owner", "developer"]
+        return list(script([STREAM, NOTICES, DELETIONS, MEMBERS], args))
 
     client.xgroup_create(STREAM, GROUP, "0", mkstream=True)
     entry = client.xadd(STREAM, {"account": "acc"})
@@ -19,11 +21,17 @@ def test_claimed_by_the_worker_for_which_it_is_pending(client: Any) -> None:
     client.xreadgroup(GROUP, "one", {STREAM: ">"})
     assert claim("one") == [1, b""]
     assert claim("two") == [0, b""]
-    client.hset(NOTICES, "hash", "{}")
-    assert claim("one") == [1, b"{}"]
+    client.hset(NOTICES, "hash", ADA)
+    assert claim("one") == [1, b""], "the account has no members"
+    for role, found in {"viewer": b"", "developer": ADA, "owner": ADA}.items():
+        client.set(MEMBERS, '{"members":{"ada@example.com":{"role":"%s"}}}' % role)
+        assert claim("one") == [1, found]
+    client.set(MEMBERS, '{"members":{"bob@example.com":{"role":"owner"}}}')
+    assert claim("one") == [1, b""], "the person has left the account"
+    client.set(MEMBERS, '{"members":{"ada@example.com":{"role":"owner"}}}')
     client.zadd(DELETIONS, {"acc": 1})
     assert claim("one") == [1, b""]
     client.zrem(DELETIONS, "acc")
     client.xclaim(STREAM, GROUP, "two", 0, [entry])
     assert claim("one") == [0, b""]
-    assert claim("two") == [1, b"{}"]
+    assert claim("two") == [1, ADA]

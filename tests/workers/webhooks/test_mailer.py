@@ -32,11 +32,17 @@ Tls = tuple[ssl.SSLContext, str]
 
 async def subscribed(own: Queue, choices: NoticeChoices = DEPLOYS) -> Account:
     """Creates an account without a receiver, of which Ada gets these notices."""
-    record, key = await Registry(own.store, Vault(ENCRYPTION_KEY)).create_account("Ada’s workshop", "maker")
+    registry = Registry(own.store, Vault(ENCRYPTION_KEY))
+    record, key = await registry.create_account("Ada’s workshop", "maker")
     own.confidential.add(key)
-    account = Account(own, record.id)
-    await Notices(own.store).choose(account.id, ADA, choices)
-    return account
+    await join(registry, record.id, ADA, choices)
+    return Account(own, record.id)
+
+
+async def join(registry: Registry, account: str, address: str, choices: NoticeChoices) -> None:
+    """Makes the address a member who gets these notices."""
+    await registry.members.put(account, address, "developer")
+    await Notices(registry.store).choose(account, address, choices)
 
 
 async def worker(own: Queue, server: MailServer, constants: dict[str, float] = QUICK, **settings: str) -> Worker:
@@ -52,10 +58,11 @@ async def outcomes(own: Queue, **expected: int) -> None:
 async def test_two_workers_send_each_notice_once(own: Queue) -> None:
     async with MailServer() as server:
         account = await subscribed(own)
-        await Notices(own.store).choose(account.id, BOB, NoticeChoices(finding=True))
+        registry = Registry(own.store, Vault(ENCRYPTION_KEY))
+        await join(registry, account.id, BOB, NoticeChoices(finding=True))
         workers = [await worker(own, server) for _ in range(2)]
         events = [await account.emit(FAILED) for _ in range(10)]
-        record = await Registry(own.store, Vault(ENCRYPTION_KEY)).account(account.id)
+        record = await registry.account(account.id)
         await own.webhooks.queue_sample(record, "security.finding", None, "apps.example.com")
         await account.emit(SAMPLES["deploy.succeeded"])
         await own.drained()
@@ -151,7 +158,7 @@ async def test_a_notice_that_waits_is_not_sent_once_its_address_wants_none(own: 
         await account.emit(FAILED)
         await worker(own, server)
         await wait_until(lambda: server.attempts, 10)
-        await Notices(own.store).end_everywhere(ADA)
+        await Notices(own.store).end(account.id, ADA)
         await outcomes(own, ended=1)
         assert server.messages == []
 
@@ -161,7 +168,7 @@ async def test_an_app_that_is_down_and_its_recovery(tmp_path: Path) -> None:
     async with fleet(tmp_path) as own, MailServer() as server:
         app = await own.app()
         await own.queue.webhooks.clear_receiver(app.account.id)
-        await Notices(own.queue.store).choose(app.account.id, ADA, NoticeChoices(appDown=True))
+        await join(own.registry, app.account.id, ADA, NoticeChoices(appDown=True))
         mail = {"GATEWAY_SMTP_URL": server.url, "GATEWAY_MAIL_FROM": "notices@example.com"}
         await own.worker("monitors", "webhooks", **mail)
         app.fails()

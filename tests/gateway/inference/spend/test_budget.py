@@ -94,7 +94,7 @@ async def test_several_processes_and_a_restart_repeat_no_notice(
 
 async def test_who_turns_notices_on_later_gets_the_next(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "REPORT_SECONDS", 0)
-    await watching.notices.end_all(ACCOUNT)
+    await watching.notices.end(ACCOUNT, "ada@example.com")
     await watching.spend(CAP)
     assert await watching.queued(0) == []
     await watching.notices.choose(ACCOUNT, "ada@example.com", NoticeChoices(budget=True))
