@@ -26,7 +26,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ADA, BOB = "ada@example.com", "bob@example.com"
 FAILED = msgspec.structs.replace(SAMPLES["deploy.failed"], sample=msgspec.UNSET)
 DEPLOYS = NoticeChoices(deployFailed=True)
-QUICK = {"workers.webhooks.mailer.FIRST_PAUSE_SECONDS": 0.2, "workers.webhooks.mailer.ATTEMPT_SECONDS": 0.5}
+QUICK = {"workers.webhooks.mailer.FIRST_PAUSE_SECONDS": 0.2}
+HANGING = {"workers.webhooks.mailer.ATTEMPT_SECONDS": 0.5, "workers.webhooks.mailer.RETRY_SECONDS": 2}
 Tls = tuple[ssl.SSLContext, str]
 
 
@@ -113,8 +114,7 @@ async def test_a_notice_is_tried_again(own: Queue) -> None:
 async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, receiver: FakeReceiver) -> None:
     async with MailServer(greets=False) as server:
         account = await (await subscribed(own)).set(receiver.url("/hooks"))
-        ends = {**QUICK, "workers.webhooks.mailer.RETRY_SECONDS": 2}
-        sending = await worker(own, server, ends)
+        sending = await worker(own, server, QUICK | HANGING)
         events = [await account.emit(FAILED) for _ in range(20)]
         for event in events:
             assert await account.outcome(event, 2) == ("delivered", 204)
