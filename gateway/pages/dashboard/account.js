@@ -33,7 +33,7 @@ export async function draw(signal) {
     may("create_key") && card("New API key", keyForm(apps, created, refresh)),
     created,
     card("API keys", list),
-    account.notices ? card("Notices by e-mail", noticesForm(await get("/account/notices", signal), refresh)) : "",
+    account.notices && card("Notices by e-mail", noticesForm(await get("/account/notices", signal), refresh)),
     card("Changes", trail),
     may("leave") && card(account.deletesAt ? "Keep the account" : "Delete the account", leavingForm(account)),
   ];
