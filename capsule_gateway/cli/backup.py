@@ -33,7 +33,8 @@ at_time = click.option(
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[list|verify] TARGET")
 @at_time
-def backup(words: tuple[str, ...], at: str) -> None:
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Afterwards, remove all backups but the last N.")
+def backup(words: tuple[str, ...], at: str, keep: int | None) -> None:
     """Back up the service to TARGET, a folder or s3://bucket/prefix.
 
     A further backup to the same TARGET copies only what is new.
@@ -47,6 +48,8 @@ def backup(words: tuple[str, ...], at: str) -> None:
         raise WrongUsage("expected TARGET, list TARGET or verify TARGET")
     if at and action != "verify":
         raise WrongUsage("--at is for verify")
+    if keep and action:
+        raise WrongUsage("--keep is for a backup")
     settings, began = load_settings(), time.monotonic()
     match action:
         case "list":
@@ -54,7 +57,7 @@ def backup(words: tuple[str, ...], at: str) -> None:
         case "verify":
             _run(_verify(words[1], at))
         case _:
-            report = _run(_back_up(settings, words[0]))
+            report = _run(_back_up(settings, words[0], keep or 0))
             _print_notes(report)
             click.echo(
                 f"Backed up {report.manifest.accounts} accounts and {report.manifest.apps} apps as of "
@@ -105,11 +108,11 @@ async def _verify(address: str, at: str) -> None:
     click.echo(f"The backup of {manifest.at} is complete: {count} objects, {manifest.size / MIB:.1f} MiB")
 
 
-async def _back_up(settings: Settings, address: str) -> Report:
+async def _back_up(settings: Settings, address: str, keep: int) -> Report:
     from workers.backup.run import Backup
 
     async with contextlib.aclosing(Backup(settings, await _open(address, create=True))) as made:
-        return await made.make()
+        return await made.make(keep)
 
 
 async def _restore(settings: Settings, address: str, at: str, force: bool, spent_today: bool) -> Report:

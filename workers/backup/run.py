@@ -72,8 +72,22 @@ class Backup:
 
     # -- back up ---------------------------------------------------------------------------------------------
 
-    async def make(self) -> Report:
-        """Makes a backup. Raises BackupRefused, BackboneUnavailable and StorageUnavailable."""
+    async def make(self, keep: int = 0) -> Report:
+        """Makes a backup, and removes all but the last `keep` (0: none).
+
+        Raises BackupRefused, BackboneUnavailable and StorageUnavailable.
+        """
+        async with self._target.marked_as("running"):
+            await self._target.until_none_prunes()
+            report = await self._make()
+            if keep:
+                try:
+                    await self._target.prune(keep)
+                except BadBackup as error:
+                    self._notes.append(f"no old backup was removed: {error}")
+            return report
+
+    async def _make(self) -> Report:
         try:
             layout = parse_number(await self._store.get(LAYOUT_KEY) or "1")
         except LayoutFault as fault:

@@ -6,6 +6,12 @@
 An object that is there already is not copied again, so a backup that was interrupted continues with the next one, and
 backups that run side by side do not harm each other. A backup without its own file does not exist.
 
+    marks/<running or pruning>-<ms>-<token>    a backup that runs, or one that removes what no backup needs any more
+
+A backup relies on objects that it has found. So it writes its mark before it looks, and waits while another one prunes;
+and nothing is pruned while another backup runs. Each of two that begin at once sees the other's mark. Marks of killed
+processes count until they are too old.
+
 Failure policy: every read is compared with the digest, and raises BadBackup if it differs.
 """
 
@@ -13,22 +19,31 @@ import asyncio
 import hashlib
 import itertools
 import re
+import secrets
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import zstandard
 
+from gateway.cancellation import finish_despite_cancellation
+from gateway.errors import StorageUnavailable
 from gateway.ids import Time
 from gateway.settings.parsing import find_s3_fault
 from gateway.storage import FolderStorage, S3Storage, Storage, read_object
 
 FORMAT = 1
 MANIFEST = re.compile(r"(\d{8}T\d{9}Z)-([0-9a-f]{64})\.json")
+PRUNING_SECONDS = 600  # after which no further objects are removed; the next backup continues
+# After which a mark does not count: a backup takes at most a day, and a minute is left for the last objects.
+MARK_SECONDS = {"running": 86_400, "pruning": PRUNING_SECONDS + 60}
+POLL_SECONDS = 1.0  # while another one prunes
+DELETED_AT_ONCE = 1_000  # objects
 MANIFEST_BYTES = 16_777_216
 LINE_BYTES = 4_194_304  # of records, before compression, in one object
 T = TypeVar("T")
@@ -93,6 +108,35 @@ class BackupTarget:
         self._storage = storage
         self._present: dict[str, int] = {}  # sizes of the objects, by digest
         self.added = 0  # bytes
+        self._own_marks: set[str] = set()
+
+    # -- marks -----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def marked_as(self, kind: Literal["running", "pruning"]) -> AsyncIterator[None]:
+        """Shows others meanwhile that a backup runs, or prunes."""
+        name = f"{kind}-{time.time() * 1000:.0f}-{secrets.token_hex(8)}"
+        await self._storage.put(f"marks/{name}", b"")
+        self._own_marks.add(name)
+        try:
+            yield
+        finally:
+            self._own_marks.discard(name)
+            with suppress(StorageUnavailable):  # credentials that may only add: the mark counts until it is too old
+                await finish_despite_cancellation(self._storage.delete([f"marks/{name}"]))
+
+    async def _read_marks(self) -> dict[str, float]:
+        """Returns the names of others' marks, with their ages in seconds."""
+        names = {each.name for each in await self._storage.list_objects("marks/")} - self._own_marks
+        return {name: time.time() - int(name.split("-")[1]) / 1000 for name in names}
+
+    async def _is_marked(self, kind: Literal["running", "pruning"]) -> bool:
+        marks = await self._read_marks()
+        return any(age < MARK_SECONDS[kind] for name, age in marks.items() if name.startswith(kind))
+
+    async def until_none_prunes(self) -> None:
+        while await self._is_marked("pruning"):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
 
     # -- objects ---------------------------------------------------------------------------------------------
 
@@ -179,6 +223,36 @@ class BackupTarget:
         if not names:
             raise BadBackup(f"there is no backup{f' until {at}' if at else ''}")
         return await self.read_manifest(names[-1])
+
+    async def prune(self, keep: int) -> int:
+        """Removes all backups but the last `keep`, and the objects that no backup needs. Returns how many of both.
+
+        Removes nothing while another backup runs: the next one does it. Raises BadBackup, and removes nothing, if a
+        backup that is kept cannot be read.
+        """
+        async with self.marked_as("pruning"):
+            if await self._is_marked("running") or await self._is_marked("pruning"):
+                raise BadBackup("another backup runs")
+            ends = time.monotonic() + PRUNING_SECONDS
+            names = await self.list_backups()
+            needed: set[str] = set()
+            for name in names[-keep:]:
+                manifest = await self.read_manifest(name)
+                parts = [*manifest.records, *manifest.files, *(each.part for each in await self.list_files(manifest))]
+                needed |= {part.digest for part in parts}
+            present = [each.name for each in await self._storage.list_objects("objects/")]
+            unneeded = [f"objects/{name}" for name in present if name.rpartition("/")[2] not in needed]
+            old_marks = [
+                f"marks/{name}" for name, age in (await self._read_marks()).items() if age > MARK_SECONDS["running"]
+            ]
+            removed = [*(f"backups/{name}" for name in names[:-keep]), *unneeded, *old_marks]  # backups come first
+            count = 0
+            for batch in batched(removed, DELETED_AT_ONCE):
+                if time.monotonic() > ends:
+                    break
+                await self._storage.delete(batch)
+                count += len(batch)
+            return count
 
     async def verify(self, manifest: BackupManifest) -> int:
         """Reads all of the backup. Returns the number of its objects. Raises BadBackup."""

@@ -42,10 +42,10 @@ class Service:
         self.hooks, self.environments = Hooks(self.settings, self.registry), Environments(self.store, self.vault)
         self.storage: Storage = open_storage(self.settings)
 
-    async def back_up(self, target: Path | str, **settings: str) -> Report:
+    async def back_up(self, target: Path | str, *, keep: int = 0, **settings: str) -> Report:
         chosen = msgspec.structs.replace(self.settings, **settings)
         async with contextlib.aclosing(Backup(chosen, BackupTarget(open_target(str(target), create=True)))) as backup:
-            return await backup.make()
+            return await backup.make(keep)
 
     async def restore(self, target: Path | str, at: str = "", **options: bool | str) -> Report:
         settings = msgspec.structs.replace(self.settings, encryption_key=options.pop("key", KEY))

@@ -1,6 +1,7 @@
 """A service that is backed up and restored: what comes back, what is refused, and what happens in between."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.support.s3_server import BUCKET, S3Server
 from tests.workers.backup.conftest import Service, files_of, objects_of
 from workers.backup import files, run
 from workers.backup.run import BackupRefused
-from workers.backup.target import BackupTarget, BadBackup, Part
+from workers.backup.target import BackupTarget, BadBackup, Part, open_target
 
 
 def content(server: RedisServer) -> dict[str, Any]:
@@ -236,6 +237,48 @@ async def test_a_second_backup_copies_what_is_new(
     assert await empty.store.client.exists(deploy_key(app.account, "dep_2")) == 1
 
 
+async def test_old_backups_are_removed_without_what_others_need(
+    service: Service, empty: Service, tmp_path: Path
+) -> None:
+    (_, _, app), *_ = await service.fill()
+    target = tmp_path / "target"
+    await service.back_up(target)
+    await service.storage.put("logs/2026-07-02/only-in-the-second.gz", b"unneeded")
+    second = await service.back_up(target)
+    await service.storage.delete(["logs/2026-07-02/only-in-the-second.gz"])
+    kept = [await service.back_up(target)]
+    await service.serve(app, "dep_2")
+    kept.append(await service.back_up(target, keep=2))
+    assert [path.name[:18] for path in sorted((target / "backups").iterdir())] == [
+        re.sub(r"[-:.]", "", report.manifest.at)[:18] for report in kept
+    ]
+    assert not [path for path in objects_of(target) if path.read_bytes() == b"unneeded"]
+    for report in kept:
+        await empty.restore(target, report.manifest.at, force=True)
+    with pytest.raises(BadBackup, match="there is no backup until"):
+        await empty.restore(target, second.manifest.at, force=True)
+    assert not list((target / "marks").iterdir())
+
+
+async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(service: Service, tmp_path: Path) -> None:
+    await service.fill()
+    target = tmp_path / "target"
+    await service.back_up(target)
+    other = BackupTarget(open_target(str(target)))
+    async with other.marked_as("running"):
+        report = await service.back_up(target, keep=1)
+    assert report.notes == ["no old backup was removed: another backup runs"]
+    async with other.marked_as("pruning"):
+        waiting = asyncio.create_task(service.back_up(target))
+        await asyncio.sleep(0.2)
+        assert not waiting.done(), "it could rely on what is being removed"
+    await waiting
+    sorted((target / "backups").iterdir())[-1].write_text("damaged")
+    report = await service.back_up(target, keep=2)
+    assert report.notes[0].startswith("no old backup was removed: the file backups/")
+    assert len(list((target / "backups").iterdir())) == 4
+
+
 async def test_a_backup_that_is_interrupted(
     service: Service, empty: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,8 +405,9 @@ async def test_the_target_and_the_storage_are_s3(
         await service.fill()
         await service.storage.put("data/app/copies/1-a.tar.gz", b"copy")
         await service.back_up(target)
-        assert (await service.back_up(target)).added == 0
+        assert (await service.back_up(target, keep=1)).added == 0
         await other.restore(target)
+        assert len(await BackupTarget(open_target(target)).list_backups()) == 1
         assert await other.storage.exists("data/app/copies/1-a.tar.gz")
         assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
         plain = Service(servers[2].url, tmp_path / "c")
