@@ -8,7 +8,7 @@ UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1
 # Without bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-frameworks check bench soak chaos screenshots lock clean
+.PHONY: run test test-all test-frameworks check bench soak chaos release screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev $(ARGS)
@@ -45,6 +45,11 @@ soak: $(VENV)/dev.stamp
 chaos: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.chaos $(ARGS)
 
+# Makes and tries a release of the commit that is checked out, in dist/.
+release: $(VENV)/dev.stamp
+	@$(PIP) install -c requirements.lock --group release
+	$(BIN)/python ops/release.py
+
 # Writes docs/img. Check the images before you commit them.
 screenshots: $(VENV)/dev.stamp
 	$(BIN)/python -m docs.screenshots
@@ -75,7 +80,7 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install -q 'pip>=25.1'
-	$(VENV)/lock/bin/python -m pip install -q -e '.[dev,otel,s3]' --group dev
+	$(VENV)/lock/bin/python -m pip install -q -e '.[dev,otel,s3]' --group dev --group release
 	$(VENV)/lock/bin/python -m pip freeze --exclude-editable > requirements.lock
 	rm -rf $(VENV)/lock
 

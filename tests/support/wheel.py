@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def build_wheel(folder: Path) -> Path:
+    """Builds the wheel, unless `make release` has built it already."""
+    if released := os.environ.get("CAPSULE_WHEEL"):
+        return Path(released)
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
     [wheel] = folder.glob("*.whl")
     return wheel
