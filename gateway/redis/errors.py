@@ -29,6 +29,7 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from gateway.errors import BackboneRefused, BackboneUnavailable, NotReplicated
@@ -136,6 +137,11 @@ def _explain(error: BaseException | None) -> tuple[str, str]:
         for kind, fault in _BY_TYPE:
             if isinstance(each, kind):
                 return fault
+    if any(isinstance(each, ConnectionError | RedisConnectionError) for each in _chain(error)):
+        return (
+            "Redis has ended the connection",
+            f"start Redis if it is not running; {_ITS_LOG}. Otherwise, check GATEWAY_REDIS_URL",
+        )
     return f"Redis cannot be reached ({code})", "check GATEWAY_REDIS_URL, and the log of Redis"
 
 
