@@ -118,6 +118,34 @@ async def test_operator_tokens() -> None:
     assert load({"GATEWAY_OPERATOR_TOKENS": text}).operator_tokens == tokens
 
 
+OIDC = {
+    "GATEWAY_OIDC_ISSUER": "https://id.example.com/application/o/capsule/",
+    "GATEWAY_OIDC_CLIENT_ID": "capsule",
+    "GATEWAY_OIDC_CLIENT_SECRET": "the-client-s-secret",
+}
+
+
+async def test_sign_in() -> None:
+    settings = load({**OIDC, "GATEWAY_OIDC_OPERATORS": "Ana@Example.com, groups=Ops,hd=example.com"})
+    assert settings.oidc_issuer == OIDC["GATEWAY_OIDC_ISSUER"], "the slash at the end is part of the name"
+    assert settings.oidc_operators == ("ana@example.com", "groups=Ops", "hd=example.com")
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        *(({name: ""}, name) for name in OIDC),
+        ({"GATEWAY_OIDC_ISSUER": "http://id.example.com"}, "GATEWAY_OIDC_ISSUER"),
+        ({"GATEWAY_OIDC_ISSUER": "https://user:pass@id.example.com"}, "GATEWAY_OIDC_ISSUER"),
+        *(({"GATEWAY_OIDC_OPERATORS": text}, "GATEWAY_OIDC_OPERATORS") for text in ("ana", "groups=", "=x", "a@b.c,")),
+    ],
+)
+async def test_an_invalid_sign_in(change: dict[str, str], wrong: str) -> None:
+    with pytest.raises(BadSettings, match=f"^{wrong}: [^\n]*$") as caught:
+        load({**OIDC, **change})
+    assert OIDC["GATEWAY_OIDC_CLIENT_SECRET"] not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "rate"),
     [
