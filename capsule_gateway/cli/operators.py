@@ -175,12 +175,17 @@ def accounts_usage(account_id: str, days: int | None, group: str | None) -> None
     show_usage(path("platform", "accounts", account_id, "usage"), days, group)
 
 
+def _format_operator(row: Row) -> str:
+    name, token = text_of("operator")(row), text_of("token")(row)
+    return f"{name} ({token})" if token else name  # an operator who signed in has no token
+
+
 @click.command()
 @click.option("--reports", is_flag=True, help="Operators: list reports of watchdogs and deploy engines instead.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
 @as_list
 def audit(reports: bool, limit: int) -> None:
-    """List the changes of the account, newest first. Operators: list those made with an operator token."""
+    """List the changes of the account, newest first. With an operator token: the changes of operators."""
     service = open_service()
     if service.is_account:
         return _show_changes(service.list_rows("/account/audit", limit=limit))
@@ -190,7 +195,7 @@ def audit(reports: bool, limit: int) -> None:
         rows,
         {
             "when": text_of("at"),
-            "operator": lambda row: f"{text_of('operator')(row)} ({text_of('token')(row)})",
+            "operator": _format_operator,
             "action": _format_action,
             "target": text_of("target"),
             "details": lambda row: format_fields(row, "details"),

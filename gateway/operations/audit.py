@@ -61,7 +61,7 @@ class AuditRecord(msgspec.Struct, kw_only=True):
     id: str = ""  # of its entry in the trail; it changes when the result is known
     at: Time
     operator: str
-    token: str  # fingerprint of the token
+    token: str  # fingerprint of the token; empty for an operator who signed in
     action: str  # such as `change_account`
     target: str  # the account, app or deploy; empty for the whole service
     details: dict[str, Value] = {}

@@ -9,7 +9,7 @@ import { list } from "./lists.js";
 export const title = "Audit trail";
 
 const LEADS = {
-  changes: "Changes made with an operator token, newest first, kept for 400 days.",
+  changes: "Changes by operators, newest first, kept for 400 days.",
   reports: "Reports of watchdogs, scanners and deploy engines, newest first.",
 };
 
@@ -28,7 +28,7 @@ function open(record) {
     capital(record.action.replaceAll("_", " ")),
     facts({
       Time: `${at.slice(0, 19).replace("T", " ")} UTC`,
-      Operator: `${operator}, token ${token}`,
+      Operator: token ? `${operator}, token ${token}` : operator,
       Target: target(record.target),
       Result: result(record),
       Reason: reason || "None",
@@ -86,7 +86,7 @@ export async function draw(signal, _, query) {
     none: "No record matches.",
     columns: {
       When: ({ at }) => moment(at),
-      Operator: ({ operator, token }) => h("span", { title: `token ${token}` }, operator),
+      Operator: ({ operator, token }) => h("span", { title: token ? `token ${token}` : "signed in" }, operator),
       Action: (record) =>
         h("button", { type: "button", class: "plain opens", onclick: () => open(record) }, capital(record.action.replaceAll("_", " "))),
       Target: (record) => target(record.target),
