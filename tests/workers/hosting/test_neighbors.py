@@ -124,7 +124,7 @@ async def test_visitors_wait_or_try_again_while_no_host_runs_the_app(pair: tuple
     assert (said.status, said.headers["retry-after"]) == (503, "1")
     # The app is about to run on this host.
     site = second.releases.live_site("shop")
-    (site.folder / "starting").touch()
+    site.expect_start()
     site.serve_here()
     pass_on(first, second)
     asking = asyncio.create_task(first.ask("/"))
@@ -132,6 +132,9 @@ async def test_visitors_wait_or_try_again_while_no_host_runs_the_app(pair: tuple
     assert not asking.done()
     async with running(second):
         assert (await asking).status == 200
+    # It has ended, and is not about to run: nobody waits.
+    site.end_start()
+    assert (await asyncio.wait_for(second.ask("/"), 5)).status == 502
 
 
 async def test_files_are_served_by_each_host(pair: tuple[Hosting, Hosting]) -> None:
