@@ -105,10 +105,9 @@ def identity_router(issuer: str, redirect_uri: str, client_secret: str) -> Route
             f'<input type="hidden" name="{name}" value="{html.escape(value)}">' for name, value in asked.items()
         )
         text = "This provider is part of <code>capsule dev</code>. A real one would ask for a password."
-        page, headers = render_page("Sign in", text, FORM.format(fields=fields, owner=OWNER, operator=OPERATOR))
-        # A form's answer leads to the service, at another origin.
-        policy = headers["content-security-policy"].replace("form-action 'none'", f"form-action 'self' {redirect_uri}")
-        return Response(page, media_type="text/html", headers={**headers, "content-security-policy": policy})
+        form = FORM.format(fields=fields, owner=OWNER, operator=OPERATOR)
+        page, headers = render_page("Sign in", text, form, form_action=f"'self' {redirect_uri}")
+        return Response(page, media_type="text/html", headers=headers)
 
     @post("/token", status_code=200)
     async def exchange(request: Request[Any, Any, State]) -> Response[dict[str, Any]]:

@@ -97,7 +97,7 @@ def read_link(vault: Vault, link: str) -> str:
 
 
 def _page(title: str, text: str, link: str) -> Response[bytes]:
-    page, headers = render_page(title, text, link)
+    page, headers = render_page(title, text, link, form_action="'self'")
     return Response(page, media_type=HTML, headers=headers)
 
 

@@ -34,10 +34,13 @@ def render_not_found() -> tuple[bytes, dict[str, str]]:
     return page, {**headers, "vary": "Accept"}
 
 
-def render_page(title: str, text: str, link: str) -> tuple[bytes, dict[str, str]]:
-    """Returns a page and its headers. The arguments are HTML. `link` may be a form that posts to the page's address."""
+def render_page(title: str, text: str, link: str, *, form_action: str = "'none'") -> tuple[bytes, dict[str, str]]:
+    """Returns a page and its headers.
+
+    The arguments are HTML. `form_action` names the addresses to which a form in `link` leads, as in the policy
+    (https://www.w3.org/TR/CSP3/#directive-form-action), those of redirects too.
+    """
     page = render_error_page(title, text, link)
-    form_action = "'self'" if "<form" in link else "'none'"
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     assert style
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()

@@ -34,6 +34,8 @@ async def test_a_sign_in(store: Store) -> None:
         page = await browser.get(address)
         assert page.status_code == 200
         assert OWNER in page.text
+        # A browser follows the answer of the form to the service, which is at another port.
+        assert f"form-action 'self' {base}/dashboard/callback;" in page.headers["content-security-policy"]
         answer = (await browser.get(f"{address}&login={OWNER}")).headers["location"]
         assert answer.startswith(f"{base}/dashboard/callback?")
         parameters = dict(parse_qsl(urlsplit(answer).query))
