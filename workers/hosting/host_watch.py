@@ -5,7 +5,6 @@ gateways (`gateway/operations/overview.py`).
 """
 
 import asyncio
-import contextlib
 import shutil
 import ssl
 import time
@@ -44,8 +43,12 @@ class HostWatch:
 
     async def run(self) -> NoReturn:
         while True:
-            with contextlib.suppress(BackboneUnavailable):
+            try:
                 await self.report()
+            except BackboneUnavailable:
+                pass
+            except Exception as error:  # the apps must be served even if this host cannot be watched
+                logger.error("sites.not_watched", exc_info=error)
             end_if_canceled()
             await asyncio.sleep(WATCH_SECONDS)
 
@@ -95,9 +98,11 @@ async def read_certificate_left(folder: Path, name: str) -> float | None:
 
     None if Caddy presents none. The certificate is not verified, because expired ones matter most.
     """
+    address = urlsplit(caddy.read_address(folder))
+    if not address.netloc:  # Caddy has not been started here yet
+        return None
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    address = urlsplit(caddy.read_address(folder))
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             _, writer = await asyncio.open_connection(address.hostname, address.port, ssl=tls, server_hostname=name)

@@ -1,6 +1,7 @@
 """A host reports its missing releases and its disk, with one line in the log for each finding."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
@@ -25,7 +26,7 @@ from tests.support.logs import captured
 from tests.support.polling import wait_until
 from workers.hosting import host_agent, host_watch
 from workers.hosting.host_agent import HostAgent
-from workers.hosting.host_watch import HostWatch
+from workers.hosting.host_watch import HostWatch, read_certificate_left
 from workers.hosting.ownership import AlwaysOwner
 from workers.hosting.releases import remove_folder
 from workers.hosting.serving import Serving, find_app
@@ -106,6 +107,21 @@ async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.Mon
         monkeypatch.setattr(host_watch, "LOW_DISK", 0.0)
         await machine.report()
     assert [line["event"] for line in lines] == ["disk.low", "disk.low.ended"]
+
+
+async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "WATCH_SECONDS", 0.05)
+    with captured(host_watch) as lines, monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
+        running = asyncio.create_task(machine.watch.run())
+        await wait_until(lambda: len(lines) > 1)
+    assert {line["event"] for line in lines} == {"sites.not_watched"}
+    await wait_until(lambda: machine.store.client.hlen(REPORTS_KEY))
+    running.cancel()
+
+
+async def test_before_caddy_s_first_start_there_is_no_certificate(machine: Machine) -> None:
+    assert await read_certificate_left(machine.hosting.folder, "api.example.com") is None
 
 
 async def test_a_dead_host_s_report_is_forgotten(machine: Machine) -> None:
