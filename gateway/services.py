@@ -64,7 +64,7 @@ class Services:
         self.app_changes = AppChanges(self.registry)
         self.custom_domains = CustomDomains(self.registry, Resolver(settings.dns))
         self.directory = Directory(self.registry)
-        self.sessions = Sessions(self.store, settings.base_url)
+        self.sessions = Sessions(self.store, settings)
         self.operators = Operators(settings)
         self.pacing = Pacing()
         self.audit = AuditTrail(self.store)

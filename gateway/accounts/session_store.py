@@ -2,7 +2,8 @@
 
 A session is a random token. For twelve hours, Redis keeps the token's hash and the session's subject: the API key that
 opened it, a fingerprint of the operator token, or the person who signed in. A session ends when its key is revoked,
-when its person is removed from its account, and when its holder has opened twenty more.
+when its person is removed from its account, when GATEWAY_OIDC_ISSUER is no longer the one where its person signed in,
+and when its holder has opened twenty more.
 """
 
 import secrets
@@ -23,6 +24,7 @@ class Person(msgspec.Struct, frozen=True, omit_defaults=True):
     email: str  # verified, in lower case
     account: str = ""  # id of the account that the session is for; empty until the person has chosen
     operator: str = ""  # the entry of GATEWAY_OIDC_OPERATORS that makes the person an operator
+    issuer: str = ""  # the GATEWAY_OIDC_ISSUER where the person signed in
 
     def __str__(self) -> str:
         return msgspec.json.encode(self).decode()

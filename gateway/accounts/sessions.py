@@ -14,11 +14,12 @@ from litestar import Request
 from litestar.datastructures import Cookie, State
 
 from gateway.accounts.api_keys import digest
-from gateway.accounts.session_store import SESSION_SECONDS, SessionStore
+from gateway.accounts.session_store import SESSION_SECONDS, Person, SessionStore
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
 from gateway.keys import REGISTERED_PREFIX, logins_key
 from gateway.loops import Allowance
 from gateway.redis.client import Store
+from gateway.settings import Settings
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 # One address can make a tenth of a day's registrations, at least three.
@@ -30,15 +31,19 @@ SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 class Sessions(SessionStore):
     """The sessions, as requests present them."""
 
-    def __init__(self, store: Store, base_url: str) -> None:
+    def __init__(self, store: Store, settings: Settings) -> None:
         super().__init__(store)
-        self._base = urlsplit(base_url)
+        self._base = urlsplit(settings.base_url)
+        self._issuer = settings.oidc_issuer
 
     # -- cookies ---------------------------------------------------------------------------------------------
 
     async def read_subject(self, request: Request[Any, Any, State], cookie: str) -> str | None:
         """Returns the subject of the request's session. Raises CsrfRefused if another site's page may have sent it."""
         subject = await self.find_subject(self.read_token(request, cookie))
+        person = Person.parse(subject)
+        if person is not None and person.issuer != self._issuer:
+            return None
         if subject is not None:
             self.require_own_origin(request)
         return subject

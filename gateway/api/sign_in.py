@@ -88,7 +88,7 @@ async def complete_sign_in(
             identity = await openid.complete(ticket, dict(request.query_params))
         operator = operators.match(identity.email, identity.claims)
         account = await _find_account(identity, request, registry, sessions, settings, is_operator=bool(operator))
-        token = await sessions.open(str(Person(identity.email, account, operator)))
+        token = await sessions.open(str(Person(identity.email, account, operator, settings.oidc_issuer)))
     except ServiceError as error:
         return _render_failure(error, page)
     cookies = [sessions.build_cookie(ACCOUNT, token), sessions.build_cookie(TICKET, "", same_site="lax")]

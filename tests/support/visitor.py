@@ -31,11 +31,13 @@ class Visitor:
     async def log_in_as_operator(self, token: str = OPERATOR_TOKEN, **headers: str) -> httpx.Response:
         return self._hide(await self.call("POST", "/ops/session", {"token": token}, **headers))
 
-    def become(self, email: str, account_id: str = "") -> None:
+    def become(self, email: str, account_id: str = "", issuer: str | None = None) -> None:
         """Opens the session of somebody who has signed in, without a provider."""
         token = secrets.token_urlsafe(32)
         self.gw.confidential.add(token)
-        person = Person(email, account_id)
+        if issuer is None:
+            issuer = self.gw.environment.get("GATEWAY_OIDC_ISSUER", "")
+        person = Person(email, account_id, issuer=issuer)
         with self.gw.redis.client() as client:
             client.set(session_key(digest(token)), str(person), ex=SESSION_SECONDS)
             client.lpush(sessions_key(digest(person.holder)), digest(token))

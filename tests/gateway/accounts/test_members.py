@@ -137,6 +137,14 @@ async def test_signing_out_everywhere(gw: Gateway, account: Account, ada: Visito
         refused(answer, 401, "UNAUTHORIZED")
 
 
+@session
+async def test_a_session_ends_with_the_provider_that_opened_it(account: Account, ada: Visitor) -> None:
+    assert (await ada.call("GET", "/account")).status_code == 200
+    ada.become(email_of(ada), account.id, "https://former.example.com")
+    for path in ("/account", "/dashboard/session"):
+        refused(await ada.call("GET", path), 401, "UNAUTHORIZED")
+
+
 # -- the records -----------------------------------------------------------------------------------------------
 
 

@@ -150,7 +150,7 @@ async def test_the_address_is_trusted_only_from_a_private_proxy(peer: str, forwa
 
 
 async def test_behind_tls_the_cookie_is_secure_and_bound_to_the_host() -> None:
-    cookie = Sessions(None, "https://api.example.com").build_cookie(ACCOUNT, "token")
+    cookie = Sessions(None, Settings(base_url="https://api.example.com")).build_cookie(ACCOUNT, "token")
     assert cookie.secure
     assert cookie.key == f"__Host-{ACCOUNT}"
     assert cookie.domain is None
