@@ -2,7 +2,8 @@
 
 - `{pNN}:members:<account>` has the members and their roles, and decides who is one
 - `memberships:<sha256>` has the accounts of an address. It is written before the members, and removed after, so it may
-  name an account too many, but after an interruption never too few
+  name an account too many, but after an interruption never too few. Who adds a member writes it again afterwards, and
+  who removes one checks afterwards whether the address has become a member meanwhile
 
 Addresses are in lower case. Each request of a session reads the members from this process's copy, which follows a
 change within a second.
@@ -102,8 +103,9 @@ class Members:
         try:
             record = await self._change(account_id, change)
         except RequestMalformed:
-            await self._change_accounts(email, account_id, add=False)
+            await self._unlist_account(email, account_id)
             raise
+        await self._change_accounts(email, account_id, add=True)
         member = record.members[email]
         return MemberView(email, member.role, member.since)
 
@@ -118,21 +120,24 @@ class Members:
             return _Members({address: member for address, member in record.members.items() if address != email})
 
         await self._change(account_id, change)
-        await self._change_accounts(email, account_id, add=False)
+        await self._unlist_account(email, account_id)
         if not found:
             raise NotFound("This address belongs to no member of this account.")
 
     async def remove_all(self, account_id: str) -> None:
         """Removes all members of an account that is being deleted."""
-        text = await self._store.get(members_key(account_id))
-        members = msgspec.json.decode(text, type=_Members).members if text else {}
-        for email in members:
+        for email in await self._read_now(account_id):
             await self._change_accounts(email, account_id, add=False)
         await self._change(account_id, lambda _: _Members({}))
 
     async def _read(self, account_id: str) -> dict[str, Member]:
         record = await self._cache.read(members_key(account_id), _Members)
         return {} if record is None else record.members
+
+    async def _read_now(self, account_id: str) -> dict[str, Member]:
+        """Reads the members from Redis, without the cache."""
+        text = await self._store.get(members_key(account_id))
+        return msgspec.json.decode(text, type=_Members).members if text else {}
 
     async def _change(self, account_id: str, change: Callable[[_Members], _Members]) -> _Members:
         key = members_key(account_id)
@@ -144,6 +149,12 @@ class Members:
         changed = await change_record(self._store, key, compute, subject="the members")
         self._cache.forget(key)
         return changed
+
+    async def _unlist_account(self, email: str, account_id: str) -> None:
+        """Removes the account from those of the address, unless the address belongs to it by now."""
+        await self._change_accounts(email, account_id, add=False)
+        if email in await self._read_now(account_id):
+            await self._change_accounts(email, account_id, add=True)
 
     async def _change_accounts(self, email: str, account_id: str, *, add: bool) -> None:
         async def compute(present: str) -> Change[None]:

@@ -2,14 +2,17 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from gateway.accounts.api_keys import digest
 from gateway.accounts.members import MAX_ACCOUNTS, MAX_MEMBERS, Members
 from gateway.accounts.record_cache import RecordCache
 from gateway.errors import LastOwner, RequestMalformed
+from gateway.keys import memberships_key
 from gateway.redis.client import Store
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
@@ -160,6 +163,39 @@ async def test_of_two_owners_who_leave_at_once_one_stays(members: Members) -> No
     results = await asyncio.gather(*leaving, return_exceptions=True)
     assert {*map(type, results)} == {type(None), LastOwner}
     assert len(await members.list_members("acc_1")) == 1
+
+
+@pytest.mark.parametrize("last", ["the removal", "the addition"])
+async def test_a_member_who_is_added_and_removed_at_once_finds_the_account(store: Store, last: str) -> None:
+    email, adding, removing = "a@example.com", Members(store, RecordCache(store)), Members(store, RecordCache(store))
+    await adding.put("acc_1", "owner@example.com", "owner")
+    await adding.put("acc_1", email, "viewer")
+
+    async def add() -> None:
+        await adding.put("acc_1", email, "viewer")
+
+    async def remove() -> None:
+        await removing.remove("acc_1", email)
+
+    # The other change runs between the two writes of the last one.
+    if last == "the removal":
+        run_first(removing, "_unlist_account", add)
+        await remove()
+    else:
+        run_first(adding, "_change", remove)
+        await add()
+    assert email in [each.email for each in await Members(store, RecordCache(store)).list_members("acc_1")]
+    assert await store.get(memberships_key(digest(email))) == "acc_1"
+
+
+def run_first(members: Members, step: str, other: Callable[[], Awaitable[None]]) -> None:
+    original = getattr(members, step)
+
+    async def run_both(*args: Any) -> Any:
+        await other()
+        return await original(*args)
+
+    setattr(members, step, run_both)
 
 
 async def test_the_limits(members: Members) -> None:
