@@ -165,9 +165,14 @@ class Registry:
 
         Raises RegistrationsClosed, and SignInFailed while another process creates it.
         """
-        if not await self.store.client.set(first_sign_in_key(digest(email)), "1", nx=True, ex=FIRST_SIGN_IN_SECONDS):
+        mark = first_sign_in_key(digest(email))
+        if not await self.store.client.set(mark, "1", nx=True, ex=FIRST_SIGN_IN_SECONDS):
             raise SignInFailed("Another sign-in of yours has just begun; sign in again in a few seconds.")
-        await self._count_registration(per_day)
+        try:
+            await self._count_registration(per_day)
+        except RegistrationsClosed:
+            await self.store.client.delete(mark)
+            raise
         account = await self._add_account(email, "free")
         await self.members.put(account.id, email, "owner")
         return account

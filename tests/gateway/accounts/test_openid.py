@@ -18,6 +18,7 @@ from gateway.accounts.openid import SIGN_IN_SECONDS, OpenId, _derive
 from gateway.accounts.sessions import ACCOUNT
 from gateway.api.sign_in import TICKET
 from gateway.errors import SignInFailed, SignInUnavailable
+from gateway.keys import REGISTRATIONS_KEY
 from gateway.outbound.client import Client
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -280,6 +281,31 @@ async def test_operators_by_address_and_claim(oidc: Gateway, visitor: Visitor, i
     )
     assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
+
+
+async def test_closed_registrations(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    """Whoever belongs to an account signs in, and so do operators, as often as they like."""
+    known, stranger = new_email(), new_email()
+    await sign_in(visitor, idp, known)
+    today = f"{REGISTRATIONS_KEY}:{time.strftime('%Y-%m-%d', time.gmtime())}"
+    with oidc.redis.client() as client:
+        before = client.get(today)
+        client.set(today, 1000, keepttl=True)
+    try:
+        await sign_in(visitor, idp, known)
+        visitor.http.cookies.clear()
+        for _ in range(2):
+            response = await come_back(visitor, idp.grant(await begin(visitor), stranger))
+            assert_page(response, 429)
+            assert int(response.headers["retry-after"]) > 0
+        for _ in range(2):
+            await sign_in(visitor, idp, stranger, "?page=ops", groups="capsule-operators")
+            session = (await visitor.call("GET", "/dashboard/session")).json()
+            assert (session["operator"], session["account"], session["accounts"]) == (True, None, [])
+        refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
+    finally:
+        with oidc.redis.client() as client:
+            client.set(today, before, keepttl=True)
 
 
 async def test_a_provider_that_refuses_or_breaks(
