@@ -78,7 +78,7 @@ class Identity(msgspec.Struct, frozen=True):
     """Who has signed in at the provider."""
 
     email: str  # verified, in lower case
-    claims: dict[str, Any]  # of the ID token, and of userinfo if that was read
+    claims: dict[str, Any]  # of the ID token, and of userinfo if that was read; `email` is the verified address
     page: str  # one of PAGES
 
 
@@ -143,7 +143,7 @@ class OpenId:
             more = await self._read_userinfo(provider.metadata, tokens.access_token, claims["sub"])
         # Never the address of one source with the verification of the other.
         email = _find_address(claims if {"email", "email_verified"} <= claims.keys() else more)
-        return Identity(email, {**more, **claims}, found[2])
+        return Identity(email, {**more, **claims, "email": email}, found[2])
 
     async def _exchange(self, metadata: _Metadata, code: str, verifier: str) -> _Tokens:
         """Exchanges the code for tokens. Raises SignInFailed and SignInUnavailable."""

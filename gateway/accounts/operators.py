@@ -45,8 +45,8 @@ class Operators:
         """Returns the entry of GATEWAY_OIDC_OPERATORS that matches somebody who signs in, or ""."""
         for entry in self._people:
             claim, equals, value = entry.partition("=")
-            found = claims.get(claim) if equals else None
-            if entry == email or value in (found if isinstance(found, list) else [found]):
+            found = claims.get(claim)
+            if (value in (found if isinstance(found, list) else [found])) if equals else entry == email:
                 return entry
         return ""
 

@@ -30,6 +30,8 @@ from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.responses import refused
 from tests.support.visitor import Visitor
 
+OPERATORS = "Root@example.com, groups=capsule-operators, teams=ops@example.com, email=boss@example.com"
+
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
@@ -44,7 +46,7 @@ async def oidc(
     provider: FakeProvider, idp: FakeIdentityProvider, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Gateway]:
     folder = tmp_path_factory.mktemp("openid")
-    operators = idp.settings(OPERATORS="Root@example.com, groups=capsule-operators")
+    operators = idp.settings(OPERATORS=OPERATORS)
     fast = {"gateway.accounts.openid.FAILURE_SECONDS": 0.0}
     async with gateway_with_redis(provider, folder, fast, GATEWAY_REGISTRATIONS_PER_DAY="1000", **operators) as running:
         running.confidential.add(CLIENT_SECRET)
@@ -281,6 +283,20 @@ async def test_operators_by_address_and_claim(oidc: Gateway, visitor: Visitor, i
     )
     assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
     refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
+
+
+async def test_who_is_no_operator(visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any) -> None:
+    """Neither an address that reads like a claim, nor a claim `email` that is not verified."""
+    await sign_in(visitor, idp, "teams=ops@example.com", "?page=ops")
+    refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
+    email = new_email()
+    monkeypatch.setattr(idp, "userinfo", {"sub": email, "email": email, "email_verified": True})
+    answer = idp.grant(await begin(visitor), email, email="boss@example.com", email_verified=None)
+    assert (await come_back(visitor, answer)).status_code == 302
+    refused(await visitor.call("GET", "/platform/audit"), 401, "UNAUTHORIZED")
+    monkeypatch.setattr(idp, "userinfo", None)
+    await sign_in(visitor, idp, "boss@example.com")
+    assert (await visitor.call("GET", "/platform/audit")).status_code == 200
 
 
 async def test_closed_registrations(oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider) -> None:
