@@ -15,7 +15,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.access import CALLS, Access, By, Where
+from gateway.accounts.access import CALLS, Access, By, Call, Where
 from gateway.accounts.api_keys import KeyReference
 from gateway.accounts.operators import Operator, Operators
 from gateway.accounts.pacing import UNPACED
@@ -106,12 +106,20 @@ async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: 
     access = await require_access(request, services.registry, services.sessions)
     await services.pacing.admit(access.account.id, request.scope["state"], paced=UNPACED not in handler.opt)
     call = CALLS.get(f"{request.method} {request.scope['path_template']}")
-    access.require(call)
+    if not leaves_account(request, access, call):
+        access.require(call)
     if access.only is not None and call is not None and call.where is Where.FILTER:
         choose_app(request, access)
     request.scope["state"][ACCESS_STATE] = access
     if call is not None and call.changes:
         await begin_change(request, services, access, call)
+
+
+def leaves_account(request: Request[Any, Any, State], access: Access, call: Call | None) -> bool:
+    """Returns whether this is a member who leaves the account, which every role may."""
+    if call is None or call.name != "remove_member" or not access.email:
+        return False
+    return str(request.path_params["email"]).lower() == access.email
 
 
 def choose_app(request: Request[Any, Any, State], access: Access) -> None:

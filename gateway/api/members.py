@@ -49,7 +49,8 @@ async def remove_member(
 ) -> None:
     """Remove a member.
 
-    Their sessions for this account end at once, and they get no more notices of it.
+    Whoever signed in may remove themselves, whatever their role. The last owner cannot be removed. The member's
+    sessions for this account end at once, and they get no more notices of it.
     """
     address = read_email(email)
     await notices.end(account.id, address)

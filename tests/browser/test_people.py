@@ -98,6 +98,12 @@ async def test_members_and_their_roles(holder: Holder, browser: Browser, people:
         await expect(other.page.get_by_text("Your session has ended.")).to_be_visible()
         await sign_in_again(other.page)
         await expect(other.heading("Overview")).to_be_visible()
+        # He leaves the other account himself: another owner is there.
+        await other.account.call("PUT", "/account/members/eve@example.com", {"role": "owner"})
+        await other.go("account")
+        await other.button("Leave this account").click()
+        await other.page.get_by_role("dialog").get_by_role("button", name="Leave").click()
+        await expect(other.page.get_by_text("Your session has ended.")).to_be_visible()
 
     await holder.go("account")
     await holder.button("Log out everywhere").click()

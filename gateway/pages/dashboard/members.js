@@ -58,21 +58,25 @@ function memberTable(members, changeMember) {
     });
     return select;
   };
+  const own = currentSession().email;
   const remove = ({ email }) => {
-    const named = { class: "plain danger", "data-focus": email, "aria-label": `Remove ${email}` };
-    return action("Remove", named, line, async (button) => {
-      const loss = "Their sessions for this account end at once. API keys that they know stay valid.";
-      if (!(await confirmAction(`Remove ${email}?`, loss, "Remove"))) return button.focus();
+    if (email !== own && !may("remove_member")) return "";
+    const [verb, question] = email === own ? ["Leave", "Leave this account?"] : ["Remove", `Remove ${email}?`];
+    const named = { class: "plain danger", "data-focus": email, "aria-label": question.slice(0, -1) };
+    return action(verb, named, line, async (button) => {
+      const whose = email === own ? "Your" : "Their";
+      const known = email === own ? "you" : "they";
+      const loss = `${whose} sessions for this account end at once. API keys that ${known} know stay valid.`;
+      if (!(await confirmAction(question, loss, verb))) return button.focus();
       await changeMember("DELETE", email);
       announce(`Removed ${email}.`);
     });
   };
-  const own = currentSession().email;
   const columns = {
     Address: ({ email }) => [email, email === own && h("span", { class: "quiet" }, " (you)")],
     Role: may("set_member") ? change : ({ role }) => capital(role),
     Since: ({ since }) => moment(since),
-    ...(may("remove_member") && { "": remove }),
+    ...((own || may("remove_member")) && { "": remove }),
   };
   return [table("Members", columns, members), line];
 }

@@ -141,6 +141,24 @@ async def test_signing_out_everywhere(gw: Gateway, account: Account, ada: Visito
 
 
 @session
+@pytest.mark.parametrize("role", ["viewer", "developer"])
+async def test_members_may_leave(gw: Gateway, account: Account, ada: Visitor, role: str) -> None:
+    visitor = Visitor(gw)
+    email = email_of(visitor)
+    await put(account, email, role)
+    visitor.become(email, account.id)
+    async with visitor.http:
+        refused(await visitor.call("DELETE", f"/account/members/{email_of(ada)}"), 403, "NOT_PERMITTED")
+        refused(await visitor.call("PUT", f"/account/members/{email}", {"role": "owner"}), 403, "NOT_PERMITTED")
+        assert (await visitor.call("DELETE", f"/account/members/{email.upper()}")).status_code == 204
+        refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
+    assert [each["email"] for each in (await account.get("/account/members")).json()] == [email_of(ada)]
+    refused(await ada.call("DELETE", f"/account/members/{email_of(ada)}"), 409, "LAST_OWNER")
+    [newest, *_] = (await account.get("/account/audit")).json()
+    assert (newest["action"], newest["who"]) == ("remove_member", email)
+
+
+@session
 async def test_a_session_ends_with_the_provider_that_opened_it(account: Account, ada: Visitor) -> None:
     assert (await ada.call("GET", "/account")).status_code == 200
     ada.become(email_of(ada), account.id, "https://former.example.com")
