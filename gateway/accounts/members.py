@@ -20,7 +20,7 @@ from gateway.accounts.access import Role
 from gateway.accounts.api_keys import digest
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.records import Account
-from gateway.errors import LastOwner, NotFound, RequestMalformed
+from gateway.errors import LastOwner, RequestMalformed
 from gateway.ids import Time, now_iso
 from gateway.keys import account_key, members_key, memberships_key
 from gateway.redis.client import Store
@@ -109,8 +109,8 @@ class Members:
         member = record.members[email]
         return MemberView(email, member.role, member.since)
 
-    async def remove(self, account_id: str, email: str) -> None:
-        """Removes a member. Can be repeated after an interruption. Raises NotFound and LastOwner."""
+    async def remove(self, account_id: str, email: str) -> bool:
+        """Removes a member. Returns whether there was one. Can be repeated after an interruption. Raises LastOwner."""
         found = False
 
         def change(record: _Members) -> _Members:
@@ -121,8 +121,7 @@ class Members:
 
         await self._change(account_id, change)
         await self._unlist_account(email, account_id)
-        if not found:
-            raise NotFound("This address belongs to no member of this account.")
+        return found
 
     async def remove_all(self, account_id: str) -> None:
         """Removes all members of an account that is being deleted."""

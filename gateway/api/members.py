@@ -53,9 +53,11 @@ async def remove_member(
     sessions for this account end at once, and they get no more notices of it.
     """
     address = read_email(email)
+    found = await registry.members.remove(account.id, address)
     await notices.end(account.id, address)
-    await registry.members.remove(account.id, address)
     await sessions.close_membership(address, account.id)
+    if not found:
+        raise NotFound("This address belongs to no member of this account.")
 
 
 ROUTES: list[ControllerRouterHandler] = [account_router(list_members, set_member, remove_member)]

@@ -94,6 +94,14 @@ async def test_a_viewer_and_a_removed_member(mailing: Gateway, member: Join) -> 
         assert client.hlen(notices_key(account.id)) == 0
 
 
+async def test_the_last_owner_stays_and_keeps_their_notices(mailing: Gateway, member: Join) -> None:
+    account, email = await mailing.account(), new_email()
+    owner = await member(account, email, "owner")
+    await owner.call("PUT", "/account/notices", {"budget": True})
+    refused(await account.call("DELETE", f"/account/members/{email}"), 409, "LAST_OWNER")
+    assert (await owner.call("GET", "/account/notices")).json()["budget"] is True
+
+
 async def test_a_service_without_a_mail_server(gw: Gateway) -> None:
     refused(await (await gw.account()).get("/account/notices"), 404, "NOT_FOUND")
 
