@@ -11,9 +11,14 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.accounts import scripts as accounts_scripts
+from gateway.accounts.registry import Registry
+from gateway.accounts.session_store import Person, SessionStore
+from gateway.accounts.vault import Vault
 from gateway.deploys import scripts as deploys_scripts
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts as events_scripts
+from gateway.events.notices import GROUP, BudgetUse, NoticeChoices, Notices, count_outcomes, hash_address
+from gateway.events.notices import STREAM as MAILS
 from gateway.events.records import QueuedEvent
 from gateway.keys import (
     PARTITION_TAGS,
@@ -108,6 +113,38 @@ async def test_the_names_of_each_partition_are_read_on_its_node(whole: Replicate
         for tag in PARTITION_TAGS:
             expected = sorted(f"{tag}:name:{n}" for n in range(30))
             assert sorted(await store.list_keys(f"{tag}:name:*", tag)) == expected
+
+
+async def test_people_and_their_notices(whole: ReplicatedCluster) -> None:
+    """An address has accounts in several partitions."""
+    async with opened(whole.url) as store:
+        registry, notices, sessions = Registry(store, Vault("")), Notices(store), SessionStore(store)
+        members = registry.members
+        own = await registry.register_person("ada@example.com", 10)
+        accounts = [own, *[(await registry.create_account("Another", "free"))[0] for _ in range(5)]]
+        token = await sessions.open(str(Person("ada@example.com", own.id)))
+        for account in accounts:
+            for email in ("ada@example.com", "bob@example.com"):
+                await members.put(account.id, email, "owner")
+            await notices.choose(account.id, "ada@example.com", NoticeChoices(budget=True))
+            for _ in range(2):  # the second time, it is queued already
+                await notices.queue_budget(account.id, None, BudgetUse(80, 8, 10, "2026-07-02"))
+            tag = partition_tag(account.id)
+            consumer = {"group": GROUP, "consumer": "one"}
+            with suppress(BackboneRefused):  # an account before this one has the same partition
+                await store.client.xgroup_create(stream_key(tag, MAILS), GROUP, "0")
+            [[_, [(entry, _)]]] = await store.client.xreadgroup(GROUP, "one", {stream_key(tag, MAILS): ">"})
+            hashed = hash_address("ada@example.com")
+            claim = await events_scripts.claim_notice(store, tag, account.id, hashed, **consumer, entry=entry)
+            assert "ada@example.com" in claim.subscriber
+            assert await events_scripts.record_notice(store, tag, group=GROUP, entry=entry, outcome="sent")
+        assert {each.account.id for each in await members.list_accounts("ada@example.com")} == {a.id for a in accounts}
+        assert (await count_outcomes(store))["sent"] == len(accounts)
+        for account in accounts:
+            assert await members.remove(account.id, "ada@example.com")
+        await sessions.close_membership("ada@example.com", own.id)
+        assert await sessions.find_subject(token) is None
+        assert await members.list_accounts("ada@example.com") == []
 
 
 async def test_a_seed_that_is_down_is_skipped(whole: ReplicatedCluster) -> None:
