@@ -14,6 +14,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.access import Access
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
@@ -353,7 +354,8 @@ async def change_variables(
 
 @get("/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
 async def read_logs(
-    account: Caller,
+    access: CallerAccess,
+    registry: Injected[Registry],
     request: Request[Any, Any, State],
     own_app: OwnApp,
     deploys: Injected[Deploys],
@@ -370,20 +372,26 @@ async def read_logs(
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
-        if runtime_log.followers[account.id] >= MAX_FOLLOWERS:
+        if runtime_log.followers[access.account.id] >= MAX_FOLLOWERS:
             raise ViewersLimited(
                 f"An account can follow {MAX_FOLLOWERS} logs at once; end one of them.", retry_after=60
             )
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
-        return Stream(_events(own_app, deploys, runtime_log, process, tail), headers=headers)
+        return Stream(_events(access, registry, own_app, deploys, runtime_log, process, tail), headers=headers)
     lines = [] if live is None else await runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)
 
 
 async def _events(
-    app: App, deploys: Deploys, runtime_log: RuntimeLog, process: ProcessState, tail: int
+    access: Access,
+    registry: Registry,
+    app: App,
+    deploys: Deploys,
+    runtime_log: RuntimeLog,
+    process: ProcessState,
+    tail: int,
 ) -> AsyncGenerator[bytes]:
     followers = runtime_log.followers
     followers[app.account] += 1
@@ -396,6 +404,8 @@ async def _events(
         )
         async with contextlib.aclosing(lines):
             async for new in lines:
+                if access.email and await registry.members.find_role(access.account.id, access.email) is None:
+                    return
                 if new:
                     yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()
                 elif time.monotonic() - spoke > HEARTBEAT_SECONDS:

@@ -3,17 +3,28 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 
+from gateway.accounts import records
+from gateway.accounts.access import Access
 from gateway.accounts.api_keys import digest
 from gateway.accounts.members import MAX_ACCOUNTS, MAX_MEMBERS, Members
 from gateway.accounts.record_cache import RecordCache
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.api.deploys import _events
+from gateway.deploys.runtime_log import RuntimeLog
+from gateway.deploys.states import Deploys
 from gateway.errors import LastOwner, RequestMalformed
 from gateway.keys import memberships_key
 from gateway.redis.client import Store
+from gateway.services import ProcessState
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -214,6 +225,27 @@ def run_first(members: Members, step: str, other: Callable[[], Awaitable[None]])
         return await original(*args)
 
     setattr(members, step, run_both)
+
+
+async def test_a_removed_member_follows_no_log(store: Store, tmp_path: Path) -> None:
+    registry, email, output = Registry(store, Vault("")), "a@example.com", tmp_path / "running" / "dep_1.output"
+    await registry.members.put("acc_1", "owner@example.com", "owner")
+    await registry.members.put("acc_1", email, "viewer")
+    output.parent.mkdir()
+    output.write_text("one\n")
+
+    async def find_live_id(_: App) -> str:
+        return "dep_1"
+
+    account = records.Account(id="acc_1", name="One", plan="free", createdAt="")
+    access = Access(account, by="session", role="viewer", email=email)
+    app, log = App(id="app-1", name="app", account="acc_1", createdAt=""), RuntimeLog(str(tmp_path))
+    deploys = cast(Deploys, SimpleNamespace(find_live_id=find_live_id))
+    events = _events(access, registry, app, deploys, log, ProcessState(), 10)
+    assert await anext(events) == b"data: one\n\n"
+    await registry.members.remove("acc_1", email)
+    output.write_text("one\ntwo\n")
+    assert await anext(events, None) is None
 
 
 async def test_the_limits(members: Members) -> None:
