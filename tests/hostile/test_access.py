@@ -100,7 +100,7 @@ class Target(NamedTuple):
     delivery_id: str
     key_id: str = "key_none"
     hook_id: str = "hook_none"
-    email: str = "viewer@example.com"
+    email: str = "nobody@example.com"  # of no caller, because members may leave
     snapshot_id: str = "snap_none"
 
     def fill(self, address: str) -> tuple[str, str]:
