@@ -185,8 +185,8 @@ class Installation:
         The engine does not restart a container that `docker kill` ended.
         """
         count, _ = await self.restarts(service)
-        # The shell itself survives, unless the container ends before it does.
-        await self.compose("exec", "-T", service, "sh", "-c", "kill -9 -1; :", timeout=30)
+        # Detached, because the shell may be killed with the container.
+        await self.compose("exec", "--detach", service, "sh", "-c", "kill -9 -1", timeout=30)
         await wait_until(
             lambda: self.restarts(service), PATIENCE_SECONDS, every=1, holds=lambda now: now == (count + 1, "healthy")
         )
