@@ -121,11 +121,7 @@ class OpenId:
 
         Raises SignInFailed, AddressNotVerified and SignInUnavailable.
         """
-        found = _TICKET.fullmatch(ticket)
-        if found is None or not -LEEWAY_SECONDS <= time.time() - int(found[1]) <= SIGN_IN_SECONDS:
-            _refuse("ticket", "This sign-in has expired or began in another browser; sign in again.")
-        if not hmac.compare_digest(answer.get("state", "").encode(), _derive(ticket, "state").encode()):
-            _refuse("state", "This sign-in belongs to another one, which began later; sign in again.")
+        page = check_return(ticket, answer)
         provider = await self._read_provider()
         announced = provider.metadata.authorization_response_iss_parameter_supported
         if ("iss" in answer or announced) and answer.get("iss") != self._settings.oidc_issuer:
@@ -143,7 +139,7 @@ class OpenId:
             more = await self._read_userinfo(provider.metadata, tokens.access_token, claims["sub"])
         # Never the address of one source with the verification of the other.
         email = _find_address(claims if {"email", "email_verified"} <= claims.keys() else more)
-        return Identity(email, {**more, **claims, "email": email}, found[2])
+        return Identity(email, {**more, **claims, "email": email}, page)
 
     async def _exchange(self, metadata: _Metadata, code: str, verifier: str) -> _Tokens:
         """Exchanges the code for tokens. Raises SignInFailed and SignInUnavailable."""
@@ -276,6 +272,16 @@ class OpenId:
             _refuse(f"status {response.status}")
         logger.warning("openid.unreachable", status=response.status)
         raise SignInUnavailable
+
+
+def check_return(ticket: str, answer: Mapping[str, str]) -> str:
+    """Returns the page to which the browser returns, if it began this sign-in not long ago. Raises SignInFailed."""
+    found = _TICKET.fullmatch(ticket)
+    if found is None or not -LEEWAY_SECONDS <= time.time() - int(found[1]) <= SIGN_IN_SECONDS:
+        _refuse("ticket", "This sign-in has expired or began in another browser; sign in again.")
+    if not hmac.compare_digest(answer.get("state", "").encode(), _derive(ticket, "state").encode()):
+        _refuse("state", "This sign-in belongs to another one, which began later; sign in again.")
+    return found[2]
 
 
 def _refuse(reason: str, message: str | None = None) -> NoReturn:

@@ -45,7 +45,8 @@ DEPLOYS = {
 }
 # Those that a key for one app may not make, although they only read.
 WHOLE_ACCOUNT = {
-    f"GET /account{rest}" for rest in ("", "/audit", "/changes", "/keys", "/members", "/data/deleted", "/webhook")
+    f"GET /account{rest}"
+    for rest in ("", "/audit", "/changes", "/keys", "/members", "/notices", "/data/deleted", "/webhook")
 }
 DEPLOY_TOOLS = {
     "service_publish",
