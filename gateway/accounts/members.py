@@ -129,6 +129,11 @@ class Members:
             await self._change_accounts(email, account_id, add=False)
         await self._change(account_id, lambda _: _Members({}))
 
+    async def list_again(self, account_id: str) -> None:
+        """Lists the account with each of its addresses. A backup may have an address's accounts from before."""
+        for email in await self._read_now(account_id):
+            await self._change_accounts(email, account_id, add=True)
+
     async def _read(self, account_id: str) -> dict[str, Member]:
         record = await self._cache.read(members_key(account_id), _Members)
         return {} if record is None else record.members

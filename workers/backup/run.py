@@ -228,6 +228,9 @@ class Backup:
         now = int((await self._store.client.time())[0]) * 1000
         async for lines in self._target.read_lines(manifest.records):
             await write_records(self._store, lines, now)
+        for key in await self._store.list_keys():
+            if kind_of(key) == "members":
+                await self._registry.members.list_again(key.split(":")[2])
 
     async def _unpack_data(self) -> None:
         """Unpacks the last snapshot of each app with data to the data folder of this machine."""

@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { get } from "./api.js";
 import { follow } from "./follow.js";
+import { may } from "./session.js";
 
 const ACCOUNT = {
   Overview: "/",
@@ -41,7 +42,8 @@ export function watchApps(signal) {
 
 export function showNavigation(bar, path) {
   const app = path.match(/^\/apps\/([\w-]+)/)?.[1] ?? "";
-  const tabs = app ? Object.entries(APP).map(([name, end]) => [name, `/apps/${app}${end}`]) : Object.entries(ACCOUNT);
+  const ofApp = Object.entries(APP).filter(([name]) => name !== "Try it" || may("create_test_token"));
+  const tabs = app ? ofApp.map(([name, end]) => [name, `/apps/${app}${end}`]) : Object.entries(ACCOUNT);
   const leads = (target) => path === target || path.startsWith(`${target}/`);
   const current = tabs.map(([, target]) => target).filter(leads).at(-1) ?? "/"; // the longest is the last
   const nav = bar.querySelector("nav");

@@ -2,11 +2,13 @@
 
 import { h } from "/pages/dom.js";
 import { call } from "./api.js";
-import { announce, card, field, form, heading } from "./parts.js";
+import { announce, card, empty, field, form, heading } from "./parts.js";
+import { may } from "./session.js";
 
 export const title = "New app";
 
 export function draw() {
+  if (!may("create_app")) return empty("Not permitted", "This session may not create apps. Ask an owner or a developer.");
   const created = (app) => `#/apps/${app.name}`;
   return [
     heading(title, "The name becomes the first part of the app’s address. You cannot change it here later."),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
+from gateway.accounts.api_keys import digest
 from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.keys import LAYOUT_KEY, deploy_key, kind_of, serving_key, site_key, spend_key
+from gateway.keys import LAYOUT_KEY, deploy_key, kind_of, memberships_key, serving_key, site_key, spend_key
 from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
 from gateway.settings import NANO
 from tests.support import redis_servers
@@ -107,6 +108,16 @@ async def test_a_deploy_in_progress_is_canceled(service: Service, empty: Service
     served = await empty.store.client.hget(serving_key(account, app.id), "live")
     assert '"deploy":"dep_1"' in served
     assert '"step":"live"' in served
+
+
+async def test_a_member_who_was_added_during_a_backup(service: Service, empty: Service, tmp_path: Path) -> None:
+    (account, *_), *_ = await service.fill()
+    await service.registry.members.put(account, "ada@example.com", "owner")
+    await service.store.client.delete(memberships_key(digest("ada@example.com")))  # copied before
+    await service.back_up(tmp_path / "target")
+    await empty.restore(tmp_path / "target")
+    [membership] = await empty.registry.members.list_accounts("ada@example.com")
+    assert (membership.account.id, membership.role) == (account, "owner")
 
 
 async def test_a_broken_record(service: Service, empty: Service, tmp_path: Path) -> None:
