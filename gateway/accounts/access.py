@@ -49,12 +49,8 @@ class Where(Enum):
 
 UNCHANGING = {"check_token"}  # calls that change nothing, although they are no GET
 
-WHILE_LEAVING = {
-    "leave",
-    "keep_account",
-    "revoke_key",
-    "remove_member",
-}  # changes that are permitted while the account is deleted
+# Changes that are permitted while the account is deleted.
+WHILE_LEAVING = {"leave", "keep_account", "revoke_key", "remove_member"}
 
 
 class Call(NamedTuple):

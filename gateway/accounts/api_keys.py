@@ -39,7 +39,10 @@ def new_key(prefix: str) -> str:
 
 
 def digest(key: str) -> str:
-    """Returns the SHA-256 of a key. A plain hash is enough: nobody can search through 256 random bits."""
+    """Returns the SHA-256 of a key. A plain hash is enough: nobody can search through 256 random bits.
+
+    For an e-mail address, it only keeps the address itself out of Redis's keys.
+    """
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.accounts.access import Role
+from gateway.accounts.access import Access, Role
 from gateway.accounts.api_keys import digest
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.records import Account
@@ -77,6 +77,10 @@ class Members:
     async def find_role(self, account_id: str, email: str) -> Role | None:
         member = (await self._read(account_id)).get(email)
         return None if member is None else member.role
+
+    async def has_left(self, access: Access) -> bool:
+        """Returns whether the caller is a person who is no member of the account any more. Streams ask this."""
+        return bool(access.email) and await self.find_role(access.account.id, access.email) is None
 
     async def list_accounts(self, email: str) -> list[Membership]:
         """Returns the accounts of an address, by name."""

@@ -346,7 +346,7 @@ async def stream_changes(
         stream = changes.stream_events(account_id, lambda: process.draining)
         async with contextlib.aclosing(stream):
             async for event in stream:
-                if access.email and await registry.members.find_role(account_id, access.email) is None:
+                if await registry.members.has_left(access):
                     return
                 yield event
 

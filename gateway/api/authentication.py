@@ -71,10 +71,8 @@ async def find_session_access(subject: str | None, registry: Registry) -> Access
         if await registry.members.list_accounts(person.email):
             raise AccountNotChosen
         return None
-    role, account = (
-        await registry.members.find_role(person.account, person.email),
-        await registry.account(person.account),
-    )
+    role = await registry.members.find_role(person.account, person.email)
+    account = await registry.account(person.account)
     if role is None or account is None or account.is_gone:
         return None
     return Access(account, person.email, "session", role=role, email=person.email)

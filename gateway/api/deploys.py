@@ -404,7 +404,7 @@ async def _events(
         )
         async with contextlib.aclosing(lines):
             async for new in lines:
-                if access.email and await registry.members.find_role(access.account.id, access.email) is None:
+                if await registry.members.has_left(access):
                     return
                 if new:
                     yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()

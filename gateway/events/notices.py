@@ -8,13 +8,13 @@ Most notices are about an event of the webhooks, which the worker reads anyway. 
 and an `app.recovered` is only for receivers that got the `app.unhealthy`.
 """
 
-import hashlib
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import structlog
 
+from gateway.accounts.api_keys import digest
 from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.events import scripts
@@ -81,11 +81,6 @@ class BudgetUse(NamedTuple):
     day: str  # UTC
 
 
-def hash_address(address: str) -> str:
-    """Returns the hash that stands for an e-mail address in keys and in the queue."""
-    return hashlib.sha256(address.encode()).hexdigest()[:32]
-
-
 async def count_outcomes(store: Store) -> dict[str, int]:
     """Returns the number of notices that ended so far, by outcome. Raises BackboneUnavailable."""
     counts: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
@@ -102,7 +97,7 @@ class Notices:
     # -- who gets which --------------------------------------------------------------------------------------
 
     async def read_choices(self, account_id: str, address: str) -> NoticeChoices:
-        text = await self._store.client.hget(notices_key(account_id), hash_address(address))
+        text = await self._store.client.hget(notices_key(account_id), digest(address))
         kinds = msgspec.json.decode(text, type=Subscriber).kinds if text else []
         return NoticeChoices(**dict.fromkeys(kinds, True))
 
@@ -111,11 +106,11 @@ class Notices:
         if not choices.kinds:
             return await self.end(account_id, address)
         subscriber = msgspec.json.encode(Subscriber(address, choices.kinds)).decode()
-        await self._store.client.hset(notices_key(account_id), hash_address(address), subscriber)
+        await self._store.client.hset(notices_key(account_id), digest(address), subscriber)
 
     async def end(self, account_id: str, address: str) -> None:
         """Ends all notices of the account to the address, also those that wait to be sent."""
-        await self._store.client.hdel(notices_key(account_id), hash_address(address))
+        await self._store.client.hdel(notices_key(account_id), digest(address))
 
     # -- the queue -------------------------------------------------------------------------------------------
 

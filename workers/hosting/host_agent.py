@@ -243,10 +243,9 @@ class HostAgent:
                 raise AppGone
             await self._apply(Target(wanted, app, wanted.deploy, output))
         except DeployError as error:
-            if wanted.step in ("check", "canary") or not isinstance(
-                error, ReleaseMissing
-            ):  # `host_watch.py` logs those
-                step, why = wanted.step, str(error)
+            step, why = wanted.step, str(error)
+            # Of a release that is served already, `host_watch.py` logs the loss.
+            if step in ("check", "canary") or not isinstance(error, ReleaseMissing):
                 logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=step, why=why)
             self._failed.add(wanted.token)
             failure = HostAnswer(wanted.token, False, str(error), output=output, runs=self._applier.runs(wanted))

@@ -9,10 +9,11 @@ import httpx
 import pytest
 import redis
 
+from gateway.accounts.api_keys import digest
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
 from gateway.deploys.hooks import Hooks
-from gateway.events.notices import BudgetUse, NoticeChoices, Notices, hash_address
+from gateway.events.notices import BudgetUse, NoticeChoices, Notices
 from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key
 from gateway.operations.leaving import Leaving
 from gateway.settings import Settings
@@ -105,7 +106,7 @@ class Population:
             notices = Notices(store)
             await notices.choose(account.id, email, NoticeChoices(budget=True))
             await notices.queue_budget(account.id, None, BudgetUse(80, 1, 1, "2026-07-02"))
-        self.words |= {name, email, hash_address(email), hook["id"], published.json()["deployId"]}
+        self.words |= {name, email, digest(email), hook["id"], published.json()["deployId"]}
 
     async def is_gone(self) -> bool:
         answer = await self.account.gateway.platform("GET", f"accounts/{self.account.id}")

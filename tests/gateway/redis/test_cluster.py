@@ -11,13 +11,14 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.accounts import scripts as accounts_scripts
+from gateway.accounts.api_keys import digest
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person, SessionStore
 from gateway.accounts.vault import Vault
 from gateway.deploys import scripts as deploys_scripts
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts as events_scripts
-from gateway.events.notices import GROUP, BudgetUse, NoticeChoices, Notices, count_outcomes, hash_address
+from gateway.events.notices import GROUP, BudgetUse, NoticeChoices, Notices, count_outcomes
 from gateway.events.notices import STREAM as MAILS
 from gateway.events.records import QueuedEvent
 from gateway.keys import (
@@ -134,7 +135,7 @@ async def test_people_and_their_notices(whole: ReplicatedCluster) -> None:
             with suppress(BackboneRefused):  # an account before this one has the same partition
                 await store.client.xgroup_create(stream_key(tag, MAILS), GROUP, "0")
             [[_, [(entry, _)]]] = await store.client.xreadgroup(GROUP, "one", {stream_key(tag, MAILS): ">"})
-            hashed = hash_address("ada@example.com")
+            hashed = digest("ada@example.com")
             claim = await events_scripts.claim_notice(store, tag, account.id, hashed, **consumer, entry=entry)
             assert "ada@example.com" in claim.subscriber
             assert await events_scripts.record_notice(store, tag, group=GROUP, entry=entry, outcome="sent")
