@@ -45,7 +45,7 @@ from gateway.ids import request_id as new_request_id
 from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
 from gateway.mcp.endpoint import AgentEndpoint
 from gateway.operations.redis_health import RedisHealth
-from gateway.pages import render_not_found, wants_page
+from gateway.pages.error_pages import render_not_found, wants_page
 from gateway.server.lifespan import running
 from gateway.server.serve import TimedReceive
 from gateway.services import Injected, ProcessState, Services

@@ -15,7 +15,7 @@ from litestar.datastructures import State
 from litestar.params import FromQuery, QueryParameter
 from litestar.response import Redirect
 
-from gateway.pages import render_page
+from gateway.pages.error_pages import render_page
 from gateway.validation import is_email
 
 PATH = "/identity"

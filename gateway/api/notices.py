@@ -12,7 +12,7 @@ from gateway.api.authentication import account_router
 from gateway.api.resources import CallerAccess
 from gateway.errors import BackboneUnavailable, NotFound, NotPermitted, RequestMalformed
 from gateway.events.notices import NoticeChoices, Notices, open_address
-from gateway.pages import render_page
+from gateway.pages.error_pages import render_page
 from gateway.services import Injected
 from gateway.settings import Settings
 

@@ -32,7 +32,7 @@ from gateway.errors import (
     SignInUnavailable,
     Unauthorized,
 )
-from gateway.pages import render_page
+from gateway.pages.error_pages import render_page
 from gateway.services import Injected
 from gateway.settings import Settings
 from gateway.validation import Id

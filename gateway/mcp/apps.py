@@ -1,6 +1,6 @@
-"""The agent tools `service_app` and `service_limits`: an account's apps, and what they may spend and request."""
+"""The agent tools `service_app`, `service_limits` and `service_usage`: apps, what they may use, and what they used."""
 
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack, get_args
 
 import msgspec
 
@@ -8,6 +8,7 @@ from gateway.accounts.pacing import leave_lane
 from gateway.api import apps
 from gateway.api.bodies import decode_body
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
+from gateway.telemetry.usage_reports import PERIOD_SECONDS, Group, read_usage
 
 MAX_FINDINGS = 50  # the most urgent ones
 RESET = "null resets it; leave it out to keep it"
@@ -95,3 +96,25 @@ class LimitsTool(AgentTool):
         change = decode_body(msgspec.json.encode(fields), apps.LimitsChange)
         found, parts = await self._find_app(app), self.services
         return {"limits": await apps.apply_limits(self.account, found, change, parts.settings, parts.registry)}
+
+
+MAX_ROWS = 500  # the newest ones
+Days = Annotated[int, Arg("the number of days, including today (UTC)", "integer", minimum=1, maximum=400)]
+By = Annotated[Group, Arg("with app or model, each has a row of its own", enum=["", *get_args(Group)])]
+
+
+class UsageTool(AgentTool):
+    """Show requests, refused requests, tokens and money by day."""
+
+    name, title, read_only = "service_usage", "Usage", True
+
+    async def show(self, days: Days = 7, by: By = "none", app: AppName = "") -> Result:
+        """Show the last `days`, of all apps or of `app`."""
+        now: int = (await self.services.store.client.time())[0]
+        day = PERIOD_SECONDS["day"]
+        start = now // day * day - (days - 1) * day
+        usage = read_usage(
+            self.services.store, self.account.id, "day", by, app=app or None, start=start, end=now + 1, now=now
+        )
+        rows = [row async for part in usage for row in part]
+        return {"rows": rows[-MAX_ROWS:], "note": "Money is in nano-euro. Days without requests are left out."}

@@ -126,8 +126,8 @@ class PublishTool(AgentTool):
         leave_lane(self.scope["state"])  # it takes long, and uploads have a limit of their own
         found = await self._find_app(app)
         packed = await asyncio.to_thread(pack, files)
-        source, size = _in_one_part(packed), len(packed)
-        deploy_id = await self.services.deploys.publish(found, source, "upload", size=size, declared="tar")
+        publish, size = self.services.deploys.publish, len(packed)
+        deploy_id = await publish(found, _in_one_part(packed), "upload", size=size, declared="tar")
         deploy = await self._find_deploy(deploy_id)
         ends = time.monotonic() + (WAIT_SECONDS if wait in (True, "true") else 0)
         while deploy.state not in FINAL and time.monotonic() < ends and not self.services.process.draining:
@@ -199,10 +199,8 @@ class EnvironmentTool(AgentTool):
         return await self._change(app, dict.fromkeys(map(str, names)))
 
     async def _change(self, app: str, changes: Mapping[str, str | None]) -> Result:
-        found = await self._find_app(app)
-        await self.services.environments.change_variables(found, changes)
-        variables = await self.services.environments.list_variables(found)
-        return {"variables": variables, "note": "Applies from the next deploy on."}
+        await self.services.environments.change_variables(await self._find_app(app), changes)
+        return {**await self.list(app), "note": "Applies from the next deploy on."}
 
 
 HookName = Annotated[str, Arg("a label for the hook, up to 100 characters", maxLength=100)]
@@ -217,8 +215,7 @@ class HookTool(AgentTool):
     async def create(self, app: AppName, name: HookName) -> Result:
         """Create a hook for `app`, with the label `name`."""
         created = await self.services.hooks.create(self.account.id, app, name)
-        note = "The URL is shown only once. A POST to it, without a body, deploys the app."
-        return {"hook": created, "note": note}
+        return {"hook": created, "note": "The URL is shown only once. A POST to it, without a body, deploys the app."}
 
     async def list(self) -> Result:
         """List all hooks."""

@@ -9,11 +9,10 @@ from mcp.server import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 
 from gateway.accounts.access import Access
-from gateway.mcp.apps import AppTool, LimitsTool
+from gateway.mcp.apps import AppTool, LimitsTool, UsageTool
 from gateway.mcp.deliveries import DeliveryTool
 from gateway.mcp.deploys import DeployTool, EnvironmentTool, HookTool, LogsTool, PublishTool
 from gateway.mcp.tools import ACCESS
-from gateway.mcp.usage import UsageTool
 from gateway.services import Services
 
 MESSAGE_BYTES = 4_194_304  # of a call; `service_publish` has the files of an app

@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from gateway.pages import render_error_page
+from gateway.pages.error_pages import render_error_page
 from gateway.settings import Settings
 from gateway.settings.addresses import UNIX
 from workers.hosting.watchdog import is_running, start_time

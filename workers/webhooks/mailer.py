@@ -29,10 +29,10 @@ from gateway.accounts.records import Account
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
-from gateway.events.mails import Footer, write_message, write_text
 from gateway.events.notices import GROUP, STREAM, Outcome, Subscriber, seal_address
 from gateway.events.records import NoticeClaim
 from gateway.keys import account_key, notices_on_key
+from gateway.pages.mails import Footer, write_message, write_text
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.redis.errors import code_of
 from gateway.settings import Settings, SmtpServer, split_smtp_url

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from gateway.pages import TEMPLATE
+from gateway.pages.error_pages import TEMPLATE
 from gateway.settings import NANO
 
 POLICY = SMTP.clone(max_line_length=998)  # of headers: the link in one of them must not be folded

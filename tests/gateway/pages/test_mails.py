@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from gateway.events.catalog import SAMPLES
-from gateway.events.mails import Footer, write_message, write_text
 from gateway.events.notices import KIND_OF_EVENT, shorten_data
+from gateway.pages.mails import Footer, write_message, write_text
 from tests.fakes.mail_server import text_of
 
 FOOTER = Footer("Ada’s workshop", "finding", False, "https://api.example.com", "https://api.example.com/unsubscribe/x")
