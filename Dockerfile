@@ -19,7 +19,7 @@ COPY ops/kubernetes/README.md ops/kubernetes/
 # and debug symbols of compiled packages.
 RUN python -m venv --without-pip /opt/capsule \
     && python -m pip --python /opt/capsule/bin/python install --no-cache-dir --disable-pip-version-check \
-        -c requirements.lock '.[otel,s3]' \
+        -c requirements.lock '.[otel,s3,kubernetes]' \
     && python -m pip --python /opt/capsule/bin/python uninstall --yes faker \
     && find /opt/capsule -name '*.so' -exec strip --strip-debug {} +
 # Node.js with npm for builds, newer than Debian's. Python packages cannot hold links, so npm's links are created here.

@@ -85,7 +85,7 @@ $(VENV)/run.stamp: pyproject.toml requirements.lock | $(BIN)/python
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@echo "Installing test and development tools ..."
 	@$(PIP) install 'pip>=25.1'
-	@$(PIP) install -c requirements.lock -e '.[dev,otel,s3]' --group dev
+	@$(PIP) install -c requirements.lock -e '.[dev,otel,s3,kubernetes]' --group dev
 	@touch $@
 
 # Pins the newest versions that pyproject.toml allows. Run it with the oldest supported Python, which needs the most
@@ -93,7 +93,7 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install -q 'pip>=25.1'
-	$(VENV)/lock/bin/python -m pip install -q -e '.[dev,otel,s3]' --group dev --group release
+	$(VENV)/lock/bin/python -m pip install -q -e '.[dev,otel,s3,kubernetes]' --group dev --group release
 	$(VENV)/lock/bin/python -m pip freeze --exclude-editable > requirements.lock
 	rm -rf $(VENV)/lock
 

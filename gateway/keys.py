@@ -135,6 +135,7 @@ published on the channel `changes`.
 | `{sites}:folder` | string | id of the data folder that holds the apps, without shared storage | 7 days |
 | `{sites}:reports` | hash | host → its free disk and its missing releases, JSON | 90 s |
 | `{sites}:leases` | hash | host → its lease, which all its claims depend on, JSON | 1 hour |
+| `{sites}:engine` | string | the worker that changes what a cluster serves, for apps on Kubernetes | 15 s |
 | `{pNN}:claims` | hash | app id → the host that runs it and the copy of its data, JSON; `version` | each with the app |
 | `build-positions` | string | the position and reason of each queued deploy, by deploy id, JSON | 15 s |
 
@@ -383,6 +384,7 @@ BUILD_POSITIONS_KEY = "build-positions"
 HOSTS_KEY = "{sites}:hosts"
 APPS_FOLDER_KEY = "{sites}:folder"
 LEASES_KEY = "{sites}:leases"
+ENGINE_KEY = "{sites}:engine"
 REPORTS_KEY = "{sites}:reports"
 
 hook_key = keys_of_all("hook")

@@ -77,7 +77,7 @@ WORKERS = [
     "workers.stream workers.heartbeat workers.child",
     "workers.sandbox workers.webhooks workers.monitors",
     "workers.hosting",
-    "workers.builds workers.backup",
+    "workers.kubernetes workers.builds workers.backup",
     "workers.check workers.doctor workers.restarts",
     "workers.__main__",
 ]
@@ -140,6 +140,7 @@ def test_each_third_party_import_is_declared() -> None:
         "capsule_gateway/dev": service | extras["dev"],
         "gateway/storage.py": service | extras["s3"],
         str(OTLP): service | extras["otel"],
+        "workers/kubernetes": service | extras["kubernetes"],
     }
     everything = service.union(distributions(groups["dev"]), *extras.values())
     provided_by = importlib.metadata.packages_distributions()

@@ -39,10 +39,21 @@ logger = structlog.get_logger()
 
 WITHOUT_REDIS = ("deploys", "sites")  # these serve hosted apps even while Redis is unavailable
 REDIS_CHECK_SECONDS = 1.0  # between checks whether Redis accepts writes
+
+
+async def run_sites(settings: Settings) -> None:
+    if settings.apps_engine == "kubernetes":
+        from workers.kubernetes import run  # imported here, because only this engine needs its client
+
+        await run.run(settings)
+    else:
+        await sites.run(settings)
+
+
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": sender.run,
     "deploys": builder.run,
-    "sites": sites.run,
+    "sites": run_sites,
     "monitors": run_monitors,
 }
 

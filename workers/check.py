@@ -48,7 +48,7 @@ async def find_fault(settings: Settings, names: Sequence[str]) -> str:
 
 
 async def _find_worker_fault(settings: Settings, store: Store, name: str) -> str:
-    if name == "sites":
+    if name == "sites" and settings.apps_engine == "local":
         return await _find_sites_fault(Path(settings.data_dir))
     if name == "deploys" and settings.deploy_engine == "external":
         return ""  # an external engine builds, and this worker waits without a heartbeat

@@ -3,6 +3,7 @@
 import hashlib
 import re
 
+from gateway.accounts.records import App
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
 
@@ -33,6 +34,16 @@ def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
 def address(kind: Kind, branch: str | None) -> str:
     """Returns which of its app's addresses a deploy is for. The folders of releases have these names."""
     return kind if kind == "live" or branch is None else f"p-{slug(branch)}"
+
+
+def hosts_of(app: App, address: str, domain: str) -> list[str]:
+    """Returns the host names of an app's address, the service's own first. `domain` may have a port."""
+    if address != "live":
+        branch = address.removeprefix("p-") if address.startswith("p-") else None
+        return [host(app.name, "preview", branch, domain)]
+    own = domain.partition(":")[0]  # a name below it may belong to another app
+    custom = [app.customDomain] if app.customDomain and app.customDomainVerified else []
+    return [host(app.name, "live", None, domain), *(name for name in custom if not name.endswith(f".{own}"))]
 
 
 def url_of(name: str, settings: Settings) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from gateway.events.records import QueuedEvent, flatten_event
 from gateway.keys import (
     APPS_FOLDER_KEY,
+    ENGINE_KEY,
     HOSTS_KEY,
     LEASES_KEY,
     build_queue_keys,
@@ -33,6 +34,7 @@ from gateway.redis.client import Script, Store, flatten
 _QUEUE_DEPLOY = Script("deploys/queue_deploy", durable=True)
 _ADVANCE_DEPLOY = Script("deploys/advance_deploy", durable=True)
 _HEARTBEAT_HOST = Script("deploys/heartbeat_host")
+_HOLD_ENGINE = Script("deploys/hold_engine")
 _SET_SERVING = Script("deploys/set_serving", durable=True)
 _RENEW_LEASE = Script("deploys/renew_lease")
 _SET_CLAIM = Script("deploys/set_claim", durable=True)
@@ -138,6 +140,11 @@ async def heartbeat_host(store: Store, host: str, lifetime: int, folder: str, ke
     script_keys = [HOSTS_KEY, APPS_FOLDER_KEY]
     accepted, *hosts = await store.run_script(_HEARTBEAT_HOST, script_keys, host, lifetime, folder, kept)
     return hosts if accepted == 1 else None
+
+
+async def hold_engine(store: Store, worker: str, lifetime: int) -> bool:
+    """Takes or renews the lease on the cluster for `lifetime` ms (0 ends it). Returns whether the worker holds it."""
+    return bool(await store.run_script(_HOLD_ENGINE, [ENGINE_KEY], worker, lifetime))
 
 
 async def set_serving(

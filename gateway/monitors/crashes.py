@@ -48,6 +48,11 @@ class Crashes:
             await pipeline.execute()
         return queued
 
+    async def has(self, app: App, event_id: str) -> bool:
+        """Returns whether this crash is among those that are kept."""
+        entries = await self._store.client.xrevrange(crashes_key(partition_tag(app.account), app.id))
+        return any(fields["event"] == event_id for _, fields in entries)
+
     async def list(self, app: App) -> list[Crash]:
         """Returns the kept crashes, newest first."""
         entries = await self._store.client.xrevrange(crashes_key(partition_tag(app.account), app.id))

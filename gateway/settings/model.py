@@ -101,6 +101,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mail_from: str = ""  # the sender of notices: an address, or `Name <address>`
     webhook_claim_idle: float = 15  # seconds after which another worker may claim an event
     deploy_engine: str = "local"
+    apps_engine: str = "local"  # what serves the apps that the workers have built: hosts, or `kubernetes`
+    kubernetes_namespace: str = "capsule-apps"  # of the apps; nothing else in it is touched
+    kubernetes_image: str = "capsule-builder"  # of the pods: the builder's image
+    kubernetes_ingress_class: str = ""  # empty: the cluster's default one, as for the next two
+    kubernetes_storage_class: str = ""
+    kubernetes_runtime_class: str = ""  # for another isolation, such as gVisor's or Kata's
     canary: float = 30  # seconds that a canary is checked
     data_dir: str = "./.capsule"
     storage_url: str = ""  # file:///… or s3://bucket/prefix, with the variables AWS_*; empty: the data folder

@@ -47,6 +47,10 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         wrong.append(f"GATEWAY_STORAGE_URL: {fault}")
     if values.get("trust_builds") and not values.get("allow_private_addresses"):
         wrong.append("GATEWAY_TRUST_BUILDS: is for development only and needs GATEWAY_ALLOW_PRIVATE_ADDRESSES")
+    if values.get("apps_engine") == "kubernetes" and not values.get("storage_url"):
+        wrong.append(
+            "GATEWAY_APPS_ENGINE: pods get their releases from a shared storage; set GATEWAY_STORAGE_URL=s3://…"
+        )
     wrong += _find_oidc_faults(values, environ)
     wrong += _find_mail_faults(values)
     if path := values.get("providers_file"):
@@ -272,6 +276,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "webhook_claim_idle": _read_claim_idle,
     "build_registries": addresses.read_build_registries,
     "deploy_engine": _choice_reader("local", "external"),
+    "apps_engine": _choice_reader("local", "kubernetes"),
     "apps_listen": addresses.read_host_port,
     "trusted_proxies": addresses.read_trusted_proxies,
     "host_address": addresses.read_host_port,

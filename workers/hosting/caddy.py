@@ -116,6 +116,12 @@ def find_binary() -> str:
     raise NoCaddy(f"Caddy is not installed; {REMEDY}")
 
 
+def environment(own: Path) -> dict[str, str]:
+    """Returns the environment of a Caddy with this folder of its own."""
+    folders = dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(own))
+    return {"CADDY_ADMIN": "unix/caddy/admin.sock", **folders}
+
+
 def read_process(folder: Path) -> CaddyProcess | None:
     """Returns the Caddy that serves the data folder. None if none runs."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -242,12 +248,7 @@ class Caddy:
                 group=user,
                 extra_groups=None if user is None else [],
                 cwd=self._folder,
-                env={
-                    "CADDY_ADMIN": "unix/caddy/admin.sock",
-                    "HOME": str(own),
-                    "XDG_DATA_HOME": str(own),
-                    "XDG_CONFIG_HOME": str(own),
-                },
+                env=environment(own),
                 stdin=listener.fileno(),  # `bind fd/0`
                 stdout=log,
                 stderr=log,
@@ -324,7 +325,17 @@ def _render_error_page(depth: int) -> str:
     return f"/{parts}/404.html"
 
 
-def render_configuration(settings: Settings, ask: tuple[int, int] | None = None) -> str:
+def render_configuration(
+    settings: Settings,
+    ask: tuple[int, int] | None = None,
+    *,
+    name: str = "{host}",
+    admin: str = "unix/caddy/admin.sock",
+) -> str:
+    """Returns the Caddyfile. `name`: of the address in `addresses` that is served, by default the request's.
+
+    `admin`: where Caddy takes a new configuration, or "off".
+    """
     types = [
         f'{spelling} "{kind}{"; charset=utf-8" if kind in TEXT_TYPES else ""}"'
         for ending, kind in sorted(TYPES.items())
@@ -332,6 +343,8 @@ def render_configuration(settings: Settings, ask: tuple[int, int] | None = None)
     ]
     return Template(TEMPLATE.read_text()).safe_substitute(
         scheme=_scheme(settings),
+        name=name,
+        admin=admin,
         server_options="strict_sni_host on" if settings.acme else _render_trust(settings.trusted_proxies),
         certificates=_render_certificates(settings, ask),
         tls=_render_tls(settings),

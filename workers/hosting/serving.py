@@ -19,7 +19,7 @@ from gateway import storage
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, run_in_background, run_in_thread
-from gateway.deploys.addresses import host, url_of
+from gateway.deploys.addresses import host, hosts_of, url_of
 from gateway.deploys.serving import Release, ReleaseArchive, Step, Wanted
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import StorageUnavailable
@@ -139,7 +139,7 @@ class Serving:
         site, release = self._find_release(target)
         expected = target.wanted.releases.get(target.deploy)
         if expected is None:
-            raise ReleaseMissing(_explain_loss(target.deploy))
+            raise ReleaseMissing(explain_loss(target.deploy))
         archive = ReleaseArchive(expected.digest, expected.size)
         if archives.read_record(release) != archive:
             async with self._fetching:
@@ -162,7 +162,7 @@ class Serving:
                 return fresh
         try:
             if not await until_storage_answers(lambda: self._try_to_fetch(app_id, deploy_id, packed)):
-                raise ReleaseMissing(_explain_loss(deploy_id))
+                raise ReleaseMissing(explain_loss(deploy_id))
             fresh.mkdir(mode=0o755)
             await archives.unpack(packed, archive, fresh)
             logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
@@ -214,7 +214,7 @@ class Serving:
                     raise DeployError(state.last)
                 if state.socket:
                     try:
-                        await self._request_root(Path(state.socket), self._host(target))
+                        await _request_root(Path(state.socket), self._host(target))
                     except DeployError as error:
                         why = str(error)
                     else:
@@ -228,7 +228,7 @@ class Serving:
         """Starts the start command of the release, if it has one that runs here. The watchdog keeps it running."""
         _, release = self._find_release(target)
         if (release / "start").exists() and self.runs(target.wanted):
-            name = self._hosts(target.app, target.wanted.address, self._settings.apps_domain)[0]
+            name = hosts_of(target.app, target.wanted.address, self._settings.apps_domain)[0]
             write_url(release, url_of(name, self._settings))
             self._releases.run(release)
 
@@ -276,7 +276,7 @@ class Serving:
             app = await self._find_app(site.app_id)
             if app is None or app.account != target.wanted.account:
                 raise AppGone
-            hosts = self._hosts(target.app, site.variant)
+            hosts = hosts_of(target.app, site.variant, self._domain)
             for name in hosts:
                 if await self._is_another_app_s(name, target.app, site):
                     raise DeployError(f"the address {name} belongs to another app; rename one of the two")
@@ -290,7 +290,11 @@ class Serving:
         served = self._releases.site_at(name)
         if served is not None and served.app_id != app.id:
             owner = await self._find_app(served.app_id)
-            if owner is not None and owner.account == served.account and name in self._hosts(owner, served.variant):
+            if (
+                owner is not None
+                and owner.account == served.account
+                and name in hosts_of(owner, served.variant, self._domain)
+            ):
                 return True
         namesake = await self._find_app(name.partition(".")[0]) if site.is_preview else None
         return namesake is not None and namesake.id != app.id
@@ -300,7 +304,7 @@ class Serving:
         await self._wait_for_server()
         if caddy.read_process(self._releases.folder) is None:
             raise DeployError("no process serves the apps; is the `sites` worker running?")
-        await self._request_root(caddy.canary_socket(self._releases.folder), self._host(target))
+        await _request_root(caddy.canary_socket(self._releases.folder), self._host(target))
         if exits := read_state(self._releases.folder, target.deploy).exits:
             self._copy_output(target)
             raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
@@ -310,21 +314,6 @@ class Serving:
         ends, socket = time.monotonic() + SERVER_SECONDS, caddy.canary_socket(self._releases.folder)
         while not await caddy.is_listening(socket) and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
-
-    async def _request_root(self, socket: Path, host_name: str) -> None:
-        """Requests `/` at the socket. Raises DeployError unless the status is 2xx or 3xx."""
-        try:
-            with caddy.connectable(socket) as path:
-                async with (
-                    aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=aiohttp.UnixConnector(path)) as client,
-                    client.get("http://localhost/", headers={"Host": host_name}, allow_redirects=False) as answer,
-                ):
-                    status = answer.status
-        except (aiohttp.ClientError, TimeoutError) as error:
-            late = isinstance(error, TimeoutError)
-            raise DeployError("GET / timed out" if late else "GET / got no answer") from None
-        if not 200 <= status < 400:
-            raise DeployError(f"GET / returned {status}")
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
@@ -364,7 +353,7 @@ class Serving:
             state = read_state(self._releases.folder, release.name)
             if state.socket:
                 with suppress(DeployError):
-                    return await self._request_root(Path(state.socket), host_name)
+                    return await _request_root(Path(state.socket), host_name)
             await asyncio.sleep(POLL_SECONDS)
 
     async def tidy(self, deploys: Set[str]) -> None:
@@ -405,49 +394,14 @@ class Serving:
                 if app is not None and app.account != site.account:
                     app = apps[site.app_id] = None
                 if app is not None and site.current is not None:
-                    addresses |= dict.fromkeys(self._hosts(app, site.variant), site)
+                    addresses |= dict.fromkeys(hosts_of(app, site.variant, self._domain), site)
             for name, site in addresses.items():
                 self._releases.serve_as(name, site)
             if not unread:
                 self._releases.serve_only(addresses)
         return unread | {app_id for app_id, app in apps.items() if app is not None}
 
-    async def follow_changes(self, store: Store) -> NoReturn:
-        """Serves an app at its present addresses as soon as its record changes: its name, its domain, its account.
-
-        What is announced while there is no subscription, `tidy` finds.
-        """
-        changed, woken = set[str](), asyncio.Event()
-
-        def note(_: str, key: str) -> None:
-            prefix, _, name = key.partition(":")
-            if prefix == APP:
-                changed.add(name)
-                woken.set()
-
-        def go_on() -> None: ...
-
-        listener = Listener(
-            store,
-            CHANGES_CHANNEL,
-            on_subscribe=go_on,
-            on_message=note,
-            on_loss=go_on,
-            loss_event="sites.changes_lost",
-        )
-        async with run_in_background(listener.run()):
-            while True:
-                end_if_canceled()
-                await woken.wait()
-                woken.clear()
-                while changed:
-                    name = changed.pop()
-                    try:
-                        await self._follow_app(name)
-                    except Exception as error:  # a damaged record or a full disk must not affect the other apps
-                        logger.error("sites.app_not_followed", app=name, exc_info=error)
-
-    async def _follow_app(self, name: str) -> None:
+    async def follow_app(self, name: str) -> None:
         """Serves the app with this name, and one that had it before, at their present addresses."""
         async with self._addresses_lock:
             app = await self._find_app(name)
@@ -462,7 +416,7 @@ class Serving:
         app, hosts = await self._find_app(app_id), dict[str, Site]()
         for site in self._releases.sites_of(app_id):
             if app is not None and site.account == app.account and site.current is not None:
-                hosts |= dict.fromkeys(self._hosts(app, site.variant), site)
+                hosts |= dict.fromkeys(hosts_of(app, site.variant, self._domain), site)
         for name, site in hosts.items():
             if app is not None and not await self._is_another_app_s(name, app, site):
                 self._releases.serve_as(name, site)
@@ -471,22 +425,66 @@ class Serving:
     # -- names -----------------------------------------------------------------------------------------------
 
     def _host(self, target: Target) -> str:
-        return self._hosts(target.app, target.wanted.address)[0]
-
-    def _hosts(self, app: App, variant: str, domain: str = "") -> list[str]:
-        """Returns the host names of an address, the service's own first. `domain` may have a port."""
-        domain = domain or self._domain
-        if variant != "live":
-            branch = variant.removeprefix("p-") if variant.startswith("p-") else None
-            return [host(app.name, "preview", branch, domain)]
-        custom = [app.customDomain] if app.customDomain and app.customDomainVerified else []
-        custom = [
-            name for name in custom if not name.endswith(f".{self._domain}")
-        ]  # such a name may belong to another app
-        return [host(app.name, "live", None, domain), *custom]
+        return hosts_of(target.app, target.wanted.address, self._domain)[0]
 
 
-def _explain_loss(deploy_id: str) -> str:
+async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[None]]) -> NoReturn:
+    """Calls `follow_app` with the id or name of an app whose record has changed: its name, domain or account.
+
+    What is announced while there is no subscription, `tidy` finds.
+    """
+    changed, woken = set[str](), asyncio.Event()
+
+    def note(_: str, key: str) -> None:
+        prefix, _, name = key.partition(":")
+        if prefix == APP:
+            changed.add(name)
+            woken.set()
+
+    def go_on() -> None: ...
+
+    listener = Listener(
+        store,
+        CHANGES_CHANNEL,
+        on_subscribe=go_on,
+        on_message=note,
+        on_loss=go_on,
+        loss_event="sites.changes_lost",
+    )
+    async with run_in_background(listener.run()):
+        while True:
+            end_if_canceled()
+            await woken.wait()
+            woken.clear()
+            while changed:
+                name = changed.pop()
+                try:
+                    await follow_app(name)
+                except Exception as error:  # a damaged record or a full disk must not affect the other apps
+                    logger.error("sites.app_not_followed", app=name, exc_info=error)
+
+
+async def _request_root(socket: Path, host_name: str) -> None:
+    with caddy.connectable(socket) as path:
+        await request_root("http://localhost/", host_name, aiohttp.UnixConnector(path))
+
+
+async def request_root(url: str, host_name: str, connector: aiohttp.BaseConnector | None = None) -> None:
+    """Requests an app's `/`. Raises DeployError unless the status is 2xx or 3xx."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=connector) as client,
+            client.get(url, headers={"Host": host_name}, allow_redirects=False) as answer,
+        ):
+            status = answer.status
+    except (aiohttp.ClientError, TimeoutError) as error:
+        late = isinstance(error, TimeoutError)
+        raise DeployError("GET / timed out" if late else "GET / got no answer") from None
+    if not 200 <= status < 400:
+        raise DeployError(f"GET / returned {status}")
+
+
+def explain_loss(deploy_id: str) -> str:
     return f"the release of {deploy_id} is no longer kept; deploy its source again"
 
 

@@ -26,7 +26,7 @@ from gateway.deploys.states import Deploys
 from gateway.errors import ServiceError
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
-from gateway.ids import new_id, now_iso
+from gateway.ids import new_id, now_iso, time_of
 from gateway.monitors.crashes import Crashes
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -40,7 +40,7 @@ from workers.hosting.host_watch import HostWatch
 from workers.hosting.ownership import AlwaysOwner, Owner, Ownership
 from workers.hosting.packing import DataPacker
 from workers.hosting.releases import Releases, exclusive_lock
-from workers.hosting.serving import Serving, find_app
+from workers.hosting.serving import Serving, find_app, follow_changes
 from workers.hosting.sleep import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import LIMITS, Watchdog
@@ -96,7 +96,9 @@ async def run(settings: Settings) -> None:
         parts.append(await stack.enter_async_context(run_in_background(agent.run())))
         watch = HostWatch(settings, reporter.store, releases, agent)
         parts.append(await stack.enter_async_context(run_in_background(watch.run())))
-        parts.append(await stack.enter_async_context(run_in_background(serving.follow_changes(reporter.store))))
+        parts.append(
+            await stack.enter_async_context(run_in_background(follow_changes(reporter.store, serving.follow_app)))
+        )
         parts.append(await stack.enter_async_context(run_in_background(suspensions.run())))
         parts.append(await stack.enter_async_context(run_in_background(_keep_serving(settings, folder))))
         stack.push_async_callback(owner.leave)
@@ -198,22 +200,31 @@ class CrashReporter:
         self._reporting: set[asyncio.Task[None]] = set()
 
     async def report(
-        self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None, lines: list[str]
+        self,
+        app_id: str,
+        reason: Literal["exit", "oom"],
+        exit_code: int | None,
+        lines: list[str],
+        event_id: str = "",
     ) -> None:
-        """Reports a crash in the background, so that the app restarts at once. `lines`: the last of its output."""
-        crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso())
-        task = asyncio.create_task(self._report(app_id, crash, lines))
+        """Reports a crash in the background, so that the app restarts at once. `lines`: the last of its output.
+
+        With an `event_id`, which tells the time of the crash, one that is known already is not reported again.
+        """
+        at = time_of(event_id)
+        crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso(None if at is None else at / 1000))
+        task = asyncio.create_task(self._report(app_id, crash, lines, event_id))
         self._reporting.add(task)
         task.add_done_callback(self._reporting.discard)
 
-    async def _report(self, app_id: str, crash: AppCrashed, lines: list[str]) -> None:
-        event_id = new_id("evt")
+    async def _report(self, app_id: str, crash: AppCrashed, lines: list[str], known_id: str) -> None:
+        event_id = known_id or new_id("evt")
         try:
             async with asyncio.timeout(REPORT_SECONDS):
                 while True:
                     try:
                         app = await self.registry.find_app(app_id)
-                        if app is not None:
+                        if app is not None and not (known_id and await self._crashes.has(app, known_id)):
                             await self._crashes.report(app, crash, event_id, lines)
                     except ServiceError:
                         await asyncio.sleep(RETRY_SECONDS)

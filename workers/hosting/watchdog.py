@@ -132,6 +132,31 @@ def read_state(folder: Path, deploy_id: str) -> AppState:
     return state
 
 
+def make_command(
+    start: str, app: Path, sandbox: Sandbox, variables: Mapping[str, str], limits: SandboxLimits = LIMITS
+) -> Command:
+    """Returns the command that runs an app. `app`: the folder with the release's files."""
+    return Command(
+        # The shell ignores SIGTERM, but its children do not. If the shell ended first, they would be killed at once.
+        arguments=["sh", "-c", f"trap : TERM\n{start}"],
+        folder=Path(APP),
+        environment={
+            **sandbox.prepend_path(choose_versions(SourceFolder(app), sandbox.tools).folders),
+            "NODE_ENV": "production",
+            **variables,
+            "PORT": str(PORT),
+            "HOST": "127.0.0.1",
+            "HOME": HOME,
+            "TMPDIR": TMP,
+            "DATA_DIR": DATA,
+        },
+        read=[app],
+        connect=PORTS,
+        limits=limits,
+        secrets=variables,
+    )
+
+
 class Watchdog:
     def __init__(
         self,
@@ -322,7 +347,9 @@ class Watchdog:
             folder.mkdir(mode=0o700)
         variables = read_environment(release, self._vault)
         places = {release / "app": APP, **folders, **({data.files: DATA} if data is not None else {})}
-        command = self._command(release, places, [*folders], variables)
+        start, given = (release / "start").read_text(), variables | read_url(release)
+        command = make_command(start, release / "app", self._sandbox, given, self._limits)
+        command = msgspec.structs.replace(command, places=places, write=[*folders], secrets=variables)
         detached = Detached(
             link=self._releases.running / release.name,
             socket=self._path(release, "sock"),
@@ -383,34 +410,6 @@ class Watchdog:
 
     def _path(self, release: Path, kind: str) -> Path:
         return self._releases.running / f"{release.name}.{kind}"
-
-    def _command(
-        self, release: Path, places: Mapping[Path, str], write: list[Path], variables: Mapping[str, str]
-    ) -> Command:
-        versions = choose_versions(SourceFolder(release / "app"), self._sandbox.tools)
-        return Command(
-            # The shell ignores SIGTERM, but its children do not. If the shell ended first, they would be killed at
-            # once.
-            arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
-            folder=Path(APP),
-            places=places,
-            environment={
-                **self._sandbox.prepend_path(versions.folders),
-                "NODE_ENV": "production",
-                **variables,
-                **read_url(release),
-                "PORT": str(PORT),
-                "HOST": "127.0.0.1",
-                "HOME": HOME,
-                "TMPDIR": TMP,
-                "DATA_DIR": DATA,
-            },
-            read=[release / "app"],
-            write=write,
-            connect=PORTS,
-            limits=self._limits,
-            secrets=variables,
-        )
 
     def _write_state(self, release: Path, state: AppState) -> None:
         if state.asleep:

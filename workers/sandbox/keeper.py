@@ -7,7 +7,8 @@ namespace. When the first process of the namespace ends, the kernel ends the oth
 The keeper of a build ends with its worker. The keeper of an app outlives its worker: it ends when its link in `running`
 is removed. When a keeper is killed, the kernel kills the command.
 
-A developer's trusted command runs without namespaces and control groups. The keeper just starts, watches and ends it.
+A developer's trusted command runs without namespaces and control groups, and so does the start command in a pod, which
+has those of the pod (`workers/kubernetes/pod.py`). The keeper just starts, watches and ends it.
 """
 
 import asyncio
@@ -30,7 +31,14 @@ from typing import Any, NoReturn
 from workers.sandbox import bwrap, lease, network, relay
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
 from workers.sandbox.folders import walk
-from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, make_concealer
+from workers.sandbox.output import (
+    FLUSH_SECONDS,
+    BuildOutput,
+    LineSplitter,
+    Output,
+    StandardOutput,
+    make_concealer,
+)
 from workers.sandbox.spec import Spec
 
 CADDY_USER = 60_578  # the first of the free ids (`sandbox.py`), if the worker is root
@@ -58,8 +66,7 @@ def enter_sandbox(
         os.dup2(output, 1)
         os.dup2(output, 2)
         words = bwrap.build_arguments(spec, info)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("800")  # when memory runs out, the kernel kills this process before the servers
+        be_killed_first()
         change_user(spec["uid"], parent)
         listeners = network.enter_namespace(spec["connect"], spec["hosts"], spec["endpoints"])
         socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
@@ -86,6 +93,12 @@ def change_user(uid: int | None, parent: int) -> None:
     network.end_with_parent(parent)  # the change of user has reset it
 
 
+def be_killed_first() -> None:
+    """When memory runs out, the kernel kills this process before the servers, and before its keeper."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("800")
+
+
 def restore_signals() -> None:
     """Restores the default actions of signals that Python ignores. The command would inherit that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -97,6 +110,7 @@ def enter_unconfined(spec: Spec, parent: int, output: int) -> NoReturn:
     try:
         network.end_with_parent(parent)
         os.setsid()
+        be_killed_first()
         os.dup2(output, 1)
         os.dup2(output, 2)
         change_user(spec["uid"], parent)
@@ -144,8 +158,10 @@ class Keeper:
             memory, processes, cpus = self.limits["memory"], self.limits["processes"], self.limits["cpus"]
             self.cgroup = Cgroup(spec["cgroups"], memory=memory, processes=processes, cpus=cpus)
 
-    def _open_output(self) -> Output | BuildOutput:
+    def _open_output(self) -> Output | BuildOutput | StandardOutput:
         conceal = make_concealer(self.spec["secrets"])
+        if self.spec["report"] is None:
+            return StandardOutput(conceal)
         return Output(Path(self.spec["output"]), conceal) if self.spec["output"] else BuildOutput(1, conceal)
 
     def start(self) -> list[socket.socket]:
@@ -346,11 +362,14 @@ class Keeper:
                 return exceeded
         elif len(living) > self.limits["processes"]:
             return "processes"
-        elif sum(map(_read_memory, living)) + self._measure_unnamed(living, on_disk=False) > self.limits["memory"]:
+        elif self.limits["memory"] and self._measure_memory(living) > self.limits["memory"]:
             return "memory"
         if self._data is not None and self._data.is_full():
             return "data"
         return self._find_disk_excess(living) if self.limits["disk"] and self.spec["write"] else ""
+
+    def _measure_memory(self, living: list[int]) -> int:
+        return sum(map(_read_memory, living)) + self._measure_unnamed(living, on_disk=False)
 
     def _find_disk_excess(self, living: list[int]) -> str:
         limit, now = self.limits["disk"], time.monotonic()
@@ -553,6 +572,8 @@ def _open_sockets(spec: Spec) -> list[socket.socket]:
     """Returns the sockets of the relay: where the visitors of the app wait, and where the worker asks."""
     passed = spec["listener"]
     listener = listen_for_visitors(spec["socket"]) if passed is None else socket.socket(fileno=passed)
+    if spec["report"] is None:  # Caddy has another user in the pod, and the same group
+        os.chmod(spec["socket"], 0o660)
     return [listener, _listen(spec["control"])]
 
 
@@ -609,7 +630,7 @@ def main() -> None:
     network.prctl(network.SUBREAPER, 1)
     with contextlib.suppress(ValueError, OSError):  # macOS does not accept "unlimited"
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    if spec["trusted"] and spec["socket"]:  # all apps share the machine's ports
+    if spec["trusted"] and spec["link"]:  # all apps share the machine's ports
         with socket.create_server(("127.0.0.1", 0)) as free:
             spec["port"] = free.getsockname()[1]
         spec["environment"]["PORT"] = str(spec["port"])
@@ -617,5 +638,7 @@ def main() -> None:
         result = run(spec)
     except BaseException as error:
         result = {"code": 126, "error": f"{type(error).__name__}: {error}"}
+    if spec["report"] is None:
+        os._exit(128 - result["code"] if result["code"] < 0 else result["code"])
     os.write(spec["report"], json.dumps(result).encode())
     os._exit(0)  # without waiting for pending look-ups

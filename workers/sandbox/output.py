@@ -100,6 +100,24 @@ class Output:
             self._dropped += 1
 
 
+class StandardOutput(Output):
+    """The output of a start command in a pod, on its way to the pod's log."""
+
+    def __init__(self, conceal: Callable[[str], str]) -> None:
+        super().__init__(Path("/dev/stdout"), conceal)
+
+    def _open(self) -> None:
+        pass
+
+    def _write(self, line: str) -> None:
+        text = line.encode(errors="replace") + b"\n"
+        try:
+            while text:
+                text = text[os.write(1, text) :]
+        except OSError:  # nobody reads the log; the app keeps running
+            self._dropped += 1
+
+
 class BuildOutput:
     """The output of a build, on its way to the worker."""
 

@@ -23,7 +23,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NoReturn
 
 import msgspec
 import structlog
@@ -68,7 +68,7 @@ Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "data
 
 class SandboxLimits(msgspec.Struct, frozen=True):
     seconds: float = 0  # 0: no limit
-    memory: int = 2_048 * MIB
+    memory: int = 2_048 * MIB  # 0: no limit
     disk: int = 0  # bytes in the writable folders; 0: no limit, and the next two do not apply either
     inodes: int = 500_000  # files and folders in the writable folders
     free: int = 0  # bytes that must stay free on the disk
@@ -130,13 +130,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 class Detached(msgspec.Struct, frozen=True, kw_only=True):
     """The additional parameters of a command that outlives the worker."""
 
-    link: Path  # its removal ends the command
+    link: Path | None = None  # its removal ends the command
     socket: Path  # connections to it reach the port
     listener: int | None = None  # the descriptor of that socket, if it exists already
     control: Path  # a socket at which the worker asks whether the command is idle (`relay.py`)
     port: int  # at 127.0.0.1 in the sandbox
-    output: Path
-    report: Path  # the keeper writes the Outcome to it
+    output: Path | None = None
+    report: Path | None = None  # the keeper writes the Outcome to it
     lease: Path | None = None  # the command is killed when this lease ends (`lease.py`)
     data: Path | None = None  # the folder of the app's data (`workers/hosting/data.py`)
     locks: Sequence[int] = ()  # descriptors of locked files, which the keeper holds open until it ends
@@ -369,8 +369,17 @@ class Sandbox:
             finally:
                 await finish_despite_cancellation(_stop_keeper(keeper, ending, command.limits.grace + KILL_SECONDS))
 
+    def become_keeper(self, command: Command, detached: Detached) -> NoReturn:
+        """Turns this process into the keeper of a command, which ends as the command does, and prints its output."""
+        with contextlib.ExitStack() as files:
+            words, fds = self._build_keeper(command, None, None, files, detached)
+            for fd in fds:
+                os.set_inheritable(fd, True)
+            os.execve(words[0], words, {})  # noqa: S606
+
     def detach(self, command: Command, uid: int | None, detached: Detached) -> int:
         """Starts a command that outlives the worker. Returns the process id of its keeper. Raises OSError."""
+        assert detached.report is not None
         with contextlib.ExitStack() as files:
             detached.report.unlink(missing_ok=True)
             report = files.enter_context(open(os.open(detached.report, os.O_WRONLY | os.O_CREAT, 0o600), "wb"))
@@ -394,7 +403,7 @@ class Sandbox:
         self,
         command: Command,
         uid: int | None,
-        report: int,
+        report: int | None,
         files: contextlib.ExitStack,
         detached: Detached | None = None,
     ) -> tuple[list[str], list[int]]:
@@ -402,7 +411,8 @@ class Sandbox:
 
         The specification is in an unnamed file, because it contains secrets and every process can read command lines.
         """
-        inherited = [report, *([] if uid is None else self._user_locks[uid][-1:])]
+        inherited = [] if report is None else [report]
+        inherited += [] if uid is None else self._user_locks[uid][-1:]
         if detached is not None:
             inherited += [*detached.locks, *([] if detached.listener is None else [detached.listener])]
         read, arguments = [*map(os.fspath, command.read)], command.arguments
@@ -428,7 +438,7 @@ class Sandbox:
             "hosts": [*command.hosts],
             "endpoints": [*command.endpoints],
             "uid": uid,
-            "parent": os.getpid(),
+            "parent": os.getppid() if report is None else os.getpid(),
             "cgroups": self._cgroups,
             "filter": self._filter,
             "report": report,

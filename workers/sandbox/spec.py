@@ -9,7 +9,7 @@ from typing import TypedDict
 class Limits(TypedDict):
     """`SandboxLimits` of the worker, which says what they mean."""
 
-    memory: int
+    memory: int  # 0: no limit, in a pod that has its own
     disk: int
     inodes: int
     free: int
@@ -39,7 +39,7 @@ class Spec(TypedDict):
     parent: int  # process id of the worker
     cgroups: list[str]  # folders below which the command's control groups are made; empty: without any
     filter: str  # of system calls, in hexadecimal digits
-    report: int  # descriptor to which the keeper writes how the command ended
+    report: int | None  # descriptor to which the keeper writes how the command ended; None: the keeper ends like it
     secrets: dict[str, str]  # variables whose values the output must not show
     inherited: list[int]  # descriptors that the keeper holds open
     # The rest is of a command that outlives the worker. For another one it is empty, 0 or None.

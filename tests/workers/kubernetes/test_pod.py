@@ -1,0 +1,194 @@
+"""The containers of an app's pod, as processes of this machine: they answer what a single machine answers."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, Hosting, Said
+from workers.hosting.archives import pack
+from workers.kubernetes.pod import PodRelease, receive
+
+TOKEN = "t" * 32
+FILES: dict[str, str | bytes] = {
+    "index.html": "<h1>Shop</h1>",
+    "404.html": "nothing here",
+    "about.html": "about",
+    "docs/index.html": "docs",
+    "assets/app-GpEN3EET.js": "let x = 'ü'" + " " * 2_000,
+    "photo.PNG": b"\x89PNG",
+    ".env": "SECRET=1",
+    ".well-known/jwks.json": '{"keys":[]}',
+}
+PATHS = (
+    "/",
+    "/about",
+    "/docs",
+    "/docs/",
+    "/none",
+    "/none.css",
+    "/photo.PNG",
+    "/.env",
+    "/.well-known/jwks.json",
+    "/a%00b",
+)
+SERVER = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/crash": os._exit(3)
+        self.send_response(200)
+        self.send_header("Set-Cookie", "a=b; Domain=apps.test; Path=/")
+        self.end_headers()
+        self.wfile.write(f"{os.environ['APP_URL']} {os.environ['GREETING']} {os.environ['PORT']}".encode())
+    def log_message(self, *_): print("asked, with", os.environ["GREETING"], flush=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
+"""
+
+
+class Pod:
+    """The folder of a pod, and its containers."""
+
+    def __init__(self, folder: Path, release: PodRelease, archive: Path) -> None:
+        self.folder, self.release, self.archive = folder, release, archive
+        self.port = free_port()
+
+    async def fill(self) -> None:
+        """Sends the release to the container that waits for it."""
+        port = free_port()
+        receiving = asyncio.create_task(receive(self.release, TOKEN, folder=self.folder, port=port, host="127.0.0.1"))
+        assert [await put(port, "wrong", self.archive.read_bytes()), await put(port, TOKEN, b"short")] == [401, 409]
+        damaged = self.archive.read_bytes()[:-1] + b"?"
+        assert [await put(port, TOKEN, damaged), await put(port, TOKEN, self.archive.read_bytes())] == [409, 204]
+        async with asyncio.timeout(10):
+            await receiving
+            await receive(self.release, TOKEN, folder=self.folder, port=port)  # a restart waits for nothing
+
+    @contextlib.asynccontextmanager
+    async def container(self, call: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        text = (
+            "import os, msgspec, pathlib; from workers.kubernetes import pod;"
+            "r = msgspec.json.decode(os.environ['CAPSULE_POD'], type=pod.PodRelease);"
+            f"folder = pathlib.Path({str(self.folder)!r}); {call}"
+        )
+        environment = {**os.environ, "CAPSULE_POD": msgspec.json.encode(self.release).decode()}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", text, env=environment, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with self.container(f"pod.serve(r, folder=folder, port={self.port}, host='127.0.0.1')"):
+            await self.until(200)
+            yield
+
+    async def until(self, status: int) -> None:
+        async with asyncio.timeout(30):
+            while (await self.ask("/")).status != status:
+                await asyncio.sleep(0.05)
+
+    async def ask(self, path: str, host: str = HOST) -> Said:
+        hosting = object.__new__(Hosting)
+        hosting.port = self.port
+        try:
+            return await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip", host=host)
+        except OSError:
+            return Said(b"")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+async def put(port: int, token: str, body: bytes) -> int:
+    url, headers = f"http://127.0.0.1:{port}/release", {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession() as client, asyncio.timeout(10):
+        while True:
+            try:
+                async with client.put(url, data=body, headers=headers) as answer:
+                    return answer.status
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.05)
+
+
+async def make_pod(hosting: Hosting, folder: Path, files: dict[str, str | bytes], **more: object) -> Pod:
+    deploy = hosting.deploy("dep_1", kind="preview" if more.get("address") == "preview" else "live")
+    start = str(more.pop("start")) if "start" in more else None
+    site = hosting.build(deploy, files, start)
+    archive = await pack(site.release("dep_1"), folder / "archive")
+    values = {"address": "live", "url": f"https://{HOST}", "runs": start is not None, **more}
+    release = msgspec.convert(
+        {"account": "acc_1", "app": "shop", "deploy": "dep_1", "archive": archive, **values},
+        PodRelease,
+        from_attributes=True,
+    )
+    pod = Pod(folder / "pod", release, folder / "archive")
+    await pod.fill()
+    return pod
+
+
+@pytest.mark.parametrize("address", ["live", "preview"])
+async def test_a_pod_answers_as_a_single_machine_does(address: str) -> None:
+    with passable_folder() as folder:
+        hosting = Hosting(folder / "host")
+        pod = await make_pod(hosting, folder, FILES, address=address)
+        site = hosting.site(hosting.deploy("dep_1", kind="live" if address == "live" else "preview"))
+        site.swap("dep_1")
+        hosting.releases.serve_as(HOST, site)
+        async with hosting.served(), pod.serving():
+            for path in (*PATHS, "/assets/app-GpEN3EET.js"):
+                there = await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip")
+                here = await pod.ask(path)
+                for each in (there, here):
+                    each.headers.pop("date", None)
+                    each.headers.pop("last-modified", None)
+                    each.headers.pop("etag", None)  # of the time at which the file was unpacked
+                assert (here.status, here.body, here.headers) == (there.status, there.body, there.headers), path
+            assert (await pod.ask("/", host="renamed.apps.test")).body == b"<h1>Shop</h1>"
+
+
+async def test_a_suspended_app_s_pod_says_so() -> None:
+    with passable_folder() as folder:
+        pod = await make_pod(Hosting(folder / "host"), folder, FILES, suspended=True)
+        async with pod.container(f"pod.serve(r, folder=folder, port={pod.port}, host='127.0.0.1')"):
+            await pod.until(503)
+            assert (await pod.ask("/about")).body == b"This app is suspended.\n"
+
+
+async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_container_s() -> None:
+    with passable_folder() as folder:
+        pod = await make_pod(Hosting(folder / "host"), folder, {"server.py": SERVER}, start="exec python3 server.py")
+        app, scratch = pod.folder / "releases/shop/live/dep_1/app", folder / "scratch"
+        scratch.mkdir()
+        run = (
+            f"pod.run(r, {{'GREETING': 'good day to you'}}, folder=folder, app=pathlib.Path({str(app)!r}),"
+            f" scratch=pathlib.Path({str(scratch)!r}), port={free_port()})"
+        )
+        async with pod.container(run) as process, pod.serving():
+            said = await pod.ask("/")
+            assert f"https://{HOST} good day to you ".encode() in said.body
+            assert said.headers["set-cookie"] == "a=b; Path=/"
+            assert (await pod.ask("/crash")).status == 502
+            async with asyncio.timeout(10):
+                assert await process.wait() == 3
+            assert process.stdout is not None
+            output = await process.stdout.read()
+            assert output.startswith(b"asked, with ***\n")
+            assert (await pod.ask("/")).body == b"The app does not answer at the moment.\n"

@@ -1,0 +1,266 @@
+"""What the service wants of a cluster, and what is there: applies objects, watches them, and heals them.
+
+Objects are applied on the server's side (https://kubernetes.io/docs/reference/using-api/server-side-apply/), with the
+field manager `capsule`. What somebody changes or deletes is applied again at once, and everything that is not as it
+shall be at the latest after half a minute. While the API server is away, every call waits.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NoReturn, Self, TypeVar
+
+import structlog
+from httpx2 import HTTPError
+from lightkube import ApiError, AsyncClient
+from lightkube.codecs import from_dict
+from lightkube.core.exceptions import ConfigError
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
+from lightkube.resources.core_v1 import Pod, Secret, Service
+from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
+
+from gateway.cancellation import end_if_canceled
+from gateway.deploys.states import DeployError
+from workers.kubernetes.objects import MANAGED_BY, MANAGER, Object
+
+logger = structlog.get_logger()
+
+T = TypeVar("T")
+Key = tuple[str, str]  # kind and name
+
+APPLIED: dict[str, Any] = {each.__name__: each for each in (Secret, Deployment, Service, Ingress, NetworkPolicy)}
+WATCHED: dict[str, Any] = {**APPLIED, "Pod": Pod}
+# What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
+CHANGES = ("create", "delete", "list", "patch", "watch")
+RIGHTS = (
+    ("", "secrets", "", CHANGES),
+    ("", "services", "", CHANGES),
+    ("apps", "deployments", "", CHANGES),
+    ("networking.k8s.io", "ingresses", "", CHANGES),
+    ("networking.k8s.io", "networkpolicies", "", CHANGES),
+    ("", "pods", "", ("list", "watch")),
+    ("", "pods", "log", ("get",)),
+)
+
+WATCH_SECONDS = 240  # after which the server ends a watch, and the next one begins
+SILENCE_SECONDS = 30.0  # after that, in which the watch must have ended
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0  # between attempts while the API server is away
+HEAL_SECONDS = 30.0  # between comparisons of everything
+HEAL_PAUSE_SECONDS = 2.0  # between two healings of one object, so that two writers do not make an endless loop
+
+
+class NoCluster(Exception):
+    """There is no cluster to connect to. Operators see the message."""
+
+
+class Cluster:
+    """The objects of one namespace. `present` has those with the service's label, as the watches know them."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        try:
+            self._client = AsyncClient(namespace=namespace, field_manager=MANAGER, lazy=False)
+        except (ConfigError, OSError) as error:
+            raise NoCluster(
+                f"no cluster is known ({error}): run the worker in a pod with a service account, or set KUBECONFIG"
+            ) from None
+        self.present: dict[Key, Any] = {}
+        self.wanted: dict[Key, Object] = {}
+        self.on_pod: Callable[[Any], None] = lambda _: None  # is called with each pod that has changed
+        self._synced: set[str] = set()  # the kinds whose objects are known
+        self._changed = asyncio.Event()
+        self._healed_at: dict[Key, float] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def until_synced(self) -> None:
+        """Waits until all objects are known."""
+        while self._synced != WATCHED.keys():
+            await self.next_change(FIRST_PAUSE_SECONDS)
+
+    async def next_change(self, seconds: float) -> None:
+        """Waits until a watched object changes, or for so many seconds."""
+        changed = self._changed
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        end_if_canceled()
+
+    def select(self, kind: str, **labels: str) -> list[Any]:
+        """Returns the present objects of a kind that have these labels; `app="…"` stands for `capsule/app`."""
+        wanted = {f"capsule/{name}": value for name, value in labels.items()}
+        found = [each for (its_kind, _), each in self.present.items() if its_kind == kind]
+        return [each for each in found if wanted.items() <= (each.metadata.labels or {}).items()]
+
+    async def read_log(self, pod: str, container: str, lines: int) -> list[str]:
+        """Returns the last lines of a container's log; none if there is no log."""
+        try:
+            found = self._client.log(pod, container=container, tail_lines=lines, newlines=False)
+            return [line async for line in found]
+        except (ApiError, HTTPError):
+            return []
+
+    async def follow_log(self, pod: str, container: str, lines: int) -> AsyncIterator[str]:
+        """Yields the last lines of a container's log, and then new ones, until it ends."""
+        with suppress(ApiError, HTTPError):
+            found = self._client.log(pod, container=container, tail_lines=lines, follow=True, newlines=False)
+            async for line in found:
+                yield line
+
+    async def find_missing_rights(self) -> list[str]:
+        """Returns what this service account may not do, of all that the service does. Raises HTTPError."""
+        missing = []
+        for group, resource, subresource, verbs in RIGHTS:
+            for verb in verbs:
+                asked = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
+                asked |= {"subresource": subresource} if subresource else {}
+                review: Any = SelfSubjectAccessReview.from_dict({"spec": {"resourceAttributes": asked}})
+                answer = await self._client.create(review)
+                if not (answer.status and answer.status.allowed):
+                    missing.append(f"{verb} {'/'.join(filter(None, (resource, subresource)))}")
+        return missing
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def apply(self, *objects: Object) -> None:
+        """Applies the objects, and keeps them as they are from now on. Raises DeployError."""
+        for each in objects:
+            key = (each["kind"], each["metadata"]["name"])
+            self.wanted[key] = each
+            if key not in self.present or not _covers(self.present[key].to_dict(), each):
+                await self._apply(key)
+
+    async def delete(self, *keys: Key) -> None:
+        """Deletes the objects that are there, and does not heal them any more."""
+        for key in keys:
+            self.wanted.pop(key, None)
+            self._healed_at.pop(key, None)
+        for kind, name in keys:
+            if (kind, name) in self.present:
+
+                async def delete(kind: str = kind, name: str = name) -> None:
+                    try:
+                        await self._client.delete(APPLIED[kind], name)
+                    except ApiError as error:
+                        if error.status.code != 404:
+                            raise
+
+                await self._until_answered(delete)
+
+    async def _apply(self, key: Key) -> None:
+        try:
+            found = await self._until_answered(
+                lambda: self._client.apply(from_dict(self.wanted[key]), field_manager=MANAGER, force=True)
+            )
+        except ApiError as error:
+            logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
+            raise DeployError(_explain(error)) from None
+        self._note(key, found)
+
+    async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeats the attempt while the API server is away. Raises ApiError."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await attempt()
+            except HTTPError as error:
+                if isinstance(error, ApiError) and error.status.code not in (409, 429, 500, 502, 503, 504):
+                    raise
+                logger.warning("kubernetes.no_answer", reason=str(error) or type(error).__name__)
+            end_if_canceled()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    # -- watching and healing --------------------------------------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        """Watches and heals until canceled."""
+        async with asyncio.TaskGroup() as tasks:
+            for kind in WATCHED:
+                tasks.create_task(self._keep_watching(kind))
+            tasks.create_task(self._keep_healing())
+        raise AssertionError
+
+    async def _keep_watching(self, kind: str) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(WATCH_SECONDS + SILENCE_SECONDS):
+                    await self._watch(kind)
+            except (HTTPError, TimeoutError) as error:
+                if time.monotonic() - began > WATCH_SECONDS / 2:
+                    pause = FIRST_PAUSE_SECONDS
+                logger.info("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
+            end_if_canceled()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _watch(self, kind: str) -> None:
+        """Lists the objects, and follows their changes until the server ends that. Raises HTTPError."""
+        labels: Any = {MANAGED_BY: MANAGER}
+        listed = self._client.list(WATCHED[kind], labels=labels, chunk_size=500)
+        found = {(kind, each.metadata.name): each async for each in listed}
+        for key in [key for key in self.present if key[0] == kind and key not in found]:
+            self._note(key, None)
+        for key, each in found.items():
+            self._note(key, each)
+        self._synced.add(kind)
+        version = listed.resourceVersion
+        changes = self._client.watch(
+            WATCHED[kind], labels=labels, resource_version=version, server_timeout=WATCH_SECONDS
+        )
+        async for operation, each in changes:
+            self._note((kind, each.metadata.name), None if operation == "DELETED" else each)
+
+    def _note(self, key: Key, found: Any | None) -> None:
+        if found is None:
+            self.present.pop(key, None)
+        else:
+            self.present[key] = found
+            if key[0] == "Pod":
+                self.on_pod(found)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _keep_healing(self) -> None:
+        await self.until_synced()
+        while True:
+            for key, wanted in list(self.wanted.items()):
+                present = self.present.get(key)
+                if present is not None and _covers(present.to_dict(), wanted):
+                    continue
+                now = time.monotonic()
+                if now - self._healed_at.get(key, -HEAL_PAUSE_SECONDS) < HEAL_PAUSE_SECONDS:
+                    continue
+                self._healed_at[key] = now
+                logger.info("kubernetes.healed", kind=key[0], name=key[1], missing=present is None)
+                with suppress(DeployError):
+                    await self._apply(key)
+            waiting = any(time.monotonic() - at < HEAL_PAUSE_SECONDS for at in self._healed_at.values())
+            await self.next_change(HEAL_PAUSE_SECONDS if waiting else HEAL_SECONDS)
+
+
+def _covers(present: Any, wanted: Any) -> bool:
+    """Returns whether everything that is wanted is present. The API adds defaults."""
+    if isinstance(wanted, dict):
+        return isinstance(present, dict) and all(_covers(present.get(name), each) for name, each in wanted.items())
+    if isinstance(wanted, list):
+        same = isinstance(present, list) and len(present) == len(wanted)
+        return same and all(map(_covers, present, wanted))
+    return bool(present == wanted)
+
+
+def _explain(error: ApiError) -> str:
+    """Says what an account holder can do. Operators find the reason in the log."""
+    if "exceeded quota" in (error.status.message or ""):
+        return "the cluster has no room for another app; stop one, or try again later"
+    return "the cluster refused to serve the app; the operator's log says why"

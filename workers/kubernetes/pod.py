@@ -1,0 +1,180 @@
+"""What runs in the pod of an app: one container for each role (`objects.py`).
+
+    receive   waits for the release, which the worker `sites` sends (`applier.py`), and ends
+    web       becomes Caddy, with the Caddyfile of a single machine (`workers/hosting/Caddyfile`)
+    run       runs the start command under a keeper, whose exit status is the command's
+
+The pod is the sandbox. It has no credentials: it sends nothing to the service, and the one secret that a container has
+is for that container alone. `run` has a user of its own, which may not write to the release or change what Caddy does.
+"""
+
+import asyncio
+import hmac
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+from aiohttp import web
+
+from gateway.deploys.serving import ReleaseArchive
+from gateway.settings import Settings
+from workers.hosting import archives, caddy
+from workers.hosting.archive_files import BadArchive
+from workers.hosting.releases import Releases, Site, remove_folder
+from workers.hosting.watchdog import LIMITS, PORT, make_command
+from workers.sandbox.sandbox import APP, APP_USERS, TMP, Detached, Sandbox
+
+FOLDER, SECRETS = Path("/capsule"), Path("/capsule-secrets")
+WEB_PORT, RECEIVE_PORT = 61080, 61081  # not usual ones: a start command may listen at others than $PORT
+SITE = "app"  # the name of the only site, in place of a host name: the Ingress decides which names lead here
+BACKLOG = 4_096  # connections that wait to be accepted
+TOKEN, VARIABLES = "token", "variables"  # files in `SECRETS`
+
+
+class PodRelease(msgspec.Struct, frozen=True):
+    """What a pod serves. The containers get it as JSON in the variable CAPSULE_POD; nothing in it is secret."""
+
+    account: str
+    app: str  # id
+    address: str
+    deploy: str
+    archive: ReleaseArchive
+    url: str  # the address, as the start command gets it in APP_URL
+    runs: bool = False  # whether the start command runs here
+    suspended: bool = False
+
+
+def lay_out(folder: Path, release: PodRelease) -> Site:
+    """Returns the site of the release, whose folder may not exist yet."""
+    releases = Releases(folder)
+    releases.create_folders()
+    site = releases.site(release.account, release.app, release.address)
+    releases.serve_as(SITE, site)
+    return site
+
+
+# -- receive -------------------------------------------------------------------------------------------------
+
+
+async def receive(
+    release: PodRelease, token: str, *, folder: Path = FOLDER, port: int = RECEIVE_PORT, host: str | None = None
+) -> None:
+    """Waits until the release is here. Whoever knows the token sends it: `PUT /release`, the archive as the body.
+
+    The answer is 204, or 401 for another token, or 409 for what is not the expected archive.
+    """
+    site = await asyncio.to_thread(lay_out, folder, release)
+    if site.current == release.deploy:  # the pod was started again on the same node
+        return
+    received = asyncio.Event()
+
+    async def take(request: web.Request) -> web.Response:
+        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()):
+            raise web.HTTPUnauthorized
+        if request.content_length != release.archive.size:
+            raise web.HTTPConflict(text=f"the archive has {release.archive.size} bytes\n")
+        if not received.is_set():
+            await _store(request, site, release)
+            received.set()
+        return web.Response(status=204)
+
+    application = web.Application(client_max_size=0)
+    application.router.add_put("/release", take)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        await received.wait()
+    finally:
+        await runner.cleanup()
+
+
+async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
+    packed, fresh = site.folder.parent / "received.tar.gz", site.folder.parent / "received"
+    await asyncio.to_thread(remove_folder, fresh)
+    fresh.mkdir(mode=0o755)
+    try:
+        with packed.open("wb") as file:
+            async for chunk in request.content.iter_any():
+                file.write(chunk)
+        await archives.unpack(packed, release.archive, fresh)
+    except BadArchive as error:
+        raise web.HTTPConflict(text=f"{error}\n") from None
+    finally:
+        packed.unlink(missing_ok=True)
+    await asyncio.to_thread(remove_folder, site.release(release.deploy))
+    fresh.rename(site.release(release.deploy))
+    if release.runs:
+        Releases(site.folder.parents[2]).run(site.release(release.deploy))
+    site.swap(release.deploy)
+
+
+# -- web -----------------------------------------------------------------------------------------------------
+
+
+def serve(release: PodRelease, *, folder: Path = FOLDER, port: int = WEB_PORT, host: str = "::") -> NoReturn:
+    """Becomes Caddy."""
+    site = lay_out(folder, release)
+    site.set_suspended(suspended=release.suspended)
+    own = folder / "caddy"
+    own.mkdir(mode=0o700, exist_ok=True)
+    for leftover in own.glob("*.sock"):
+        leftover.unlink()
+    configuration = own / "Caddyfile"
+    # Without the admin socket: the start command could let its own socket lead there.
+    text = caddy.render_configuration(Settings(trusted_proxies="private"), name=SITE, admin="off")
+    configuration.write_text(text)
+    both = host == "::" and socket.has_dualstack_ipv6()
+    family, host = (socket.AF_INET6, host) if both else (socket.AF_INET, "0.0.0.0" if host == "::" else host)  # noqa: S104
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    os.dup2(listener.fileno(), 0)  # `bind fd/0`
+    os.chdir(folder)
+    words = ["caddy", "run", "--config", str(configuration), "--adapter", "caddyfile"]
+    os.execve(caddy.find_binary(), words, caddy.environment(own))  # noqa: S606
+
+
+# -- run -----------------------------------------------------------------------------------------------------
+
+
+def run(
+    release: PodRelease,
+    variables: Mapping[str, str],
+    *,
+    folder: Path = FOLDER,
+    app: Path = Path(APP),
+    scratch: Path = Path(TMP),
+    port: int = PORT,
+) -> NoReturn:
+    """Becomes the keeper of the start command. It ends with the command's status: 128 and the number of a signal."""
+    sandbox = Sandbox(development=True, users=APP_USERS, trusted=True)
+    sandbox.check(scratch)  # finds Node.js and Python
+    site = Releases(folder).site(release.account, release.app, release.address)
+    start, limits = (
+        (site.release(release.deploy) / "start").read_text(),
+        msgspec.structs.replace(LIMITS, memory=0, disk=0),
+    )
+    command = make_command(start, app, sandbox, {**variables, "APP_URL": release.url}, limits)
+    environment = {**command.environment, "PORT": str(port)}
+    command = msgspec.structs.replace(command, environment=environment, places={app: APP}, secrets=variables)
+    running = folder / "running"
+    sandbox.become_keeper(
+        command, Detached(socket=running / f"{release.deploy}.sock", control=running / "control", port=port)
+    )
+
+
+def main() -> None:
+    """Runs the role that the command line names. The shapes of the variable and the secrets: `PodRelease`, a token, and a JSON object of strings."""
+    release = msgspec.json.decode(os.environ["CAPSULE_POD"], type=PodRelease)
+    match sys.argv[1]:
+        case "receive":
+            asyncio.run(receive(release, (SECRETS / TOKEN).read_text()))
+        case "web":
+            serve(release)
+        case "run":
+            run(release, msgspec.json.decode((SECRETS / VARIABLES).read_bytes(), type=dict[str, str]))
+        case role:
+            sys.exit(f"There is no role {role!r}.")
