@@ -8,7 +8,7 @@ UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1
 # Without bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all test-frameworks check check-alerts check-versions check-images bench soak chaos release screenshots lock clean
+.PHONY: run test test-all test-frameworks check check-alerts check-versions check-images test-kubernetes bench soak chaos release screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev $(ARGS)
@@ -36,6 +36,11 @@ check-versions: $(VENV)/dev.stamp
 # Builds both images and runs compose.yaml with them. Needs Docker 28 and Compose 2.40.
 check-images: $(VENV)/dev.stamp
 	$(BIN)/pytest tests/ops/check_images.py $(ARGS)
+
+# Runs apps on a real Kubernetes, which it builds the first time, in six minutes. Needs root and Debian 12. For example
+# ARGS="-k crash"; KUBERNETES_SWAPS=100 swaps releases a hundred times.
+test-kubernetes: $(VENV)/dev.stamp
+	$(BIN)/pytest -o 'python_files=check_*.py' tests/kubernetes $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -1,0 +1,380 @@
+"""Apps on a real cluster, as their owners and visitors see them: deployed, replaced, broken, suspended and deleted.
+
+`make test-kubernetes` runs these tests. It needs root and Debian 12, and builds Kubernetes the first time.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.conftest import NAMESPACE
+from tests.support.accounts import DOMAIN
+from tests.support.deployment import Host
+from tests.support.polling import wait_until
+from tests.support.worker_process import Worker
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1800)]
+
+SWAPS = int(os.environ.get("KUBERNETES_SWAPS", "10"))  # the workflow makes 100
+HEAL_SECONDS = 10
+KINDS = ("deployments", "secrets", "services", "ingresses", "pods", "persistentvolumeclaims")
+START = {"start": "exec node server.js"}
+SERVER = """
+console.log('starting', process.env.TOKEN ?? 'without a token')
+const memory = []
+require('http').createServer((request, answer) => {
+  if (request.url === '/exit') process.exit(3)
+  if (request.url === '/memory') setInterval(() => memory.push(Buffer.alloc(64 << 20, 1)), 20)
+  if (request.url === '/token') return answer.end(process.env.TOKEN ?? 'none')
+  if (request.url === '/slow') return setTimeout(() => answer.end('TEXT'), 3000)
+  answer.end('TEXT')
+}).listen(process.env.PORT)
+"""
+BROKEN = "require('http').createServer((_, answer) => answer.writeHead(500).end()).listen(process.env.PORT)"
+# Fails while visitors get it: the check has made the first request.
+FAILS_LATER = """
+let requests = 0
+const answer = (_, answer) => answer.writeHead(requests++ ? 500 : 200).end('bad')
+require('http').createServer(answer).listen(process.env.PORT)
+"""
+
+
+def server(text: str) -> dict[str, str]:
+    return {"server.js": SERVER.replace("TEXT", text)}
+
+
+async def publish(host: Host, app: str, files: dict[str, str]) -> dict[str, Any]:
+    deploy = await host.in_state(await host.publish(app, files), "live", "failed", "canceled", timeout=120)
+    assert deploy["state"] == "live", (deploy["error"], deploy["log"])
+    return deploy
+
+
+async def get(host: Host, app: str, path: str = "/") -> Any:
+    return await host.web.get(path, headers={"Host": f"{app}.{DOMAIN}"})
+
+
+async def serves(host: Host, app: str, text: str, timeout: float = HEAL_SECONDS) -> None:
+    async def page() -> str:
+        return await host.page(app)
+
+    await wait_until(page, timeout, holds=lambda page: page == text)
+
+
+async def app_id(host: Host, app: str) -> str:
+    return next(each["id"] for each in await host.call("GET", "/account/apps") if each["name"] == app)
+
+
+def find(cluster: Cluster, kind: str, app: str) -> list[Any]:
+    """Returns the app's objects of a kind that are not being deleted."""
+    found = cluster.find(kind, NAMESPACE, f"capsule/app={app}")
+    return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+
+
+def count(cluster: Cluster, app: str) -> dict[str, int]:
+    return {kind: found for kind in KINDS if (found := len(find(cluster, kind, app)))}
+
+
+@contextlib.asynccontextmanager
+async def visitors(host: Host, app: str, texts: set[str]) -> AsyncIterator[dict[str, int]]:
+    """Sends requests all the time. Each must be answered with one of the texts. Yields how often each one was."""
+    seen, over = dict.fromkeys(texts, 0), asyncio.Event()
+    url, headers = f"http://127.0.0.1:{host.apps_port}/", {"Host": f"{app}.{DOMAIN}"}
+
+    async def visit(session: aiohttp.ClientSession) -> None:
+        while not over.is_set():
+            async with session.get(url, headers=headers) as answer:
+                text = await answer.text()
+            assert (answer.status, text in texts) == (200, True), (answer.status, text)
+            seen[text] += 1
+            await asyncio.sleep(0.01)
+
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(visit(session))
+        try:
+            yield seen
+        finally:
+            over.set()
+
+
+async def test_pages_are_served_promoted_and_rolled_back(host: Host, cluster: Cluster) -> None:
+    app = await host.app()
+    page = {"index.html": "first", "_headers": "/*\n  X-Mine: yes\n", "docs/index.html": "docs"}
+    first = await publish(host, app, page)
+    answer = await get(host, app)
+    assert (answer.status_code, answer.text, answer.headers["x-mine"]) == (200, "first", "yes")
+    assert "x-robots-tag" not in answer.headers
+    assert (await get(host, app, "/docs/")).text == "docs"
+    assert (await get(host, app, "/none")).status_code == 404
+    await publish(host, app, {"index.html": "second"})
+    await serves(host, app, "second")
+    back = await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first["id"]})
+    assert (await host.over(back["deployId"]))["state"] == "live"
+    await serves(host, app, "first")
+    own = await app_id(host, app)
+    expected = {"deployments": 1, "secrets": 1, "services": 1, "ingresses": 1, "pods": 1}
+    await wait_until(lambda: count(cluster, own), 60, holds=lambda found: found == expected)
+    assert_restricted(find(cluster, "deployments", own)[0]["spec"]["template"]["spec"])
+
+
+def assert_restricted(pod: dict[str, Any]) -> None:
+    """Fails unless the pod is as Pod Security `restricted` requires, has limits, and cannot use the API server."""
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    assert not any(pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC"))
+    assert all({"emptyDir", "secret", "persistentVolumeClaim"} & volume.keys() for volume in pod["volumes"])
+    for container in [*pod["initContainers"], *pod["containers"]]:
+        security = {**pod["securityContext"], **container["securityContext"]}
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] > 0
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not any("hostPort" in port for port in container.get("ports", ()))
+        assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
+
+
+async def test_a_preview_is_separate_until_it_is_promoted(host: Host, cluster: Cluster) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("live"))
+    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
+    preview = await host.over(queued.json()["deployId"])
+    assert preview["state"] == "live", preview
+    answer = await get(host, f"{app}-preview")
+    assert (answer.status_code, answer.headers["x-robots-tag"]) == (200, "noindex")
+    own = await app_id(host, app)
+    assert count(cluster, own)["services"] == count(cluster, own)["ingresses"] == 2
+    await publish(host, app, server("newer"))
+    promoted = await host.call("POST", f"/account/deploys/{preview['id']}/promote")
+    assert (await host.over(promoted["deployId"]))["state"] == "live"
+    await serves(host, app, "live")
+
+
+async def test_a_start_command_has_its_variables_and_nobody_else(host: Host, cluster: Cluster) -> None:
+    app, secret = await host.app(build=START), secrets.token_hex(16)
+    host.gateway.confidential.add(secret)
+    await host.call("PUT", f"/account/apps/{app}/env", json={"TOKEN": secret})
+    await publish(host, app, server("one"))
+    assert (await get(host, app, "/token")).text == secret
+
+    async def log() -> str:
+        return (await host.account.get(f"/account/apps/{app}/logs?tail=20")).text
+
+    assert "starting ***" in await wait_until(log, 10, holds=lambda text: "starting" in text)
+    own = await app_id(host, app)
+    for kind in ("deployments", "pods", "ingresses", "services"):
+        assert secret not in str(find(cluster, kind, own))
+    [pod] = find(cluster, "pods", own)
+    output = cluster.kubectl("logs", "-n", NAMESPACE, pod["metadata"]["name"], "--all-containers")
+    assert "starting ***" in output
+    assert secret not in output
+
+
+async def test_the_log_is_followed_over_a_deploy(host: Host) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    headers = {"Authorization": f"Bearer {host.account.key}", "Accept": "text/event-stream"}
+    async with host.gateway.http.stream("GET", f"/account/apps/{app}/logs", headers=headers) as answer:
+        lines = answer.aiter_lines()
+        async with asyncio.timeout(60):
+            while "starting" not in await anext(lines):
+                pass
+            await publish(host, app, {"server.js": SERVER.replace("starting", "again").replace("TEXT", "two")})
+            while "again" not in await anext(lines):
+                pass
+
+
+@pytest.mark.parametrize(("files", "phase"), [(BROKEN, "health"), (FAILS_LATER, "canary")])
+async def test_a_release_that_fails_leaves_the_one_before(host: Host, cluster: Cluster, files: str, phase: str) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("good"))
+    async with visitors(host, app, {"good", "bad"} if phase == "canary" else {"good"}) as seen:
+        deploy = await host.over(await host.publish(app, {"server.js": files}))
+    assert (deploy["state"], deploy["error"]) == ("failed", f"{phase}: GET / returned 500")
+    assert seen["good"]
+    await serves(host, app, "good")
+    own = await app_id(host, app)
+    await wait_until(lambda: count(cluster, own), 30, holds=lambda found: found["pods"] == found["deployments"] == 1)
+    [(event, data)] = await host.events(deploy["id"])
+    assert (event, data["phase"]) == ("deploy.failed", phase)
+
+
+async def test_a_start_command_that_ends_fails_the_check_with_its_output(host: Host) -> None:
+    app = await host.app(build=START)
+    deploy = await host.over(await host.publish(app, {"server.js": "console.log('no luck'); process.exit(7)"}))
+    assert deploy["error"] == "health: the start command ended with status 7"
+    assert "no luck" in deploy["log"]
+
+
+async def test_swaps_under_load_fail_no_request(host: Host) -> None:
+    app = await host.app(build=START)
+    deploys = [(await publish(host, app, server(text)))["id"] for text in ("one", "two")]
+    async with visitors(host, app, {"one", "two"}) as seen:
+        for number in range(SWAPS):
+            path, body = f"/account/apps/{app}/rollback", {"deployId": deploys[number % 2]}
+            deploy = await host.over((await host.call("POST", path, json=body))["deployId"])
+            assert deploy["state"] == "live", deploy
+            deploys[number % 2] = deploy["id"]
+    assert min(seen.values()) > 10 * SWAPS, seen
+
+
+async def test_a_request_that_runs_during_a_swap_is_finished(host: Host) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    coming = await host.publish(app, server("two"))
+    await host.in_state(coming, "checking")
+    slow = [asyncio.create_task(get(host, app, "/slow"))]
+    while (await host.deploy(coming))["state"] == "checking":
+        slow.append(asyncio.create_task(get(host, app, "/slow")))
+        await asyncio.sleep(0.2)
+    assert (await host.over(coming))["state"] == "live"
+    assert {answer.status_code for answer in await asyncio.gather(*slow)} == {200}
+
+
+@pytest.mark.parametrize(("path", "reason", "code"), [("/exit", "exit", 3), ("/memory", "oom", 137)])
+async def test_each_crash_is_reported_once(host: Host, running: Host, path: str, reason: str, code: int) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+
+    def crashes() -> list[tuple[str, int]]:
+        received = [exchange.json for exchange in host.receiver.exchanges if exchange.json["type"] == "app.crashed"]
+        mine = [each["data"] for each in received if each["data"]["appName"] == app]
+        return [(each["reason"], each["exitCode"]) for each in mine]
+
+    await ask_until_it_ends(host, app, path)
+    assert await wait_until(crashes, 30) == [(reason, code)]
+    await serves(host, app, "one", 60)
+    for worker in find_sites(running):
+        worker.kill()
+        await worker.start()
+    await ask_until_it_ends(host, app, "/exit")
+    await wait_until(lambda: len(crashes()) > 1, 60)
+    await serves(host, app, "one", 120)
+    assert crashes() == [(reason, code), ("exit", 3)]
+    [first, _] = await host.call("GET", f"/account/apps/{app}/crashes")
+    assert first["lines"][-1].startswith("starting")
+
+
+async def ask_until_it_ends(host: Host, app: str, path: str) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        await get(host, app, path)
+
+
+def find_sites(running: Host) -> list[Worker]:
+    return [worker for worker in running.workers if "sites" in worker.names]
+
+
+@pytest.mark.parametrize("kind", ["deployments", "secrets", "services", "ingresses", "networkpolicies"])
+async def test_what_somebody_deletes_or_changes_is_healed(host: Host, cluster: Cluster, kind: str) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    own = "" if kind == "networkpolicies" else f",capsule/app={await app_id(host, app)}"
+
+    def read() -> dict[str, Any]:
+        found = cluster.find(kind, NAMESPACE, f"app.kubernetes.io/managed-by=capsule{own}")
+        return {each["metadata"]["name"]: each for each in found if "deletionTimestamp" not in each["metadata"]}
+
+    def contents(found: dict[str, Any]) -> Any:
+        return {name: (each.get("spec"), each.get("data"), each["metadata"]["labels"]) for name, each in found.items()}
+
+    before = read()
+    [name] = before
+    change: dict[str, Any] = {
+        "deployments": {"spec": {"replicas": 0}},
+        "secrets": {"data": {"token": "AAAA"}},
+        "services": {"spec": {"selector": {"capsule/deploy": "none"}}},
+        "ingresses": {"spec": {"rules": [{"host": "stolen.example"}]}},
+        "networkpolicies": {"spec": {"ingress": [{}]}},
+    }[kind]
+    cluster.kubectl("patch", kind, name, "-n", NAMESPACE, "--type=merge", "-p", json.dumps(change))
+    cluster.kubectl("label", kind, name, "-n", NAMESPACE, "capsule/deploy-", "--overwrite")
+
+    async def healed() -> bool:
+        found = read()
+        if contents(found).keys() != contents(before).keys():
+            return False
+        expected = {**before[name]["spec"]} if "spec" in before[name] else before[name]["data"]
+        actual = {**found[name]["spec"]} if "spec" in found[name] else found[name]["data"]
+        for volatile in ("clusterIP", "clusterIPs"):
+            expected.pop(volatile, None), actual.pop(volatile, None)
+        return actual == expected
+
+    await wait_until(healed, HEAL_SECONDS)
+    cluster.kubectl("delete", kind, name, "-n", NAMESPACE, "--wait=false")
+    await wait_until(healed, HEAL_SECONDS)
+    await serves(host, app, "one", 60)
+
+
+async def test_a_suspended_app_says_so_and_comes_back(host: Host, cluster: Cluster) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    own = await app_id(host, app)
+    assert (await host.gateway.platform("PUT", f"apps/{app}/suspension", {"reason": "test"})).is_success
+
+    async def answer() -> tuple[int, str]:
+        answer = await get(host, app)
+        return answer.status_code, answer.text
+
+    _, text = await wait_until(answer, 20, holds=lambda answer: answer[0] == 503)
+    assert "suspended" in text
+    [template] = [each["spec"]["template"]["spec"] for each in find(cluster, "deployments", own)]
+    assert [container["name"] for container in template["containers"]] == ["web"]
+    assert (await host.gateway.platform("DELETE", f"apps/{app}/suspension")).is_success
+    await serves(host, app, "one", 60)
+
+
+async def test_a_renamed_app_and_its_domain_are_served(host: Host) -> None:
+    app, domain = await host.app(build=START), f"{secrets.token_hex(6)}.example.org"
+    await publish(host, app, server("one"))
+    name = f"renamed-{secrets.token_hex(3)}"
+    assert (await host.account.call("PATCH", f"/account/apps/{app}", {"name": name})).is_success
+    host.apps.append(name)
+    await serves(host, name, "one")
+    assert (await get(host, app)).status_code != 200
+    record = {"account": host.account.id, "build": START, "customDomain": domain, "customDomainVerified": True}
+    assert (await host.gateway.platform("PUT", f"apps/{name}", record)).is_success
+
+    async def shown() -> str:
+        return (await host.web.get("/", headers={"Host": domain})).text
+
+    await wait_until(shown, HEAL_SECONDS, holds=lambda text: text == "one")
+    del record["customDomain"], record["customDomainVerified"]
+    assert (await host.gateway.platform("PUT", f"apps/{name}", record)).is_success
+    await wait_until(shown, HEAL_SECONDS, holds=lambda text: text != "one")
+
+
+async def test_a_deleted_app_leaves_nothing(host: Host, cluster: Cluster) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
+    await host.over(queued.json()["deployId"])
+    own = await app_id(host, app)
+    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
+    await wait_until(lambda: count(cluster, own), 30, holds=lambda found: not found)
+    await wait_until(lambda: cluster.find("pods", NAMESPACE, f"capsule/app={own}"), 90, holds=lambda found: not found)
+
+
+async def test_a_full_quota_fails_the_deploy_with_the_reason(host: Host, cluster: Cluster) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    pods = len(cluster.find("pods", NAMESPACE))
+    full = {"spec": {"hard": {"pods": str(pods)}}}
+    cluster.kubectl("patch", "resourcequota", "apps", "-n", NAMESPACE, "-p", json.dumps(full))
+    try:
+        deploy = await host.in_state(await host.publish(app, server("two")), "failed", "live", timeout=180)
+    finally:
+        full["spec"]["hard"]["pods"] = "1000"
+        cluster.kubectl("patch", "resourcequota", "apps", "-n", NAMESPACE, "-p", json.dumps(full))
+    assert deploy["state"] == "failed"
+    assert "quota" in deploy["error"]
+    assert await host.page(app) == "one"

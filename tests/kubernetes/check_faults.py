@@ -1,0 +1,42 @@
+"""Kills parts of the cluster and of the service during deploys: visitors notice nothing, and no event comes twice."""
+
+import pytest
+
+from tests.kubernetes.check_apps import START, find_sites, publish, server, serves, visitors
+from tests.kubernetes.cluster import OwnCluster
+from tests.support.deployment import Host
+from tests.support.polling import wait_until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("part", ["api", "controllers", "scheduler", "kubelet"])
+async def test_a_killed_part_of_the_cluster(host: Host, cluster: OwnCluster, part: str) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    async with visitors(host, app, {"one", "two"}) as seen:
+        cluster.kill(part)
+        coming = await host.publish(app, server("two"))
+        await host.in_state(coming, "checking")
+        before = seen["one"]
+        await wait_until(lambda: seen["one"] > before + 300, 60)  # served meanwhile
+        cluster.start(part)
+        deploy = await host.in_state(coming, "live", "failed", timeout=180)
+        assert deploy["state"] == "live", (deploy["error"], deploy["log"])
+    await serves(host, app, "two")
+    assert [event for event, _ in await host.events(coming)] == ["deploy.succeeded"]
+
+
+@pytest.mark.parametrize("state", ["checking", "canary"])
+async def test_the_other_worker_takes_over(host: Host, running: Host, state: str) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    async with visitors(host, app, {"one", "two"}):
+        for worker in find_sites(running):
+            coming = await host.publish(app, server("two"))
+            await host.in_state(coming, state)
+            worker.kill()  # each in turn, so one of them was active
+            deploy = await host.in_state(coming, "live", "failed", timeout=120)
+            assert deploy["state"] == "live", (deploy["error"], deploy["log"])
+            await worker.start()
+            assert [event for event, _ in await host.events(coming)] == ["deploy.succeeded"]

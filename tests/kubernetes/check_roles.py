@@ -1,0 +1,17 @@
+"""The roles of ops/kubernetes allow what the service does, and no more. Runs after all other tests of the folder."""
+
+import pytest
+
+from tests.kubernetes.cluster import OwnCluster
+from tests.kubernetes.conftest import MANIFESTS
+from tests.support.deployment import Host
+from tests.support.kustomize import build
+
+
+@pytest.mark.parametrize("account", ["sites", "gateway"])
+def test_a_role_allows_exactly_what_is_used(running: Host, cluster: OwnCluster, account: str) -> None:
+    [role] = [each for each in build(MANIFESTS) if (each["kind"], each["metadata"]["name"]) == ("Role", account)]
+    allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    requests = cluster.read_requests(account)
+    assert {request for request in requests if request[2] == 403} == set()
+    assert {(verb, resource) for verb, resource, _ in requests} == allowed

@@ -1,0 +1,118 @@
+"""A cluster with the roles of ops/kubernetes, an ingress, and a service whose apps run in it.
+
+The gateway and the workers are processes of this machine, with the rights of their service accounts and no more.
+KUBERNETES_CLUSTER names the kubeconfig of a cluster to use instead of an own one. Its nodes must have the image, and
+this machine must reach its pods.
+"""
+
+import base64
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeProvider
+from tests.fakes.receiver import FakeReceiver
+from tests.kubernetes.cluster import Cluster, running_cluster
+from tests.kubernetes.image import NAME
+from tests.kubernetes.ingress import Ingress
+from tests.support.deployment import Host, host_on
+from tests.support.fixtures import folder_fixture
+from tests.support.gateway_process import gateway_with_redis
+from tests.support.kustomize import build
+from tests.support.s3_server import S3Server
+
+MANIFESTS = Path(__file__).parents[2] / "ops/kubernetes/apps"
+NAMESPACE = "capsule-apps"
+# Short intervals, so that no test waits long.
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.hosting.host_agent.TIDY_SECONDS": 0.3}
+ACCESS = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "ResourceQuota"}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    if given := os.environ.get("KUBERNETES_CLUSTER"):
+        yield Cluster(Path(given))
+    else:
+        with running_cluster() as cluster:
+            yield cluster
+
+
+@pytest.fixture(scope="session")
+def tokens(cluster: Cluster) -> dict[str, str]:
+    """Applies the manifests. Returns the token of each service account, and of `tests`, which may do everything."""
+    documents = [document for document in build(MANIFESTS) if document["kind"] in ACCESS]
+    tests = {"name": "tests", "namespace": "capsule"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "roleRef": role}
+    documents.append({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(tests)})
+    documents.append({**binding, "metadata": {"name": "tests"}, "subjects": [{"kind": "ServiceAccount", **tests}]})
+    accounts = [each["metadata"] for each in documents if each["kind"] == "ServiceAccount"]
+    for account in accounts:
+        annotations = {"kubernetes.io/service-account.name": account["name"]}
+        token = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token"}
+        documents.append({**token, "metadata": {**account, "annotations": annotations}})
+    cluster.apply(documents)
+    return {account["name"]: read_token(cluster, account["name"]) for account in accounts}
+
+
+def read_token(cluster: Cluster, account: str) -> str:
+    """Waits until a controller has written the token."""
+    deadline = time.monotonic() + 30
+    while not (data := cluster.get("secret", account, "-n", "capsule").get("data", {})).get("token"):
+        assert time.monotonic() < deadline, f"{account} has no token"
+        time.sleep(0.1)
+    return base64.b64decode(data["token"]).decode()
+
+
+@folder_fixture
+async def running(
+    cluster: Cluster, tokens: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Host]:
+    """The service, with two `sites` workers, of which one is active. `apps_port` is the ingress's."""
+    folder = tmp_path_factory.mktemp("service")
+    storage = await S3Server(folder).start()
+    server, _ = cluster.read_access()
+    ingress = Ingress(server, tokens["tests"], NAMESPACE)
+    for account, token in tokens.items():
+        cluster.write_kubeconfig(folder / f"{account}.kubeconfig", token)
+    settings = {
+        **storage.environment,
+        "GATEWAY_APPS_ENGINE": "kubernetes",
+        "GATEWAY_KUBERNETES_NAMESPACE": NAMESPACE,
+        "GATEWAY_KUBERNETES_IMAGE": NAME,
+        "GATEWAY_CANARY": "0.5",
+        "GATEWAY_WEBHOOK_CLAIM_IDLE": "3",
+        "KUBECONFIG": str(folder / "gateway.kubeconfig"),
+    }
+    try:
+        async with (
+            ingress.running(),
+            FakeProvider() as provider,
+            FakeReceiver() as receiver,
+            gateway_with_redis(provider, folder, **settings) as gw,
+            host_on(gw, receiver, ingress.port) as host,
+        ):
+            await host.worker("webhooks", "deploys", constants=OFTEN, KUBECONFIG="")
+            for number in range(2):
+                own = {
+                    "KUBECONFIG": str(folder / "sites.kubeconfig"),
+                    "GATEWAY_DATA_DIR": str(folder / f"sites-{number}"),
+                }
+                await host.worker("sites", joined=False, constants=OFTEN, **own)
+            yield host
+    finally:
+        storage.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def host(running: Host) -> AsyncIterator[Host]:
+    """A new account on the running service."""
+    async with host_on(running.gateway, running.receiver, running.apps_port) as host:
+        try:
+            yield host
+        finally:
+            await host.remove_apps()
