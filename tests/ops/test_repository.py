@@ -8,7 +8,11 @@ from click.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 FILES = {
-    "github-workflows": [".github/workflows/release.yml", ".github/workflows/test.yml"],
+    "github-workflows": [
+        ".github/workflows/kubernetes.yml",
+        ".github/workflows/release.yml",
+        ".github/workflows/test.yml",
+    ],
     "github-issue-forms": [".github/ISSUE_TEMPLATE/fault.yml", ".github/ISSUE_TEMPLATE/proposal.yml"],
     "github-issue-config": [".github/ISSUE_TEMPLATE/config.yml"],
     "renovate": ["renovate.json"],
