@@ -19,6 +19,7 @@ from gateway.data.records import DataRecords
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
+from gateway.deploys.pod_log import PodLog
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.serving import Records
 from gateway.deploys.states import Deploys
@@ -100,7 +101,8 @@ class Services:
             self.data_commands,
             settings,
         )
-        self.runtime_log = RuntimeLog(settings.data_dir)
+        on_disk = settings.apps_engine == "local"
+        self.runtime_log = RuntimeLog(settings.data_dir) if on_disk else PodLog(settings.kubernetes_namespace)
         self.findings = Findings(settings, self.store)
         self.crashes = Crashes(self.store, self.webhooks)
         self.providers = Providers(settings, self.store, self.registry, self.metrics)

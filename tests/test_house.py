@@ -140,6 +140,7 @@ def test_each_third_party_import_is_declared() -> None:
         "capsule_gateway/dev": service | extras["dev"],
         "gateway/storage.py": service | extras["s3"],
         str(OTLP): service | extras["otel"],
+        "gateway/deploys/pod_log.py": service | extras["kubernetes"],
         "workers/kubernetes": service | extras["kubernetes"],
     }
     everything = service.union(distributions(groups["dev"]), *extras.values())

@@ -368,7 +368,7 @@ async def read_logs(
     The last lines, as text. With `Accept: text/event-stream`, each new line follows as an event. At most 1 MiB is kept.
     """
     live = await deploys.find_live_id(own_app)
-    if not runtime_log.has_start_command(own_app, live):
+    if not await runtime_log.has_start_command(own_app, live):
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):

@@ -31,7 +31,7 @@ class RuntimeLog:
         self._folder = Path(data_dir) / "running"
         self.followers: Counter[str] = Counter()  # of this process, by account
 
-    def has_start_command(self, app: App, live: str | None) -> bool:
+    async def has_start_command(self, app: App, live: str | None) -> bool:
         """Returns whether the app has a start command, or has run one here that its build recognized.
 
         `live` is the id of the app's live deploy.

@@ -156,7 +156,7 @@ class LogsTool(AgentTool):
         """Show the last lines of a log, and whose log it is."""
         found = await self._find_app(app)
         live = await self.services.deploys.find_live_id(found)
-        if not deploy and self.services.runtime_log.has_start_command(found, live):
+        if not deploy and await self.services.runtime_log.has_start_command(found, live):
             lines = [] if live is None else await self.services.runtime_log.tail(live, tail)
             return {"of": "start command", "log": "".join(line + "\n" for line in lines)[-LOG_CHARACTERS:]}
         if not deploy:

@@ -167,7 +167,10 @@ def run(
 
 
 def main() -> None:
-    """Runs the role that the command line names. The shapes of the variable and the secrets: `PodRelease`, a token, and a JSON object of strings."""
+    """Runs the role that the command line names, with `PodRelease` in the variable CAPSULE_POD.
+
+    The secrets are a token, and the variables of the start command as a JSON object of texts.
+    """
     release = msgspec.json.decode(os.environ["CAPSULE_POD"], type=PodRelease)
     match sys.argv[1]:
         case "receive":

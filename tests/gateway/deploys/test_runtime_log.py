@@ -63,11 +63,11 @@ async def test_an_id_with_a_path_reads_nothing(running: Path) -> None:
     assert await RuntimeLog(str(running.parent)).tail("dep_none", 10) == []
 
 
-def test_an_app_has_a_start_command_by_its_setting_or_because_it_has_run_one(running: Path) -> None:
+async def test_an_app_has_a_start_command_by_its_setting_or_because_it_has_run_one(running: Path) -> None:
     log, app = RuntimeLog(str(running.parent)), App(id="app_1", name="notes", account="acc", createdAt="")
     (running / "dep_1.output").touch()
-    assert log.has_start_command(app, "dep_1")
-    assert not log.has_start_command(app, "dep_2")
-    assert not log.has_start_command(app, None)
-    assert not log.has_start_command(msgspec.structs.replace(app, build=Build()), "dep_1")
-    assert log.has_start_command(msgspec.structs.replace(app, build=Build(start="x")), None)
+    assert await log.has_start_command(app, "dep_1")
+    assert not await log.has_start_command(app, "dep_2")
+    assert not await log.has_start_command(app, None)
+    assert not await log.has_start_command(msgspec.structs.replace(app, build=Build()), "dep_1")
+    assert await log.has_start_command(msgspec.structs.replace(app, build=Build(start="x")), None)

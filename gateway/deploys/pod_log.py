@@ -1,0 +1,100 @@
+"""Reads the output of apps' start commands on Kubernetes from the cluster, as `runtime_log.py` does from disk."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from gateway.accounts.records import App
+from gateway.cancellation import end_if_canceled, run_in_background
+from gateway.deploys.runtime_log import DEPLOY_SECONDS, POLL_SECONDS, RuntimeLog
+
+CONTAINER, DEPLOY_LABEL = "run", "capsule/deploy"
+RETRY_SECONDS = 1.0  # after a log has ended: its container ends, or the API server is away
+WAITING_LINES = 1_000  # that were read and not yet fetched
+UNREACHABLE_SECONDS = 5.0
+
+
+class PodLog(RuntimeLog):
+    """The logs in one namespace. Without the API server, they are empty."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__("")
+        self._namespace = namespace
+        self._present: Any = None
+
+    async def has_start_command(self, app: App, live: str | None) -> bool:
+        """Returns whether the app has a start command, or runs one that its build recognized."""
+        if app.build is not None:
+            return app.build.start is not None
+        return live is not None and await self._find_pod(live) is not None
+
+    async def tail(self, deploy_id: str, lines: int) -> list[str]:
+        pod = await self._find_pod(deploy_id)
+        found = [line async for _, line in self._read_pod(pod, tail_lines=lines)] if pod is not None else []
+        return found[-lines:]
+
+    async def follow(
+        self, find_deploy: Callable[[], Awaitable[str | None]], lines: int, until: Callable[[], bool]
+    ) -> AsyncGenerator[list[str]]:
+        deploy_id = await find_deploy()
+        while not until():
+            found: asyncio.Queue[str] = asyncio.Queue(WAITING_LINES)
+            checked_at = asyncio.get_running_loop().time()
+            async with run_in_background(self._collect(deploy_id, lines, found)):
+                while not until():
+                    yield [found.get_nowait() for _ in range(found.qsize())]
+                    await asyncio.sleep(POLL_SECONDS)
+                    end_if_canceled()
+                    if asyncio.get_running_loop().time() - checked_at > DEPLOY_SECONDS:
+                        checked_at, now = asyncio.get_running_loop().time(), await find_deploy()
+                        if now not in (None, deploy_id):
+                            deploy_id, lines = now, WAITING_LINES  # all output of the new deploy follows
+                            break
+            if not until():
+                yield [found.get_nowait() for _ in range(found.qsize())]
+
+    async def _collect(self, deploy_id: str | None, lines: int, found: asyncio.Queue[str]) -> None:
+        """Collects the last lines, and new ones as they are written, of one container after the other."""
+        latest = ""
+        while deploy_id is not None:
+            if (pod := await self._find_pod(deploy_id)) is not None:
+                async for at, line in self._read_pod(pod, tail_lines=lines, follow=True):
+                    if at > latest:  # else it was read before the connection was lost
+                        latest = at
+                        await found.put(line)
+                lines = WAITING_LINES
+            end_if_canceled()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _find_pod(self, deploy_id: str) -> str | None:
+        """Returns the name of the newest pod that runs the start command of this deploy."""
+        from httpx2 import HTTPError
+        from lightkube.resources.core_v1 import Pod
+
+        found = []
+        with suppress(HTTPError, TimeoutError):
+            async with asyncio.timeout(UNREACHABLE_SECONDS):
+                listed = self._client.list(Pod, namespace=self._namespace, labels={DEPLOY_LABEL: deploy_id})
+                found = [pod async for pod in listed if any(each.name == CONTAINER for each in pod.spec.containers)]
+        return max(found, key=lambda pod: pod.metadata.creationTimestamp).metadata.name if found else None
+
+    async def _read_pod(self, pod: str, **which: Any) -> AsyncIterator[tuple[str, str]]:
+        """Yields the lines of a log and their times. Ends early if the API server does not answer."""
+        from httpx2 import HTTPError
+
+        with suppress(HTTPError):
+            log = self._client.log(
+                pod, namespace=self._namespace, container=CONTAINER, timestamps=True, newlines=False, **which
+            )
+            async for text in log:
+                at, _, line = text.partition(" ")
+                yield at, line
+
+    @property
+    def _client(self) -> Any:
+        if self._present is None:
+            from lightkube import AsyncClient  # imported here, because only this engine needs it
+
+            self._present = AsyncClient(namespace=self._namespace)
+        return self._present
