@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -45,6 +46,17 @@ FAILS_LATER = """
 let requests = 0
 const answer = (_, answer) => answer.writeHead(requests++ ? 500 : 200).end('bad')
 require('http').createServer(answer).listen(process.env.PORT)
+"""
+
+
+CONNECTS = """
+require('http').createServer((request, answer) => {
+  const [, host, port] = request.url.split('/')
+  if (!port) return answer.end('here')
+  const socket = require('net').connect({host, port, timeout: 2000})
+  socket.on('connect', () => answer.end('connected')).on('timeout', () => answer.end('refused'))
+  socket.on('error', () => answer.end('refused'))
+}).listen(process.env.PORT)
 """
 
 
@@ -378,3 +390,18 @@ async def test_a_full_quota_fails_the_deploy_with_the_reason(host: Host, cluster
     assert deploy["state"] == "failed"
     assert "quota" in deploy["error"]
     assert await host.page(app) == "one"
+
+
+async def test_an_app_reaches_nothing_inside(host: Host, cluster: Cluster) -> None:
+    """Neither the API server, nor another app, nor what else listens on the nodes, such as Redis or the gateway."""
+    neighbor = await host.app()
+    await publish(host, neighbor, {"index.html": "neighbor"})
+    [pod] = find(cluster, "pods", await app_id(host, neighbor))
+    app = await host.app(build=START)
+    await publish(host, app, {"server.js": CONNECTS})
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        own = find(cluster, "pods", await app_id(host, app))[0]["status"]["hostIP"]
+        targets = [(pod["status"]["podIP"], 61080), (own, listener.getsockname()[1]), ("10.96.0.1", 443)]
+        for address, port in targets:
+            assert (await get(host, app, f"/{address}/{port}")).text == "refused", address
+    assert await host.page(neighbor) == "neighbor"

@@ -2,7 +2,8 @@
 
 It needs root and Debian 12, and is Kubernetes 1.20, Debian's newest. The binaries are built once (`build`) and kept;
 KUBERNETES_BIN names a folder that has them already. Pods have addresses that this machine reaches. There is no DNS, no
-kube-proxy and no ingress controller, and neither network policies nor Pod Security are enforced.
+kube-proxy and no ingress controller (but `ingress.py`), nobody enforces network policies (but `policies.py`), and this
+version knows no Pod Security.
 
 `python -m tests.kubernetes.cluster` starts a cluster, prints its KUBECONFIG, and ends it on Ctrl-C.
 """
@@ -41,7 +42,8 @@ PROGRAMS = {
     "make": "make",
     "rsync": "rsync",
     "/bin/busybox": "busybox-static",
-    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "/usr/lib/cni/ptp": "containernetworking-plugins",
+    "iptables": "iptables",
 }
 
 
@@ -122,7 +124,7 @@ class OwnCluster(Cluster):
         self.socket = folder / "containerd.sock"
         self.ports = {name: free_port() for name in ("etcd", "peers", "api", "controllers", "scheduler", "kubelet")}
         self.number = self.ports["api"]  # distinguishes this cluster from others on the machine
-        self.bridge = f"kube-{self.number}"
+        self.name = f"kube-{self.number}"
         self.address = run("hostname", "-I").split()[0]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -153,16 +155,18 @@ class OwnCluster(Cluster):
         process.wait()
 
     def stop(self) -> None:
-        """Ends all parts and pods, and removes their mounts, control groups and the bridge."""
+        """Ends all parts and pods, and removes their networks, mounts and control groups."""
         if "kubelet" in self.processes:
             self.kill("kubelet")
         if "containerd" in self.processes:
-            tasks = subprocess.run([*self._ctr_command, "tasks", "ls", "-q"], capture_output=True, text=True)
-            for task in tasks.stdout.split():
+            networks = {self._find_network(name) for name in run(*self._ctr_command, "containers", "ls", "-q").split()}
+            for task in run(*self._ctr_command, "tasks", "ls", "-q").split():
                 self._ctr("tasks", "delete", "--force", task)
+            for network in networks:
+                subprocess.run(["umount", network], capture_output=True)
+                network.unlink(missing_ok=True)
         for part in list(self.processes):
             self.kill(part)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((mount for mount in mounts if mount.startswith(f"{self.folder}/")), reverse=True):
             subprocess.run(["umount", "--lazy", mount], capture_output=True)
@@ -172,6 +176,11 @@ class OwnCluster(Cluster):
                     group.rmdir()
             with contextlib.suppress(OSError):
                 top.rmdir()
+
+    def _find_network(self, container: str) -> Path:
+        """Returns the file that keeps the network of a container."""
+        namespaces = json.loads(run(*self._ctr_command, "containers", "info", container))["Spec"]["linux"]["namespaces"]
+        return next(Path(each["path"]) for each in namespaces if each["type"] == "network")
 
     def answers(self) -> bool:
         return self._succeeds(*self._kubectl, "get", "--raw", "/readyz")
@@ -262,7 +271,7 @@ class OwnCluster(Cluster):
         hierarchies = (
             [top] if (top / "cgroup.controllers").exists() else [path for path in top.iterdir() if path.is_dir()]
         )
-        return [path / self.bridge for path in hierarchies]
+        return [path / self.name for path in hierarchies]
 
     def _write_files(self) -> None:
         run("openssl", "genrsa", "-out", self.folder / "accounts.key", "2048")
@@ -303,9 +312,10 @@ conf_dir = "{self.folder}/network"
 """)
         subnet = f"10.244.{self.number % 250 + 1}.0/24"
         addresses = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "dataDir": f"{self.folder}/addresses"}
-        plugin = {"type": "bridge", "bridge": self.bridge, "isGateway": True, "ipMasq": False, "ipam": addresses}
+        # Each pod has an interface of its own here, so this machine routes all packets, and can filter them.
+        plugin = {"type": "ptp", "ipMasq": False, "ipam": {**addresses, "routes": [{"dst": "0.0.0.0/0"}]}}
         (self.folder / "network").mkdir()
-        network = {"cniVersion": "0.4.0", "name": self.bridge, "plugins": [plugin]}
+        network = {"cniVersion": "0.4.0", "name": self.name, "plugins": [plugin]}
         (self.folder / "network/10-test.conflist").write_text(json.dumps(network))
         for group in self._control_groups():
             group.mkdir(exist_ok=True)
@@ -320,7 +330,7 @@ conf_dir = "{self.folder}/network"
             "readOnlyPort": 0,
             "healthzPort": 0,
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": f"/{self.bridge}",
+            "cgroupRoot": f"/{self.name}",
             "enforceNodeAllocatable": [],
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "failSwapOn": False,

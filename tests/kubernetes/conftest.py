@@ -6,6 +6,7 @@ this machine must reach its pods.
 """
 
 import base64
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,7 @@ from tests.fakes.receiver import FakeReceiver
 from tests.kubernetes.cluster import Cluster, running_cluster
 from tests.kubernetes.image import NAME
 from tests.kubernetes.ingress import Ingress
+from tests.kubernetes.policies import Policies
 from tests.support.deployment import Host, host_on
 from tests.support.fixtures import folder_fixture
 from tests.support.gateway_process import gateway_with_redis
@@ -77,6 +79,9 @@ async def running(
     storage = await S3Server(folder).start()
     server, _ = cluster.read_access()
     ingress = Ingress(server, tokens["tests"], NAMESPACE)
+    policies = Policies(server, tokens["tests"], "capsule-tests").running()
+    if "KUBERNETES_CLUSTER" in os.environ:
+        policies = contextlib.nullcontext()  # its network enforces them
     for account, token in tokens.items():
         cluster.write_kubeconfig(folder / f"{account}.kubeconfig", token)
     settings = {
@@ -91,6 +96,7 @@ async def running(
     try:
         async with (
             ingress.running(),
+            policies,
             FakeProvider() as provider,
             FakeReceiver() as receiver,
             gateway_with_redis(provider, folder, **settings) as gw,
