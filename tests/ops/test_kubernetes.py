@@ -36,6 +36,7 @@ SECRET = {"GATEWAY_REDIS_URL", "GATEWAY_ENCRYPTION_KEY", "GATEWAY_OPERATOR_TOKEN
 BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7, "SYS_PTRACE": 19}
 
 EXAMPLE = build(FOLDER / "example")
+APPS = build(FOLDER / "apps")
 
 
 def list_documents(kind: str) -> list[Document]:
@@ -284,6 +285,28 @@ def test_containers_are_bounded(deployment: Document) -> None:
             assert sum(1 << BITS[name] for name in added) & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES
             assert f"cap_add: [{', '.join(added)}]" in (ROOT / "compose.yaml").read_text()
             assert max(APP_USERS) < 65_536  # the user ids of a pod with `hostUsers: false`
+
+
+def test_only_two_deployments_use_the_api_server_and_only_in_the_namespace_of_the_apps() -> None:
+    """`make test-kubernetes` checks that the roles are as small as they can be."""
+    uses = {}
+    for deployment in (document for document in APPS if document["kind"] == "Deployment"):
+        pod, name = deployment["spec"]["template"]["spec"], deployment["metadata"]["name"]
+        (container,) = containers(deployment)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        if pod["automountServiceAccountToken"]:
+            uses[name] = pod["serviceAccountName"]
+    assert uses == {"gateway": "gateway", "sites": "sites"}
+    roles = {document["metadata"]["name"]: document for document in APPS if document["kind"] == "Role"}
+    bindings = [document for document in APPS if document["kind"] == "RoleBinding"]
+    assert {binding["roleRef"]["name"]: binding["subjects"][0]["name"] for binding in bindings} == uses
+    (configuration,) = [document for document in APPS if identity(document) == ("ConfigMap", "capsule", "capsule")]
+    namespace = configuration["data"]["GATEWAY_KUBERNETES_NAMESPACE"]
+    assert {document["metadata"]["namespace"] for document in [*roles.values(), *bindings]} == {namespace}
+    assert not any("*" in rule["verbs"] + rule["resources"] for role in roles.values() for rule in role["rules"])
+    (apps,) = [document for document in APPS if identity(document) == ("Namespace", "", namespace)]
+    assert apps["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 def test_secrets_are_references() -> None:
