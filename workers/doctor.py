@@ -56,11 +56,13 @@ class Row(msgspec.Struct, frozen=True):
 
 async def examine(settings: Settings) -> list[Row]:
     """Runs all checks."""
-    hosts_apps = settings.deploy_engine == "local"
+    hosts_apps, in_cluster = settings.deploy_engine == "local", settings.apps_engine == "kubernetes"
     checks: list[tuple[str, Callable[[Settings], AsyncIterator[Row]]]] = [
         ("redis", check_redis),
         ("storage", check_storage),
-        *([("sandbox", check_sandbox), ("caddy", check_caddy)] if hosts_apps else []),
+        *([("sandbox", check_sandbox)] if hosts_apps else []),
+        *([("caddy", check_caddy)] if hosts_apps and not in_cluster else []),
+        *([("cluster", check_cluster)] if in_cluster else []),
         ("encryption key", check_encryption_key),
         ("address", check_address),
         *([("apps' domain", check_apps_domain)] if hosts_apps else []),
@@ -220,6 +222,27 @@ async def check_caddy(settings: Settings) -> AsyncIterator[Row]:
             yield Row("port", "fail", reason, "stop what listens there, or change GATEWAY_APPS_LISTEN")
         else:
             yield Row("port", "ok", f"{settings.apps_listen} is free")
+
+
+async def check_cluster(settings: Settings) -> AsyncIterator[Row]:
+    """Asks the API server whether this process has every right that the worker `sites` uses."""
+    from workers.kubernetes.cluster import (
+        Cluster,
+        NoCluster,
+    )  # imported here, because only this engine needs its client
+
+    try:
+        async with Cluster(settings.kubernetes_namespace) as cluster:
+            missing = await cluster.find_missing_rights()
+    except NoCluster as error:
+        yield Row("cluster", "fail", str(error), "check KUBECONFIG, or the pod's service account, and the network")
+        return
+    where = f"in the namespace {cluster.namespace}"
+    if missing:
+        action = "apply the roles of ops/kubernetes/apps; see docs/kubernetes.md"
+        yield Row("cluster", "fail", f"the worker sites lacks rights {where}: {', '.join(missing)}", action)
+    else:
+        yield Row("cluster", "ok", f"the worker sites has all rights that it needs {where}")
 
 
 async def check_encryption_key(settings: Settings) -> AsyncIterator[Row]:

@@ -52,7 +52,7 @@ HEAL_PAUSE_SECONDS = 2.0  # between two healings of one object, so that two writ
 
 
 class NoCluster(Exception):
-    """There is no cluster to connect to. Operators see the message."""
+    """There is no cluster, or it does not answer. Operators see the message."""
 
 
 class Cluster:
@@ -63,9 +63,8 @@ class Cluster:
         try:
             self._client = AsyncClient(namespace=namespace, field_manager=MANAGER, lazy=False)
         except (ConfigError, OSError) as error:
-            raise NoCluster(
-                f"no cluster is known ({error}): run the worker in a pod with a service account, or set KUBECONFIG"
-            ) from None
+            remedy = "run this in a pod with a service account, or set KUBECONFIG"
+            raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
         self.present: dict[Key, Any] = {}
         self.wanted: dict[Key, Object] = {}
         self.on_pod: Callable[[Any], None] = lambda _: None  # is called with each pod that has changed
@@ -116,14 +115,17 @@ class Cluster:
                 yield line
 
     async def find_missing_rights(self) -> list[str]:
-        """Returns what this service account may not do, of all that the service does. Raises HTTPError."""
+        """Returns what this service account may not do, of all that the service does. Raises NoCluster."""
         missing = []
         for group, resource, subresource, verbs in RIGHTS:
             for verb in verbs:
                 asked = {"namespace": self.namespace, "group": group, "resource": resource, "verb": verb}
                 asked |= {"subresource": subresource} if subresource else {}
                 review: Any = SelfSubjectAccessReview.from_dict({"spec": {"resourceAttributes": asked}})
-                answer = await self._client.create(review)
+                try:
+                    answer = await self._client.create(review)
+                except HTTPError as error:
+                    raise NoCluster(f"the API server gives no answer: {error}") from None
                 if not (answer.status and answer.status.allowed):
                     missing.append(f"{verb} {'/'.join(filter(None, (resource, subresource)))}")
         return missing

@@ -1,0 +1,111 @@
+"""The objects of an app in the cluster: valid for old and new versions, under Pod Security, and without secrets."""
+
+import ipaddress
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from gateway.deploys.serving import ReleaseArchive
+from gateway.settings import Settings
+from workers.kubernetes.objects import (
+    Object,
+    describe_deployment,
+    describe_ingress,
+    describe_policy,
+    describe_secret,
+    describe_service,
+)
+from workers.kubernetes.pod import PodRelease
+
+SETTINGS = Settings(apps_engine="kubernetes", kubernetes_ingress_class="caddy", kubernetes_runtime_class="gvisor")
+RELEASE = PodRelease(
+    "acc_019b3c5a7d40123456789",
+    "app_019b3c5a7d4abcdef0123",
+    "p-a-branch-of-nineteen",
+    "dep_019b3c5a7d4abcdef4567",
+    ReleaseArchive("d" * 64, 1_000),
+    "https://notes--p-a.example.com",
+    runs=True,
+)
+SECRETS = ("the-token-of-this-release", "postgres://secret")
+
+
+def describe_all() -> list[Object]:
+    return [
+        describe_secret(RELEASE, SECRETS[0], {"DATABASE_URL": SECRETS[1]}),
+        describe_deployment(RELEASE, SETTINGS),
+        describe_service(RELEASE),
+        describe_ingress(RELEASE, ["notes--p-a.example.com", "notes.example.org"], SETTINGS),
+        describe_policy(),
+    ]
+
+
+@pytest.mark.parametrize("version", ["1.25", "1.37"])
+def test_the_objects_are_valid(version: str) -> None:
+    for each in describe_all():
+        kubernetes_validate.validate(each, version, strict=True)
+        assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"]), each["metadata"]["name"]
+
+
+def test_a_pod_satisfies_the_level_restricted() -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
+    pod = describe_deployment(RELEASE, SETTINGS)["spec"]["template"]["spec"]
+    assert pod["securityContext"] | {"runAsNonRoot": True} == pod["securityContext"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not pod["automountServiceAccountToken"]
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "secret"}
+    containers = [*pod["initContainers"], *pod["containers"]]
+    assert len(containers) == 3
+    for container in containers:
+        context = container["securityContext"]
+        assert not context["allowPrivilegeEscalation"]
+        assert context["readOnlyRootFilesystem"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert "hostPort" not in str(container)
+        assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+        assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
+    users = [each["securityContext"].get("runAsUser", pod["securityContext"]["runAsUser"]) for each in containers]
+    assert users[0] == users[1] != users[2], "the start command must not be the user of Caddy"
+
+
+def test_secrets_are_in_the_secret_alone() -> None:
+    secret, *others = describe_all()
+    assert all(text not in str(each) for each in others for text in SECRETS)
+    pod: dict[str, Any] = others[0]["spec"]["template"]["spec"]
+    mounts = {each["name"]: {mount["name"] for mount in each["volumeMounts"]} for each in pod["containers"]}
+    assert "token" not in mounts["web"] | mounts["app"]
+    assert "variables" not in mounts["web"]
+    assert secret["type"] == "Opaque"
+
+
+def test_a_suspended_app_runs_no_start_command() -> None:
+    from msgspec.structs import replace
+
+    pod = describe_deployment(replace(RELEASE, suspended=True), SETTINGS)["spec"]["template"]["spec"]
+    assert [each["name"] for each in pod["containers"]] == ["web"]
+
+
+@pytest.mark.parametrize(
+    ("address", "reachable"),
+    [
+        *[
+            (each, False)
+            for each in ("10.96.0.1", "169.254.169.254", "192.168.1.1", "127.0.0.1", "100.64.0.1", "fd00::1")
+        ],
+        *[("fe80::1", False), ("::1", False), ("::ffff:10.0.0.1", False), ("1.1.1.1", True), ("2606:4700::1111", True)],
+    ],
+)
+def test_only_public_addresses_are_reachable(address: str, reachable: bool) -> None:
+    rules = describe_policy()["spec"]["egress"]
+    blocks = [each["ipBlock"] for rule in rules for each in rule.get("to", [])]
+    inside = ipaddress.ip_address(address)
+    found = any(
+        inside in ipaddress.ip_network(block["cidr"])
+        and not any(inside in ipaddress.ip_network(part) for part in block["except"])
+        for block in blocks
+    )
+    assert found is reachable
+    assert all(rule.get("to") or {port["port"] for port in rule["ports"]} == {53} for rule in rules)
