@@ -128,7 +128,7 @@ published on the channel `changes`.
 | `{builds}:waiting` | hash | deploys that wait for a builder, JSON | 150 s |
 | `{builds}:running` | hash | deploys in progress and their builders, JSON | 150 s |
 | `{builds}:order` | zset | accounts by the number of their last build | 150 s |
-| `{pNN}:serving:<app id>` | hash | with shared storage: address → the release to serve, JSON | with the app |
+| `{pNN}:serving:<app id>` | hash | address → the release to serve, JSON | with the app |
 | `{pNN}:serving` | zset | app ids by the version of their last change in `serving` | with the app |
 | `{pNN}:answers:<deploy id>` | hash | host → its progress with the deploy, JSON | 1 hour |
 | `{sites}:hosts` | zset | hosts that serve apps, by the time of their last heartbeat, ms | 30 s |

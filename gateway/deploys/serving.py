@@ -28,6 +28,7 @@ import structlog
 from gateway.deploys import scripts
 from gateway.deploys.states import StaleDeploy
 from gateway.keys import (
+    APPS_FOLDER_KEY,
     HOSTS_KEY,
     PARTITION_TAGS,
     REPORTS_KEY,
@@ -46,6 +47,10 @@ HOST_LIFETIME_SECONDS = 15.0  # without a heartbeat, after which a host does not
 FOLDER_SECONDS = 7 * 86_400  # after the last heartbeat, in which Redis remembers the folder that holds the apps
 ANSWER_SECONDS = 3_600  # that answers are kept
 BATCH_RECORDS = 100  # read in one round trip
+ELSEWHERE = (
+    "the apps are in another data folder, so this worker stands by; if that folder no longer exists, delete the key "
+    f"{APPS_FOLDER_KEY} in Redis"
+)
 
 Step = Literal["check", "canary", "live", "undo"]
 

@@ -36,9 +36,9 @@ class Listener:
         self,
         store: Store,
         *channels: str,
-        on_subscribe: Callable[[], None],
         on_message: Callable[[str, str], None],
-        on_loss: Callable[[], None],
+        on_subscribe: Callable[[], None] = lambda: None,
+        on_loss: Callable[[], None] = lambda: None,
         loss_event: str,
     ) -> None:
         """`loss_event` is the name of the log line about a lost subscription."""

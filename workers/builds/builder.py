@@ -325,13 +325,13 @@ class Builder:
             await self._prepare_data(job)
             await self._until_moved(deploy, log, self._engine.check_health(job))
             await self._apply_manifest(deploy, manifest)
-            await self._engine.swap(job)
+            served = await self._engine.swap(job)
             log.write_line("The health check passed; the new release is now served")
             deploy = await self._finish_phase(deploy, phase)
             if deploy.state == "canary":
                 phase = "canary"
                 trace.enter(phase)
-                await self._until_moved(deploy, log, self._engine.watch_canary(job))
+                await self._until_moved(deploy, log, self._engine.watch_canary(job, served))
                 log.write_line("The canary passed")
                 await log.flush()
                 deploy = await self._finish_phase(deploy, phase)

@@ -120,7 +120,8 @@ class Compiler:
                     for problem in await run_in_thread(compile_rules, release):
                         job.write_line(problem)
                 write_release_manifest(release, manifest)
-                await run_in_thread(self._bound_disk, job.deploy, release)
+                limit = self._settings.account_disk
+                await run_in_thread(disk.require_room, self._releases, job.app.account, release, limit)
                 archive = await self._package(job, release, folder / "release.tar.gz")
             finally:
                 await run_in_thread(remove_folder, folder)
@@ -187,12 +188,6 @@ class Compiler:
             return seal_manifest(text, self._vault, allow_private=self._settings.allow_private_addresses)
         except ManifestError as error:
             raise DeployError(str(error)) from None
-
-    def _bound_disk(self, deploy: Deploy, release: Path) -> None:
-        limit = self._settings.account_disk
-        if not disk.make_room(self._releases, deploy.account, release, limit * MIB):
-            remove_folder(release)
-            raise DeployError(disk.explain_limit(limit))
 
     async def _package(self, job: Job, release: Path, packed: Path) -> ReleaseArchive:
         """Packs the release and puts the archive into the storage. Waits while the storage is unavailable."""

@@ -22,15 +22,15 @@ from gateway.accounts.records import App
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import address
 from gateway.deploys.manifest import Manifest
-from gateway.deploys.serving import HostAnswer, Records, Release, Step, Wanted
+from gateway.deploys.serving import ELSEWHERE, HostAnswer, Records, Release, Step, Wanted
 from gateway.deploys.states import Deploy, DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.keys import APPS_FOLDER_KEY
 from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
 from workers.hosting import archives
+from workers.hosting.applier import ReleaseMissing
 from workers.hosting.releases import (
     KEPT_AFTER_DELETION_SECONDS,
     KEPT_PREVIEWS,
@@ -76,7 +76,6 @@ class Engine:
         self._compiler = Compiler(settings, self._releases, self._storage, *found)
         self._records = Records(store)
         self._made: dict[str, Release] = {}  # by deploy, until the deploy ends
-        self._canaries: dict[str, Wanted] = {}  # by deploy
         self._next_pruning = 0.0
 
     @asynccontextmanager
@@ -91,15 +90,9 @@ class Engine:
             yield folder
 
     async def _until_apps_are_here(self) -> None:
-        waiting = False
-        while await until_redis_answers(self._records.list_hosts) is None:
-            if not waiting:
-                logger.warning(
-                    "deploys.elsewhere",
-                    action="the apps are in another data folder, so this builder stands by; if that folder no longer "
-                    f"exists, delete the key {APPS_FOLDER_KEY} in Redis",
-                )
-            waiting = True
+        if await until_redis_answers(self._records.list_hosts) is None:
+            logger.warning("deploys.elsewhere", action=ELSEWHERE)
+        while await until_redis_answers(self._records.list_hosts) is None:  # noqa: ASYNC110
             await asyncio.sleep(JOIN_SECONDS)
 
     # -- build -----------------------------------------------------------------------------------------------
@@ -122,7 +115,7 @@ class Engine:
         own = archives.archive_key(job.app.id, job.deploy.id)
         of_former = archives.archive_key(job.app.id, former)
         if found is None or not await until_storage_answers(lambda: self._storage.copy(of_former, own)):
-            raise DeployError(f"the release of {former} is no longer kept; deploy its source again")
+            raise ReleaseMissing(former)
         job.write_line(f"Using the release of {former}; no build is needed")
         variables = await self._compiler.open_variables(job.app) if found.runs else {}
         await job.record_archive(found)
@@ -134,16 +127,16 @@ class Engine:
         wanted = await self._write_step(job.deploy, "check", state="checking")
         await self._until_answered(wanted, job, STEP_SECONDS)
 
-    async def swap(self, job: Job) -> None:
+    async def swap(self, job: Job) -> Wanted:
+        """Returns the record of the step, for `watch_canary`."""
         step: Step = "canary" if job.deploy.kind == "live" else "live"
         wanted = await self._write_step(job.deploy, step, state="checking")
-        self._canaries[job.deploy.id] = wanted
         answers = await self._until_answered(wanted, job, STEP_SECONDS)
         if len(answers) > 1:
             job.write_line(f"Served by {len(answers)} hosts")
+        return wanted
 
-    async def watch_canary(self, job: Job) -> None:
-        wanted = self._canaries[job.deploy.id]
+    async def watch_canary(self, job: Job, wanted: Wanted) -> None:
         patience = self._settings.canary + (OWNER_SECONDS if wanted.runs else NO_HOST_SECONDS)
         async for seconds, hosts, answers in self._follow_answers(wanted):
             _require_success(hosts, answers, job)
@@ -164,11 +157,9 @@ class Engine:
         """Writes the step to the record of the deploy's address. Raises StaleDeploy."""
         name = address(deploy.kind, deploy.branch)
         before, former = (await self._read_records(deploy)).get(name, ("", None))
-        if former is not None and former.account != deploy.account:
-            former = None
-        served, releases = "", dict(former.releases) if former else {}
-        if former is not None:
-            served = former.served if former.deploy == deploy.id else former.serves
+        served, releases = "", dict[str, Release]()
+        if former is not None and former.account == deploy.account:
+            served, releases = former.served if former.deploy == deploy.id else former.serves, dict(former.releases)
         if step == "undo":
             releases.pop(deploy.id, None)
         elif deploy.id in self._made:
@@ -255,7 +246,6 @@ class Engine:
 
     async def _forget(self, deploy_id: str) -> None:
         self._made.pop(deploy_id, None)
-        self._canaries.pop(deploy_id, None)
         await self._compiler.caches.drop(deploy_id)
         for folder in (self._releases.builds, self._releases.built):
             await run_in_thread(remove_folder, folder / deploy_id)

@@ -32,6 +32,9 @@ class Target(msgspec.Struct, frozen=True):
 class ReleaseMissing(DeployError):
     """A release is neither on this host nor in the storage."""
 
+    def __init__(self, deploy: str) -> None:
+        super().__init__(f"the release of {deploy} is no longer kept; deploy its source again")
+
 
 class Applier(Protocol):
     """Serves releases. Every method can be repeated. Those with a target may raise DeployError."""
@@ -73,9 +76,6 @@ class Applier(Protocol):
 
     def note(self, wanted: Wanted) -> None:
         """Takes note of a new record, before its step is applied."""
-
-    async def list_served(self) -> list[Wanted]:
-        """Describes everything that is served here, as records. Only the one host without shared storage knows it."""
 
     async def tidy(self, deploys: Set[str]) -> None:
         """Removes what is no longer needed, except for these deploys."""

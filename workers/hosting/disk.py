@@ -10,16 +10,20 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.deploys.states import DeployError
 from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site, remove_folder
 from workers.sandbox.folders import walk
 from workers.sandbox.keeper import read_number, write_number
+from workers.sandbox.sandbox import MIB
 
 _one_at_a_time = threading.Lock()  # two builds that end together must count each other's release
 
 
-def explain_limit(mib: int) -> str:
-    """Returns the error of a deploy for which `make_room` found no room."""
-    return f"the account's apps use more than {mib} MiB of disk space; make them smaller"
+def require_room(releases: Releases, account: str, release: Path, mib: int) -> None:
+    """Makes room for the new release. Removes it, and raises DeployError, if the account then uses more than `mib`."""
+    if not make_room(releases, account, release, mib * MIB):
+        remove_folder(release)
+        raise DeployError(f"the account's apps use more than {mib} MiB of disk space; make them smaller")
 
 
 def make_room(releases: Releases, account: str, release: Path, limit: int) -> bool:

@@ -13,17 +13,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from enum import Enum, auto
 
-import msgspec
 import structlog
 
 from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background, run_in_thread
-from gateway.deploys.serving import HostAnswer, Records, Wanted
-from gateway.deploys.states import AppGone, DeployError, StaleDeploy
+from gateway.deploys.serving import ELSEWHERE, HostAnswer, Records, Wanted
+from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import BackboneUnavailable
-from gateway.keys import APPS_FOLDER_KEY
 from gateway.redis.client import until_redis_answers
 from workers.hosting.applier import Applier, ReleaseMissing, Target
 
@@ -39,12 +36,6 @@ CATCH_UP_SECONDS = 30.0  # plus one per app, after which a host serves its prese
 REDIS_FAILURES = 3  # in a row, after which a host that was paused serves its present releases
 NEXT_STEP_SECONDS = 15.0  # after a check, in which the next step follows, unless the builder is dead
 LEAVE_SECONDS = 2.0  # in which a host that stops ends its heartbeat
-
-
-class State(Enum):
-    CATCHING_UP = auto()  # applies the steps that it may have missed
-    CURRENT = auto()  # serves the apps
-    PAUSED = auto()  # stood still while it worked; the next round catches up
 
 
 class HostAgent:
@@ -66,14 +57,15 @@ class HostAgent:
         self._lacking: set[str] = set()  # tokens of records whose release was not here when last looked for
         self._seen: dict[str, float] = {}  # the version of each partition
         self._checked = self._renewed = time.monotonic()  # of the last check for a pause, of the last heartbeat
-        self._state: State | None = None  # not known yet
+        self._pauses = 0  # how often this worker stood still
+        self._current: bool | None = None  # whether it has applied the steps that it may have missed
         self._quick_until = 0.0  # until when the records are read more often
         self.is_elsewhere = False  # whether the apps are in another data folder
         self._synced = False  # whether all records have been read once
 
     def is_current(self) -> bool:
         """Returns False if other hosts may already have replaced the releases that this host serves."""
-        return self._state is State.CURRENT and time.monotonic() - self._checked < PAUSED_SECONDS
+        return self._current is True and time.monotonic() - self._checked < PAUSED_SECONDS
 
     def is_ready(self) -> bool:
         """Returns whether this host is current and knows all records."""
@@ -83,11 +75,11 @@ class HostAgent:
         """Applies the records. Returns early if Redis or the storage is unavailable."""
         with suppress(BackboneUnavailable):
             if self._host not in (await self._records.list_hosts() or []):
-                self._enter(State.CATCHING_UP)
+                self._set_current(False)
             await self._sync()
             await self._until_applied()
         self._checked = time.monotonic()
-        self._enter(State.CURRENT)
+        self._set_current(True)
 
     async def run(self) -> None:
         """Runs until canceled."""
@@ -96,18 +88,16 @@ class HostAgent:
             while True:
                 end_if_canceled()
                 self._detect_pause()
-                now = self._checked
-                if self._state is State.PAUSED:
-                    self._enter(State.CATCHING_UP)
+                now, pauses = self._checked, self._pauses
                 try:
                     if now >= resync:
                         resync, self._seen = now + RESYNC_SECONDS, {}
                     await self._sync()
                     if now - self._renewed > PAUSED_SECONDS:  # the others may have continued without this host
-                        self._enter(State.CATCHING_UP)
-                    if self._state is not State.CURRENT:
+                        self._set_current(False)
+                    if not self._current:
                         await self._until_applied()
-                    if now >= renewal and not self._was_paused():
+                    if now >= renewal and self._pauses == pauses:
                         self._note_place(await self._records.send_heartbeat(self._host))
                         self._renewed, renewal = time.monotonic(), now + RENEWAL_SECONDS
                     failures = 0
@@ -115,8 +105,8 @@ class HostAgent:
                     failures, renewal = failures + 1, 0.0
                 self._detect_pause()
                 # After a pause, pending requests fail once even if Redis is available.
-                if not self._was_paused() and (failures == 0 or failures >= REDIS_FAILURES):
-                    self._enter(State.CURRENT)
+                if self._pauses == pauses and (failures == 0 or failures >= REDIS_FAILURES):
+                    self._set_current(True)
                 quick = time.monotonic() < self._quick_until
                 await asyncio.sleep(QUICK_POLL_SECONDS if quick else POLL_SECONDS)
 
@@ -124,28 +114,21 @@ class HostAgent:
         now = time.monotonic()
         if now - self._checked > PAUSED_SECONDS:
             logger.warning("sites.was_paused", seconds=round(now - self._checked))
-            self._enter(State.PAUSED)
+            self._pauses += 1
+            self._set_current(False)
         self._checked = now
 
-    def _enter(self, state: State) -> None:
-        if state is not self._state:
-            self._state = state
-            self._applier.set_current(state is State.CURRENT)
-
-    def _was_paused(self) -> bool:
-        """Returns whether a pause was detected since this round began."""
-        return self._state is State.PAUSED
+    def _set_current(self, current: bool) -> None:
+        if current is not self._current:
+            self._current = current
+            self._applier.set_current(current)
 
     def _note_place(self, here: bool) -> None:
         """Notes whether the apps are in this host's data folder. If not, this host follows no records."""
         if here is self.is_elsewhere:
             self.is_elsewhere = not here
             if not here:
-                action = (
-                    "the apps are in another data folder, so this host serves only what it has; if that folder no "
-                    f"longer exists, delete the key {APPS_FOLDER_KEY} in Redis"
-                )
-                logger.warning("sites.elsewhere", action=action)
+                logger.warning("sites.elsewhere", action=ELSEWHERE)
 
     async def aclose(self) -> None:
         for task in self._tasks.values():
@@ -183,9 +166,7 @@ class HostAgent:
                     self._wanted[key] = wanted
                     self._applier.note(wanted)
                     self._quick_until = time.monotonic() + QUICK_SECONDS
-                    self._tasks[key] = asyncio.create_task(self._follow(wanted, self._tasks.get(key)))
-        if not self._synced:
-            await self._record_served()
+                    self._start_step(key)
         self._synced = True
 
     async def find_missing(self) -> list[Wanted]:
@@ -194,10 +175,9 @@ class HostAgent:
         The next reading of all records repeats their steps. Steps in progress count only then. Raises
         BackboneUnavailable.
         """
-        missing, applied = [], []
-        for key, task in self._tasks.items():
-            if task.done() or self._wanted[key].token in self._lacking:
-                applied.append(self._wanted[key])
+        missing = []
+        steps = [(self._wanted[key], task) for key, task in self._tasks.items()]
+        applied = [wanted for wanted, task in steps if task.done() or wanted.token in self._lacking]
         for wanted in await run_in_thread(lambda: list(filter(self._applier.lacks, applied))):
             present = await self._records.read(wanted.account, wanted.app)  # the app may have been deleted
             if wanted.address in present and present[wanted.address][1].token == wanted.token:
@@ -206,21 +186,13 @@ class HostAgent:
         before, self._lacking = self._lacking, {wanted.token for wanted in missing}
         return [wanted for wanted in missing if wanted.token in before]
 
-    async def _record_served(self) -> None:
-        """Writes records for what is served here without one: an earlier version wrote none, or Redis has lost them."""
-        for wanted in await self._applier.list_served():
-            if (wanted.app, wanted.address) in self._wanted:
-                continue
-            app = await self._find_app(wanted.app)
-            if app is not None and app.account == wanted.account:
-                with suppress(StaleDeploy):  # a builder was faster
-                    await self._records.write("", wanted, "")
-
     def repeat_step(self, app_id: str) -> None:
         """Applies the present step of the app's live address again, because the app came here or left."""
-        key = (app_id, "live")
-        if key in self._wanted:
-            self._tasks[key] = asyncio.create_task(self._follow(self._wanted[key], self._tasks.get(key)))
+        if (app_id, "live") in self._wanted:
+            self._start_step((app_id, "live"))
+
+    def _start_step(self, key: tuple[str, str]) -> None:
+        self._tasks[key] = asyncio.create_task(self._follow(self._wanted[key], self._tasks.get(key)))
 
     async def _until_applied(self) -> None:
         """Waits until all steps are applied or have failed."""
@@ -248,10 +220,9 @@ class HostAgent:
             if step in ("check", "canary") or not isinstance(error, ReleaseMissing):
                 logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=step, why=why)
             self._failed.add(wanted.token)
-            failure = HostAnswer(wanted.token, False, str(error), output=output, runs=self._applier.runs(wanted))
-            served = wanted.token in self._answered
-            await self._answer(wanted, msgspec.structs.replace(failure, served=served))
-            if wanted.step == "canary" and app is not None:  # the builder may be dead
+            served, here = wanted.token in self._answered, self._applier.runs(wanted)
+            await self._answer(wanted, HostAnswer(wanted.token, False, why, served, output=output, runs=here))
+            if step == "canary" and app is not None:  # the builder may be dead
                 await self._applier.resume(Target(wanted, app, wanted.deploy, output))
         except Exception as error:  # a bug, or a full disk
             logger.error("sites.step_failed", app=wanted.app, deploy=wanted.deploy, step=wanted.step, exc_info=error)
@@ -272,7 +243,13 @@ class HostAgent:
         if wanted.step == "undo":
             await self._applier.remove(target)
         if wanted.serves:
-            await self._serve(target)
+            try:
+                await self._applier.serve(Target(wanted, target.app, wanted.serves, target.output))
+            except DeployError as error:
+                if wanted.step != "check":
+                    raise
+                # A problem with the served release must not prevent a new release from replacing it.
+                logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.serves, step="serve", why=str(error))
         if wanted.step == "check":
             await self._applier.fetch(target)
             await self._applier.check(target)
@@ -285,16 +262,6 @@ class HostAgent:
         elif wanted.step == "check":
             await asyncio.sleep(NEXT_STEP_SECONDS)
             await self._applier.resume(target)
-
-    async def _serve(self, target: Target) -> None:
-        served = target.wanted.serves
-        try:
-            await self._applier.serve(Target(target.wanted, target.app, served, target.output))
-        except DeployError as error:
-            if target.wanted.step != "check":
-                raise
-            # A problem with the served release must not prevent a new release from replacing it.
-            logger.warning("sites.step_failed", app=target.app.id, deploy=served, step="serve", why=str(error))
 
     async def _watch_canary(self, target: Target) -> None:
         wanted, good_probes = target.wanted, 0

@@ -14,7 +14,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Protocol
@@ -22,13 +22,13 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, run_in_thread
 from gateway.deploys.states import Deploys, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
-from gateway.storage import Storage
+from gateway.storage import open_storage
 from workers.hosting.claims import Claim, Claims, StoredClaim, make_claim
 from workers.hosting.copies import Copies, HeldClaim
 from workers.hosting.data import AppData, DataHeld
@@ -109,12 +109,9 @@ class Ownership:
     def __init__(
         self,
         settings: Settings,
-        store: Store,
-        storage: Storage,
+        registry: Registry,
         releases: Releases,
-        deploys: Deploys,
         packer: DataPacker | None,
-        find_app: Callable[[str], Awaitable[App | None]],
         repeat_step: Callable[[str], None],
         is_current: Callable[[], bool],
     ) -> None:
@@ -123,13 +120,14 @@ class Ownership:
         `repeat_step` applies the present step of an app's live address again, because the app came here or left.
         `is_current` tells whether this host serves what it should.
         """
-        self._settings, self._releases, self._deploys = settings, releases, deploys
-        self._find_app, self._repeat_step, self._is_current = find_app, repeat_step, is_current
+        self._settings, self._registry, self._releases = settings, registry, releases
+        self._deploys, self._repeat_step, self._is_current = Deploys(settings, registry), repeat_step, is_current
         self._host, self._address = releases.folder_id(), ""
         self._neighbors = Neighbors(releases.folder)
-        self._leases = Leases(store, releases.folder, self._host, lambda: self._address)
-        self._claims = Claims(store)
-        self._copies = None if packer is None else Copies(storage, self._claims, packer, settings.app_data_sync)
+        self._leases = Leases(registry.store, releases.folder, self._host, lambda: self._address)
+        self._claims, self._copies = Claims(registry.store), None
+        if packer is not None:
+            self._copies = Copies(open_storage(settings), self._claims, packer, settings.app_data_sync)
         self._needed: dict[str, str] = {}  # app → account
         self._held: dict[str, HeldClaim] = {}  # by app
         self._free_since: dict[str, float] = {}  # by app
@@ -304,7 +302,7 @@ class Ownership:
         """Returns whether the account has the app. Looks only once in a while. Raises BackboneUnavailable."""
         key, now = (account, app_id), time.monotonic()
         if now - self._looked_at.get(key, float("-inf")) > EXISTS_SECONDS:
-            app = await self._find_app(app_id)
+            app = await self._registry.find_app(app_id)
             self._looked_at[key] = now
             if app is not None and app.account == account:
                 self._missing_since.pop(key, None)

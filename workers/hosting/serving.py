@@ -6,8 +6,9 @@ may be killed at any time, and the host keeps serving without Redis and the stor
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, run_in_background, run_in_thread
 from gateway.deploys.addresses import host, hosts_of, url_of
-from gateway.deploys.serving import Release, ReleaseArchive, Step, Wanted
+from gateway.deploys.serving import ReleaseArchive, Wanted
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import StorageUnavailable
 from gateway.keys import APP
@@ -34,13 +35,7 @@ from workers.hosting.applier import ReleaseMissing, Target
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
 from workers.hosting.ownership import Owner
-from workers.hosting.release_files import (
-    ENVIRONMENT_FILE,
-    MANIFEST_FILE,
-    read_release_manifest,
-    write_environment,
-    write_url,
-)
+from workers.hosting.release_files import read_release_manifest, write_environment, write_url
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
 from workers.sandbox.cgroups import read_available_memory
@@ -63,12 +58,11 @@ OUTPUT_LINES = 100  # of a start command, copied to the deploy's log
 
 async def find_app(registry: Registry, app: str) -> App | None:
     """Returns the app. Waits for Redis if necessary. An app does not get a domain that another app claimed first."""
-    found: App | None = await until_redis_answers(lambda: registry.find_app(app))
+    found = await until_redis_answers(lambda: registry.find_app(app))
     if found is None or not found.customDomainVerified:
         return found
-    own: App = found
-    allowed: bool = await until_redis_answers(lambda: registry.domains.is_owner(own))
-    return own if allowed else msgspec.structs.replace(own, customDomainVerified=False)
+    allowed = await until_redis_answers(partial(registry.domains.is_owner, found))
+    return found if allowed else msgspec.structs.replace(found, customDomainVerified=False)
 
 
 class Serving:
@@ -139,7 +133,7 @@ class Serving:
         site, release = self._find_release(target)
         expected = target.wanted.releases.get(target.deploy)
         if expected is None:
-            raise ReleaseMissing(explain_loss(target.deploy))
+            raise ReleaseMissing(target.deploy)
         archive = ReleaseArchive(expected.digest, expected.size)
         if archives.read_record(release) != archive:
             async with self._fetching:
@@ -148,10 +142,8 @@ class Serving:
                 archives.write_record(fresh, archive)
                 fresh.rename(release)
         write_environment(release, expected.environment)
-        limit = self._settings.account_disk
-        if not await run_in_thread(disk.make_room, self._releases, target.wanted.account, release, limit * MIB):
-            await run_in_thread(remove_folder, release)
-            raise DeployError(disk.explain_limit(limit))
+        account, limit = target.wanted.account, self._settings.account_disk
+        await run_in_thread(disk.require_room, self._releases, account, release, limit)
 
     async def _make_folder(self, app_id: str, deploy_id: str, archive: ReleaseArchive) -> Path:
         """Makes a folder with the files of the archive. Raises DeployError."""
@@ -162,7 +154,7 @@ class Serving:
                 return fresh
         try:
             if not await until_storage_answers(lambda: self._try_to_fetch(app_id, deploy_id, packed)):
-                raise ReleaseMissing(explain_loss(deploy_id))
+                raise ReleaseMissing(deploy_id)
             fresh.mkdir(mode=0o755)
             await archives.unpack(packed, archive, fresh)
             logger.info("sites.fetched", deploy=deploy_id, bytes=archive.size, seconds=time.monotonic() - began)
@@ -357,49 +349,40 @@ class Serving:
             await asyncio.sleep(POLL_SECONDS)
 
     async def tidy(self, deploys: Set[str]) -> None:
-        apps = await self._tidy_addresses()
+        async with self._addresses_lock:
+            apps = await self._update_addresses(self._releases.sites())
         await run_in_thread(self._releases.tidy, apps, deploys)
 
-    async def list_served(self) -> list[Wanted]:
-        """Without shared storage only: releases that other hosts may have replaced must not come back."""
-        return await run_in_thread(self._describe_sites) if self._owner.is_alone else []
+    # -- addresses -------------------------------------------------------------------------------------------
 
-    def _describe_sites(self) -> list[Wanted]:
-        found = []
-        for site in self._releases.sites():
-            if site.current is not None and site.account:
-                releases = {path.name: known for path in site.releases() if (known := _describe_release(path))}
-                step: Step = "live" if site.unverified is None else "undo"
-                replaced = site.find_replaced(site.current)
-                served = "" if replaced is None else replaced.name
-                found.append(Wanted(site.account, site.app_id, site.variant, step, site.current, served, releases))
-        return found
+    async def _update_addresses(self, sites: Iterable[Site], app_id: str = "") -> Set[str]:
+        """Serves the apps of the sites at their present addresses only. Returns the ids of the existing apps.
 
-    async def _tidy_addresses(self) -> Set[str]:
-        """Serves each app at its present addresses. Returns the ids of the existing apps."""
-        async with self._addresses_lock:
-            apps: dict[str, App | None] = {}
-            unread: set[str] = set()
-            addresses: dict[str, Site] = {}
-            # Live sites come last and win, because an app's name may equal the host name of another app's preview.
-            for site in sorted(self._releases.sites(), key=lambda site: (site.variant == "live", site.app_id)):
-                if site.app_id not in apps:
-                    try:
-                        apps[site.app_id] = await self._find_app(site.app_id)
-                    except msgspec.MsgspecError as error:  # one damaged record must not affect the others
-                        logger.error("app.unreadable", app=site.app_id, error=str(error))
-                        apps[site.app_id] = None
-                        unread.add(site.app_id)
-                app = apps[site.app_id]
-                if app is not None and app.account != site.account:
-                    app = apps[site.app_id] = None
-                if app is not None and site.current is not None:
-                    addresses |= dict.fromkeys(hosts_of(app, site.variant, self._domain), site)
-            for name, site in addresses.items():
+        The sites are all sites of this host, or those of one app.
+        """
+        apps: dict[str, App | None] = {}
+        unread: set[str] = set()
+        addresses: dict[str, tuple[App, Site]] = {}
+        # Live sites come last and win, because an app's name may equal the host name of another app's preview.
+        for site in sorted(sites, key=lambda site: (site.variant == "live", site.app_id)):
+            if site.app_id not in apps:
+                try:
+                    apps[site.app_id] = await self._find_app(site.app_id)
+                except msgspec.MsgspecError as error:  # one damaged record must not affect the others
+                    logger.error("app.unreadable", app=site.app_id, error=str(error))
+                    apps[site.app_id] = None
+                    unread.add(site.app_id)
+            app = apps[site.app_id]
+            if app is not None and app.account != site.account:
+                app = apps[site.app_id] = None
+            if app is not None and site.current is not None:
+                addresses |= dict.fromkeys(hosts_of(app, site.variant, self._domain), (app, site))
+        for name, (app, site) in addresses.items():
+            if not app_id or not await self._is_another_app_s(name, app, site):
                 self._releases.serve_as(name, site)
-            if not unread:
-                self._releases.serve_only(addresses)
-        return unread | {app_id for app_id, app in apps.items() if app is not None}
+        if not unread:
+            await run_in_thread(self._releases.serve_only, addresses, app_id)
+        return unread | {known for known, app in apps.items() if app is not None}
 
     async def follow_app(self, name: str) -> None:
         """Serves the app with this name, and one that had it before, at their present addresses."""
@@ -409,18 +392,7 @@ class Serving:
             if former := self._releases.site_at(host(name, "live", None, self._domain)):
                 ids.add(former.app_id)
             for app_id in ids:
-                await self._serve_app(app_id)
-
-    async def _serve_app(self, app_id: str) -> None:
-        """Serves the app at its present addresses only, and at none if it is gone."""
-        app, hosts = await self._find_app(app_id), dict[str, Site]()
-        for site in self._releases.sites_of(app_id):
-            if app is not None and site.account == app.account and site.current is not None:
-                hosts |= dict.fromkeys(hosts_of(app, site.variant, self._domain), site)
-        for name, site in hosts.items():
-            if app is not None and not await self._is_another_app_s(name, app, site):
-                self._releases.serve_as(name, site)
-        await run_in_thread(self._releases.serve_only, hosts, app_id)
+                await self._update_addresses(self._releases.sites_of(app_id), app_id)
 
     # -- names -----------------------------------------------------------------------------------------------
 
@@ -441,16 +413,7 @@ async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[Non
             changed.add(name)
             woken.set()
 
-    def go_on() -> None: ...
-
-    listener = Listener(
-        store,
-        CHANGES_CHANNEL,
-        on_subscribe=go_on,
-        on_message=note,
-        on_loss=go_on,
-        loss_event="sites.changes_lost",
-    )
+    listener = Listener(store, CHANGES_CHANNEL, on_message=note, loss_event="sites.changes_lost")
     async with run_in_background(listener.run()):
         while True:
             end_if_canceled()
@@ -482,21 +445,6 @@ async def request_root(url: str, host_name: str, connector: aiohttp.BaseConnecto
         raise DeployError("GET / timed out" if late else "GET / got no answer") from None
     if not 200 <= status < 400:
         raise DeployError(f"GET / returned {status}")
-
-
-def explain_loss(deploy_id: str) -> str:
-    return f"the release of {deploy_id} is no longer kept; deploy its source again"
-
-
-def _describe_release(release: Path) -> Release | None:
-    """Describes a release on disk, as records do. Returns None if it has no archive."""
-    archive = archives.read_record(release)
-    if archive is None:
-        return None
-    environment, manifest = (
-        path.read_text() if path.exists() else "" for path in (release / ENVIRONMENT_FILE, release / MANIFEST_FILE)
-    )
-    return Release(archive.digest, archive.size, (release / "start").exists(), environment, manifest)
 
 
 def _may_overlap(*releases: Path) -> bool:

@@ -9,8 +9,8 @@ One process per data folder works, and a second one stands by.
 
 import asyncio
 import os
-import resource
 import socket
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,13 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.serving import Records
-from gateway.deploys.states import Deploys
-from gateway.errors import ServiceError
 from gateway.events.catalog import AppCrashed
 from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
+from gateway.loops import raise_descriptor_limit
 from gateway.monitors.crashes import Crashes
-from gateway.redis.client import Store
+from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
-from gateway.storage import open_storage
 from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
@@ -53,20 +51,24 @@ REPORT_SECONDS = 300.0  # after which a crash that can't be reported is dropped
 RETRY_SECONDS = 1.0
 NO_CADDY_SECONDS = 10.0  # between attempts to start Caddy
 BACKLOG = 4_096  # connections that wait to be accepted
-MOST_FILES = 65_536  # that the worker and Caddy open, where the machine sets no limit
 
 
 async def run(settings: Settings) -> None:
     releases = Releases(Path(settings.data_dir))
     releases.create_folders()
     folder = releases.folder
-    _open_many_files()
+    raise_descriptor_limit()
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
-        await stack.enter_async_context(run_in_background(keep_heartbeat(reporter.store, "sites")))
+        store, registry, shares = reporter.store, reporter.registry, bool(settings.storage_url)
+        await stack.enter_async_context(run_in_background(keep_heartbeat(store, "sites")))
         sandbox = open_sandbox(settings, APP_USERS)
-        parts, packer = [], None
-        suspensions = Suspensions(reporter.store, releases)
+        parts, packer = list[asyncio.Task[object]](), None
+
+        async def start(part: Coroutine[object, object, object]) -> None:
+            parts.append(await stack.enter_async_context(run_in_background(part)))
+
+        suspensions = Suspensions(store, releases)
         await suspensions.catch_up()  # before any app runs
         try:
             await asyncio.to_thread(sandbox.check, folder)
@@ -74,64 +76,44 @@ async def run(settings: Settings) -> None:
             logger.error("sites.no_start_commands", action=str(error))
         else:
             vault = Vault(settings.encryption_key)
-            sleep = SleepLimits(reporter.registry, settings.app_sleep)
+            sleep = SleepLimits(registry, settings.app_sleep)
             first_limit = max(settings.app_data.values()) * MIB  # the plan's limit follows within seconds
-            shares = bool(settings.storage_url)
             watchdog = Watchdog(
                 folder, sandbox, reporter.report, LIMITS, vault, sleep.find, first_limit, shares_apps=shares
             )
-            parts.append(await stack.enter_async_context(run_in_background(watchdog.run())))
-            packer = DataPacker(settings, reporter.registry, sandbox)
-        agent, serving, owner = make_agent(settings, reporter.registry, releases, packer, suspensions)
+            await start(watchdog.run())
+            packer = DataPacker(settings, registry, sandbox)
+        find, host = partial(find_app, registry), releases.folder_id()
+        owner: Owner = AlwaysOwner()
+        if shares:
+            owner = Ownership(
+                settings,
+                registry,
+                releases,
+                packer,
+                lambda app_id: agent.repeat_step(app_id),
+                lambda: agent.is_ready(),
+            )
+        serving = Serving(settings, find, owner, suspensions.mark)
+        agent = HostAgent(Records(store, "" if shares else host), host, serving, find, settings.canary)
         await stack.enter_async_context(aclosing(agent))
         await serving.open()
-        parts.append(await stack.enter_async_context(run_in_background(owner.run())))
+        await start(owner.run())
         if packer is not None:
-            data_agent = DataAgent(settings, reporter.registry, packer, owner.has_data)
-            parts.append(await stack.enter_async_context(run_in_background(data_agent.run())))
+            await start(DataAgent(settings, registry, packer, owner.has_data).run())
         if owner.is_alone:
             serving.set_current(True)
         else:
             await agent.catch_up()
-        parts.append(await stack.enter_async_context(run_in_background(agent.run())))
-        watch = HostWatch(settings, reporter.store, releases, agent)
-        parts.append(await stack.enter_async_context(run_in_background(watch.run())))
-        parts.append(
-            await stack.enter_async_context(run_in_background(follow_changes(reporter.store, serving.follow_app)))
-        )
-        parts.append(await stack.enter_async_context(run_in_background(suspensions.run())))
-        parts.append(await stack.enter_async_context(run_in_background(_keep_serving(settings, folder))))
+        await start(agent.run())
+        await start(HostWatch(settings, store, releases, agent).run())
+        await start(follow_changes(store, serving.follow_app))
+        await start(suspensions.run())
+        await start(_keep_serving(settings, folder))
         stack.push_async_callback(owner.leave)
         end_if_canceled()  # a step above may have lost it
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
-
-
-def make_agent(
-    settings: Settings, registry: Registry, releases: Releases, packer: DataPacker | None, suspensions: Suspensions
-) -> tuple[HostAgent, Serving, Owner]:
-    """Makes what follows the records, what serves them, and what knows which start commands run here.
-
-    Without a `packer`, this host runs no apps.
-    """
-    find_address, host = partial(find_app, registry), releases.folder_id()
-    owner: Owner = AlwaysOwner()
-    if settings.storage_url:
-        owner = Ownership(
-            settings,
-            registry.store,
-            open_storage(settings),
-            releases,
-            Deploys(settings, registry),
-            packer,
-            registry.find_app,
-            lambda app_id: agent.repeat_step(app_id),
-            lambda: agent.is_ready(),
-        )
-    serving = Serving(settings, find_address, owner, suspensions.mark)
-    records = Records(registry.store, "" if settings.storage_url else host)
-    agent = HostAgent(records, host, serving, find_address, settings.canary)
-    return agent, serving, owner
 
 
 async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
@@ -152,13 +134,6 @@ async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
     finally:
         if not settings.keep_serving:
             await finish_despite_cancellation(server.stop())
-
-
-def _open_many_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY:
-        wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 async def listen(settings: Settings) -> socket.socket:
@@ -221,15 +196,12 @@ class CrashReporter:
         event_id = known_id or new_id("evt")
         try:
             async with asyncio.timeout(REPORT_SECONDS):
-                while True:
-                    try:
-                        app = await self.registry.find_app(app_id)
-                        if app is not None and not (known_id and await self._crashes.has(app, known_id)):
-                            await self._crashes.report(app, crash, event_id, lines)
-                    except ServiceError:
-                        await asyncio.sleep(RETRY_SECONDS)
-                    else:
-                        return
+                app = await until_redis_answers(lambda: self.registry.find_app(app_id))
+                if app is None:
+                    return
+                known: bool = bool(known_id) and await until_redis_answers(lambda: self._crashes.has(app, known_id))
+                if not known:
+                    await until_redis_answers(lambda: self._crashes.report(app, crash, event_id, lines))
         except TimeoutError:
             logger.error("app.crash_not_reported", app=app_id, reason=crash.reason)
 

@@ -31,7 +31,7 @@ from gateway.storage import open_storage, until_storage_answers
 from workers.hosting.applier import ReleaseMissing, Target
 from workers.hosting.archives import archive_key
 from workers.hosting.releases import KEPT_PREVIEWS
-from workers.hosting.serving import DRAIN_SECONDS, OUTPUT_LINES, START_SECONDS, explain_loss, request_root
+from workers.hosting.serving import DRAIN_SECONDS, OUTPUT_LINES, START_SECONDS, request_root
 from workers.hosting.watchdog import LIMITS
 from workers.kubernetes.cluster import Cluster, Key
 from workers.kubernetes.objects import (
@@ -117,21 +117,18 @@ class KubernetesApplier:
     def note(self, wanted: Wanted) -> None:
         self._records[wanted.app, wanted.address] = wanted
 
-    async def list_served(self) -> list[Wanted]:
-        return []
-
     async def prepare(self, target: Target) -> None:
         await self._cluster.until_synced()
 
     async def fetch(self, target: Target) -> None:
         if target.deploy not in target.wanted.releases:
-            raise ReleaseMissing(explain_loss(target.deploy))
+            raise ReleaseMissing(target.deploy)
         try:
             found = await until_storage_answers(lambda: self._try_to_find(target.wanted.app, target.deploy))
         except StorageUnavailable:
             raise DeployError("the storage does not answer; deploy again later") from None
         if not found:
-            raise ReleaseMissing(explain_loss(target.deploy))
+            raise ReleaseMissing(target.deploy)
 
     async def _try_to_find(self, app_id: str, deploy: str) -> bool:
         try:
