@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from litestar.types import ASGIApp
 
-__all__ = ["create_app", "main"]
+__all__ = ["add_to_path", "create_app", "main"]
 
 
 def main() -> None:
     """Runs the command line with the arguments of this process, and exits."""
-    _add_to_path()
+    add_to_path()
     from capsule_gateway.cli.main import main as run
 
     run()
@@ -27,13 +27,13 @@ def main() -> None:
 
 def create_app() -> ASGIApp:
     """Creates the application for any ASGI server: `uvicorn --factory capsule_gateway:create_app`."""
-    _add_to_path()
+    add_to_path()
     from gateway.app import create_app as build
 
     return build()
 
 
-def _add_to_path() -> None:
+def add_to_path() -> None:
     """Adds this folder at the front of the path, so that it takes precedence over packages with the same names."""
     here = Path(__file__).parent
     if (here / "gateway").is_dir() and str(here) not in sys.path:

@@ -51,6 +51,7 @@ LONG = (  # tests that `make test` leaves out
     "workers/hosting/test_sleep",
     "workers/hosting/test_suspensions",
     "workers/hosting/test_watchdog",
+    "workers/kubernetes/test_pod",
     "workers/sandbox/",
     "workers/webhooks/test_mailer.py::test_a_worker_that_dies",
     "workers/webhooks/test_sender_crowd",

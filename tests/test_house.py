@@ -81,7 +81,7 @@ WORKERS = [
     "workers.check workers.doctor workers.restarts",
     "workers.__main__",
 ]
-PROGRAM = ["capsule_gateway.dev", "capsule_gateway.cli", "capsule_gateway capsule_gateway.__main__"]
+PROGRAM = ["capsule_gateway.dev", "capsule_gateway.cli", "capsule_gateway capsule_gateway.__main__ capsule_gateway.pod"]
 ABOVE_WORKERS = {"gateway.services", "gateway.api", "gateway.mcp", "gateway.app", "gateway.server"}
 HEIGHTS = {room: height for height, row in enumerate([*LAYERS, *WORKERS, *PROGRAM]) for room in row.split()}
 

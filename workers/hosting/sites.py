@@ -50,7 +50,6 @@ logger = structlog.get_logger()
 REPORT_SECONDS = 300.0  # after which a crash that can't be reported is dropped
 RETRY_SECONDS = 1.0
 NO_CADDY_SECONDS = 10.0  # between attempts to start Caddy
-BACKLOG = 4_096  # connections that wait to be accepted
 
 
 async def run(settings: Settings) -> None:
@@ -137,23 +136,15 @@ async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:
 
 
 async def listen(settings: Settings) -> socket.socket:
-    """Waits until the port is free, and listens there. In development, listens at another port instead.
-
-    `[::]` stands for all addresses of both families, or of IPv4 alone on a machine without IPv6.
-    """
+    """Waits until the port is free, and listens there. In development, listens at another port instead."""
     host, _, wanted = settings.apps_listen.rpartition(":")
-    host = host.strip("[]")
-    both = host == "::" and socket.has_dualstack_ipv6()
-    if host == "::" and not both:
-        host = "0.0.0.0"  # noqa: S104
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     choices = [int(wanted), *([0] if settings.allow_private_addresses else [])]
     waiting = False
     reason = ""
     while True:
         for choice in choices:
             try:
-                return socket.create_server((host, choice), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+                return caddy.open_listener(host.strip("[]"), choice)
             except OSError as error:
                 reason = os.strerror(error.errno or 0)
         if not waiting:

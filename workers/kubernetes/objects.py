@@ -72,12 +72,11 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
     uid, labels = find_uid(release.app), _labels(release, release.deploy)
     volumes: list[Object] = [
         {"name": "capsule", "emptyDir": {"sizeLimit": RELEASE_DISK}},
-        {"name": "running", "emptyDir": {"sizeLimit": "16Mi"}},
         {"name": "token", "secret": _secret_file(release, TOKEN)},
     ]
-    files, running = _mount("capsule", FOLDER), _mount("running", FOLDER / "running")
-    receive = _container("receive", release, settings, [files, running, _mount("token", SECRETS, read_only=True)])
-    web = _container("web", release, settings, [files, running]) | {
+    files = _mount("capsule", FOLDER)
+    receive = _container("receive", release, settings, [files, _mount("token", SECRETS, read_only=True)])
+    web = _container("web", release, settings, [files]) | {
         "ports": [{"name": "http", "containerPort": WEB_PORT, "protocol": "TCP"}],
         "readinessProbe": {"tcpSocket": {"port": WEB_PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
     }
@@ -87,8 +86,9 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
         volumes += [{"name": name, "emptyDir": {"sizeLimit": size}} for name, size in scratch.items()]
         volumes.append({"name": "variables", "secret": _secret_file(release, VARIABLES)})
         path = f"releases/{release.app}/{release.address}/{release.deploy}/app"
-        mounts = [_mount("capsule", FOLDER, read_only=True), running, _mount("variables", SECRETS, read_only=True)]
-        mounts.append(_mount("capsule", APP, read_only=True) | {"subPath": path})
+        places = {"releases": FOLDER / "releases", path: APP}
+        mounts = [_mount("capsule", place, read_only=True) | {"subPath": part} for part, place in places.items()]
+        mounts.append(_mount("variables", SECRETS, read_only=True))
         mounts += [_mount(name, place) for name, place in {"home": HOME, "tmp": TMP, "data": DATA}.items()]
         run = _container("run", release, settings, mounts)
         run["securityContext"] |= {"runAsUser": uid + 1}
@@ -190,7 +190,8 @@ def _container(role: str, release: PodRelease, settings: Settings, mounts: list[
         "name": role,
         "image": settings.kubernetes_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-c", "from workers.kubernetes.pod import main; main()", role],
+        "command": ["python", "-m", "capsule_gateway.pod", role],
+        "workingDir": "/",  # the image's belongs to another user
         "env": [{"name": "CAPSULE_POD", "value": msgspec.json.encode(release).decode()}],
         # One machine does not reserve what apps may use either.
         "resources": {

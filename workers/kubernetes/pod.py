@@ -1,11 +1,15 @@
 """What runs in the pod of an app: one container for each role (`objects.py`).
 
     receive   waits for the release, which the worker `sites` sends (`applier.py`), and ends
-    web       becomes Caddy, with the Caddyfile of a single machine (`workers/hosting/Caddyfile`)
+    web       runs Caddy, with the Caddyfile of a single machine (`workers/hosting/Caddyfile`), and the relay to the app
     run       runs the start command under a keeper, whose exit status is the command's
 
 The pod is the sandbox. It has no credentials: it sends nothing to the service, and the one secret that a container has
-is for that container alone. `run` has a user of its own, which may not write to the release or change what Caddy does.
+is for that container alone.
+
+The start command may change what the container `run` can write to, so that container has only the releases, read-only.
+The relay is in `web`, because it cleans the app's responses. `run` waits until `web` listens, and `web` keeps its port
+while Caddy fails (`web.py`), so the app cannot take visitors' requests itself.
 """
 
 import asyncio
@@ -13,6 +17,7 @@ import hmac
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -26,12 +31,13 @@ from workers.hosting import archives, caddy
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.watchdog import LIMITS, PORT, make_command
-from workers.sandbox.sandbox import APP, APP_USERS, TMP, Detached, Sandbox
+from workers.sandbox.sandbox import APP, APP_USERS, TMP, Sandbox
 
 FOLDER, SECRETS = Path("/capsule"), Path("/capsule-secrets")
 WEB_PORT, RECEIVE_PORT = 61080, 61081  # not usual ones: a start command may listen at others than $PORT
 SITE = "app"  # the name of the only site, in place of a host name: the Ingress decides which names lead here
-BACKLOG = 4_096  # connections that wait to be accepted
+WEB_SECONDS = 60.0  # in which `web` must listen, before the command starts
+RETRY_SECONDS = 0.05
 TOKEN, VARIABLES = "token", "variables"  # files in `SECRETS`
 
 
@@ -48,6 +54,11 @@ class PodRelease(msgspec.Struct, frozen=True):
     suspended: bool = False
 
 
+def start_address(release: PodRelease) -> str:
+    """Returns where `run` tells `web` that the app starts: a Unix socket of the pod's network, without a file."""
+    return f"\0capsule-{release.deploy}"
+
+
 def lay_out(folder: Path, release: PodRelease) -> Site:
     """Returns the site of the release, whose folder may not exist yet."""
     releases = Releases(folder)
@@ -61,7 +72,7 @@ def lay_out(folder: Path, release: PodRelease) -> Site:
 
 
 async def receive(
-    release: PodRelease, token: str, *, folder: Path = FOLDER, port: int = RECEIVE_PORT, host: str | None = None
+    release: PodRelease, token: str, *, folder: Path = FOLDER, port: int = RECEIVE_PORT, host: str = "::"
 ) -> None:
     """Waits until the release is here. Whoever knows the token sends it: `PUT /release`, the archive as the body.
 
@@ -70,16 +81,20 @@ async def receive(
     site = await asyncio.to_thread(lay_out, folder, release)
     if site.current == release.deploy:  # the pod was started again on the same node
         return
-    received = asyncio.Event()
+    if not token:
+        raise ValueError("the token is empty")
+    received, receiving = asyncio.Event(), asyncio.Lock()
 
     async def take(request: web.Request) -> web.Response:
-        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()):
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
             raise web.HTTPUnauthorized
         if request.content_length != release.archive.size:
             raise web.HTTPConflict(text=f"the archive has {release.archive.size} bytes\n")
-        if not received.is_set():
-            await _store(request, site, release)
-            received.set()
+        async with receiving:
+            if not received.is_set():
+                await _store(request, site, release)
+                received.set()
         return web.Response(status=204)
 
     application = web.Application(client_max_size=0)
@@ -87,7 +102,7 @@ async def receive(
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=5)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
+        await web.SockSite(runner, caddy.open_listener(host, port)).start()
         await received.wait()
     finally:
         await runner.cleanup()
@@ -116,8 +131,10 @@ async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
 # -- web -----------------------------------------------------------------------------------------------------
 
 
-def serve(release: PodRelease, *, folder: Path = FOLDER, port: int = WEB_PORT, host: str = "::") -> NoReturn:
-    """Becomes Caddy."""
+def serve(
+    release: PodRelease, *, folder: Path = FOLDER, port: int = WEB_PORT, host: str = "::", app_port: int = PORT
+) -> NoReturn:
+    """Becomes Caddy, or a smaller process that runs Caddy and the relay (`web.py`)."""
     site = lay_out(folder, release)
     site.set_suspended(suspended=release.suspended)
     own = folder / "caddy"
@@ -125,16 +142,23 @@ def serve(release: PodRelease, *, folder: Path = FOLDER, port: int = WEB_PORT, h
     for leftover in own.glob("*.sock"):
         leftover.unlink()
     configuration = own / "Caddyfile"
-    # Without the admin socket: the start command could let its own socket lead there.
     text = caddy.render_configuration(Settings(trusted_proxies="private"), name=SITE, admin="off")
     configuration.write_text(text)
-    both = host == "::" and socket.has_dualstack_ipv6()
-    family, host = (socket.AF_INET6, host) if both else (socket.AF_INET, "0.0.0.0" if host == "::" else host)  # noqa: S104
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
-    os.dup2(listener.fileno(), 0)  # `bind fd/0`
+    with caddy.open_listener(host, port) as listener:
+        os.dup2(listener.fileno(), 0)  # `bind fd/0`
     os.chdir(folder)
-    words = ["caddy", "run", "--config", str(configuration), "--adapter", "caddyfile"]
-    os.execve(caddy.find_binary(), words, caddy.environment(own))  # noqa: S606
+    words = [caddy.find_binary(), "run", "--config", str(configuration), "--adapter", "caddyfile"]
+    if release.runs and not release.suspended:
+        path = folder / "running" / f"{release.deploy}.sock"
+        words = [sys.executable, "-IS", "-c", _WEB, str(path), str(app_port), start_address(release)[1:], *words]
+    os.execve(words[0], words, caddy.environment(own))  # noqa: S606
+
+
+# Not `-m`: an installed service adds the folder of its packages only to its own path.
+_WEB = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
+    " from workers.kubernetes.web import main; main()"
+)
 
 
 # -- run -----------------------------------------------------------------------------------------------------
@@ -160,10 +184,21 @@ def run(
     command = make_command(start, app, sandbox, {**variables, "APP_URL": release.url}, limits)
     environment = {**command.environment, "PORT": str(port)}
     command = msgspec.structs.replace(command, environment=environment, places={app: APP}, secrets=variables)
-    running = folder / "running"
-    sandbox.become_keeper(
-        command, Detached(socket=running / f"{release.deploy}.sock", control=running / "control", port=port)
-    )
+    _announce_start(release)
+    sandbox.become_keeper(command)
+
+
+def _announce_start(release: PodRelease) -> None:
+    """Waits until `web` listens, and tells it that the app starts. Raises OSError."""
+    ends = time.monotonic() + WEB_SECONDS
+    with socket.socket(socket.AF_UNIX) as connection:
+        while True:
+            try:
+                return connection.connect(start_address(release))
+            except ConnectionRefusedError:
+                if time.monotonic() > ends:
+                    raise
+            time.sleep(RETRY_SECONDS)
 
 
 def main() -> None:

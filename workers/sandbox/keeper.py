@@ -262,9 +262,14 @@ class Keeper:
         return network.Egress(self.spec["hosts"], endpoints, self._output.write_line, network.ANSWER_SECONDS)
 
     def _has_ended(self) -> bool:
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        """Returns whether the command has ended. Also collects orphans, which become children of the keeper."""
+        with contextlib.suppress(ChildProcessError):
+            while self.status is None:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    break
+                if pid == self.pid:
+                    self.status = os.waitstatus_to_exitcode(status)
         return self.status is not None
 
     def _is_over(self) -> bool:
@@ -311,7 +316,7 @@ class Keeper:
         """Kills the descendants of a command that has no process namespace."""
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        while descendants := [pid for pid in _list_descendants(os.getpid()) if pid != os.getpid()]:
+        while descendants := _list_descendants(os.getpid())[1:]:
             for pid in descendants:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -356,7 +361,7 @@ class Keeper:
 
     def _find_excess(self) -> str:
         """Returns the limit that the command exceeds, or an empty string."""
-        living = self.cgroup.list_processes() if self.cgroup is not None else _list_descendants(self.pid)
+        living = self.cgroup.list_processes() if self.cgroup is not None else _list_descendants(os.getpid())[1:]
         if self.cgroup is not None:
             if exceeded := self.cgroup.find_exceeded():
                 return exceeded
@@ -482,7 +487,7 @@ def write_number(path: Path, number: int) -> None:
 
 
 def _list_descendants(pid: int) -> list[int]:
-    """Returns the process and its descendants."""
+    """Returns the process, and then its descendants."""
     found, pending = [], [pid]
     while pending:
         found.append(pid := pending.pop())
@@ -572,8 +577,6 @@ def _open_sockets(spec: Spec) -> list[socket.socket]:
     """Returns the sockets of the relay: where the visitors of the app wait, and where the worker asks."""
     passed = spec["listener"]
     listener = listen_for_visitors(spec["socket"]) if passed is None else socket.socket(fileno=passed)
-    if spec["report"] is None:  # Caddy has another user in the pod, and the same group
-        os.chmod(spec["socket"], 0o660)
     return [listener, _listen(spec["control"])]
 
 
@@ -612,6 +615,12 @@ def run(spec: Spec) -> dict[str, Any]:
     return {"code": code, "why": why}
 
 
+def raise_file_limit() -> None:
+    """Lets this process open as many files as the machine allows."""
+    with contextlib.suppress(ValueError, OSError):  # macOS does not accept "unlimited"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+
+
 def main() -> None:
     with open(int(sys.argv[1]), "rb") as file:
         spec = json.load(file)
@@ -628,9 +637,8 @@ def main() -> None:
         network.end_with_parent(spec["parent"], signal.SIGTERM)
     os.nice(spec["limits"]["nice"])  # for the keeper too: the command determines how much it works
     network.prctl(network.SUBREAPER, 1)
-    with contextlib.suppress(ValueError, OSError):  # macOS does not accept "unlimited"
-        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    if spec["trusted"] and spec["link"]:  # all apps share the machine's ports
+    raise_file_limit()
+    if spec["trusted"] and spec["socket"]:  # all apps share the machine's ports
         with socket.create_server(("127.0.0.1", 0)) as free:
             spec["port"] = free.getsockname()[1]
         spec["environment"]["PORT"] = str(spec["port"])

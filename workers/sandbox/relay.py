@@ -64,6 +64,10 @@ class Relay:
     def begin(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
 
+    def expect_start(self) -> None:
+        """Lets requests wait until the app listens, because it is being started again."""
+        self._has_listened, self._began = False, self._loop.time()
+
     def pause(self) -> None:
         self._loop.remove_reader(self._listener)
 

@@ -130,13 +130,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 class Detached(msgspec.Struct, frozen=True, kw_only=True):
     """The additional parameters of a command that outlives the worker."""
 
-    link: Path | None = None  # its removal ends the command
+    link: Path  # its removal ends the command
     socket: Path  # connections to it reach the port
     listener: int | None = None  # the descriptor of that socket, if it exists already
     control: Path  # a socket at which the worker asks whether the command is idle (`relay.py`)
     port: int  # at 127.0.0.1 in the sandbox
-    output: Path | None = None
-    report: Path | None = None  # the keeper writes the Outcome to it
+    output: Path
+    report: Path  # the keeper writes the Outcome to it
     lease: Path | None = None  # the command is killed when this lease ends (`lease.py`)
     data: Path | None = None  # the folder of the app's data (`workers/hosting/data.py`)
     locks: Sequence[int] = ()  # descriptors of locked files, which the keeper holds open until it ends
@@ -369,17 +369,16 @@ class Sandbox:
             finally:
                 await finish_despite_cancellation(_stop_keeper(keeper, ending, command.limits.grace + KILL_SECONDS))
 
-    def become_keeper(self, command: Command, detached: Detached) -> NoReturn:
+    def become_keeper(self, command: Command) -> NoReturn:
         """Turns this process into the keeper of a command, which ends as the command does, and prints its output."""
         with contextlib.ExitStack() as files:
-            words, fds = self._build_keeper(command, None, None, files, detached)
+            words, fds = self._build_keeper(command, None, None, files)
             for fd in fds:
                 os.set_inheritable(fd, True)
             os.execve(words[0], words, {})  # noqa: S606
 
     def detach(self, command: Command, uid: int | None, detached: Detached) -> int:
         """Starts a command that outlives the worker. Returns the process id of its keeper. Raises OSError."""
-        assert detached.report is not None
         with contextlib.ExitStack() as files:
             detached.report.unlink(missing_ok=True)
             report = files.enter_context(open(os.open(detached.report, os.O_WRONLY | os.O_CREAT, 0o600), "wb"))

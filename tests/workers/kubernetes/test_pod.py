@@ -17,6 +17,8 @@ from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from workers.hosting.archives import pack
 from workers.kubernetes.pod import PodRelease, receive
+from workers.sandbox.keeper import listen_for_visitors
+from workers.sandbox.relay import Relay
 
 TOKEN = "t" * 32
 FILES: dict[str, str | bytes] = {
@@ -43,13 +45,22 @@ PATHS = (
 )
 SERVER = """
 import http.server, os, sys
+TRAILERS = (
+    b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\nTrailer: Set-Cookie\\r\\n\\r\\n"
+    b"4\\r\\nbody\\r\\n0\\r\\nSet-Cookie: a=b; Domain=apps.test\\r\\n\\r\\n"
+)
 class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     def do_GET(self):
         if self.path == "/crash": os._exit(3)
+        if self.path == "/cut": return self.connection.close()
+        if self.path == "/trailers": return self.wfile.write(TRAILERS)
         self.send_response(200)
         self.send_header("Set-Cookie", "a=b; Domain=apps.test; Path=/")
+        said = f"{os.environ['APP_URL']} {os.environ['GREETING']} {self.headers['X-Forwarded-For']}".encode()
+        self.send_header("Content-Length", str(len(said)))
         self.end_headers()
-        self.wfile.write(f"{os.environ['APP_URL']} {os.environ['GREETING']} {os.environ['PORT']}".encode())
+        self.wfile.write(said)
     def log_message(self, *_): print("asked, with", os.environ["GREETING"], flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
 """
@@ -60,7 +71,7 @@ class Pod:
 
     def __init__(self, folder: Path, release: PodRelease, archive: Path) -> None:
         self.folder, self.release, self.archive = folder, release, archive
-        self.port = free_port()
+        self.port, self.app_port = free_port(), free_port()
 
     async def fill(self) -> None:
         """Sends the release to the container that waits for it."""
@@ -92,10 +103,11 @@ class Pod:
             await process.wait()
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        async with self.container(f"pod.serve(r, folder=folder, port={self.port}, host='127.0.0.1')"):
+    async def serving(self) -> AsyncIterator[asyncio.subprocess.Process]:
+        call = f"pod.serve(r, folder=folder, port={self.port}, host='127.0.0.1', app_port={self.app_port})"
+        async with self.container(call) as process:
             await self.until(200)
-            yield
+            yield process
 
     async def until(self, status: int) -> None:
         async with asyncio.timeout(30):
@@ -128,6 +140,10 @@ async def put(port: int, token: str, body: bytes) -> int:
                 await asyncio.sleep(0.05)
 
 
+def find_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
 async def make_pod(hosting: Hosting, folder: Path, files: dict[str, str | bytes], **more: object) -> Pod:
     deploy = hosting.deploy("dep_1", kind="preview" if more.get("address") == "preview" else "live")
     start = str(more.pop("start")) if "start" in more else None
@@ -144,6 +160,31 @@ async def make_pod(hosting: Hosting, folder: Path, files: dict[str, str | bytes]
     return pod
 
 
+async def assert_same(hosting: Hosting, pod: Pod, path: str) -> None:
+    there = await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip")
+    here = await pod.ask(path)
+    for each in (there, here):
+        for name in ("date", "last-modified", "etag"):  # of the time at which the file was unpacked
+            each.headers.pop(name, None)
+    assert here.status, "it closed the connection"
+    assert (here.status, here.body, here.headers) == (there.status, there.body, there.headers), path
+
+
+@contextlib.asynccontextmanager
+async def single_machine(hosting: Hosting, pod: Pod) -> AsyncIterator[None]:
+    """Serves the release as a single machine does, with the same process as its app."""
+    site = hosting.site(hosting.deploy("dep_1"))
+    hosting.releases.run(site.release("dep_1"))
+    site.swap("dep_1")
+    hosting.releases.serve_as(HOST, site)
+    with listen_for_visitors(str(hosting.releases.running / "dep_1.sock")) as listener:
+        relay = Relay(listener, pod.app_port)
+        relay.begin()
+        async with hosting.served():
+            yield
+        relay.pause()
+
+
 @pytest.mark.parametrize("address", ["live", "preview"])
 async def test_a_pod_answers_as_a_single_machine_does(address: str) -> None:
     with passable_folder() as folder:
@@ -154,13 +195,7 @@ async def test_a_pod_answers_as_a_single_machine_does(address: str) -> None:
         hosting.releases.serve_as(HOST, site)
         async with hosting.served(), pod.serving():
             for path in (*PATHS, "/assets/app-GpEN3EET.js"):
-                there = await hosting.ask(path, "Accept: text/html", "Accept-Encoding: gzip")
-                here = await pod.ask(path)
-                for each in (there, here):
-                    each.headers.pop("date", None)
-                    each.headers.pop("last-modified", None)
-                    each.headers.pop("etag", None)  # of the time at which the file was unpacked
-                assert (here.status, here.body, here.headers) == (there.status, there.body, there.headers), path
+                await assert_same(hosting, pod, path)
             assert (await pod.ask("/", host="renamed.apps.test")).body == b"<h1>Shop</h1>"
 
 
@@ -174,21 +209,30 @@ async def test_a_suspended_app_s_pod_says_so() -> None:
 
 async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_container_s() -> None:
     with passable_folder() as folder:
-        pod = await make_pod(Hosting(folder / "host"), folder, {"server.py": SERVER}, start="exec python3 server.py")
+        hosting = Hosting(folder / "host")
+        pod = await make_pod(hosting, folder, {"server.py": SERVER}, start="exec python3 server.py")
         app, scratch = pod.folder / "releases/shop/live/dep_1/app", folder / "scratch"
         scratch.mkdir()
         run = (
             f"pod.run(r, {{'GREETING': 'good day to you'}}, folder=folder, app=pathlib.Path({str(app)!r}),"
-            f" scratch=pathlib.Path({str(scratch)!r}), port={free_port()})"
+            f" scratch=pathlib.Path({str(scratch)!r}), port={pod.app_port})"
         )
-        async with pod.container(run) as process, pod.serving():
+        async with pod.container(run) as process, pod.serving() as serving:
             said = await pod.ask("/")
-            assert f"https://{HOST} good day to you ".encode() in said.body
+            assert said.body == f"https://{HOST} good day to you 127.0.0.1".encode()
             assert said.headers["set-cookie"] == "a=b; Path=/"
+            async with single_machine(hosting, pod):
+                for path in ("/", "/trailers", "/cut"):
+                    await assert_same(hosting, pod, path)
+            os.kill(find_child(serving.pid), signal.SIGKILL)  # Caddy, which is started again
+            await pod.until(200)
             assert (await pod.ask("/crash")).status == 502
             async with asyncio.timeout(10):
                 assert await process.wait() == 3
             assert process.stdout is not None
             output = await process.stdout.read()
             assert output.startswith(b"asked, with ***\n")
-            assert (await pod.ask("/")).body == b"The app does not answer at the moment.\n"
+            said = await pod.ask("/")
+            assert (said.status, said.body) == (502, b"The app does not answer at the moment.\n")
+            async with pod.container(run):  # as the cluster starts it again
+                await pod.until(200)

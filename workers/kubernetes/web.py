@@ -1,0 +1,75 @@
+"""Runs Caddy and the relay to the start command, in the container `web` of a pod (`pod.py`).
+
+Each pod has this process, so it imports little. It holds the visitors' port, at its standard input, and starts Caddy
+again when Caddy fails. If Caddy does not even listen, the process ends.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from workers.sandbox.keeper import be_killed_first, listen_for_visitors, raise_file_limit
+from workers.sandbox.relay import Relay
+
+CANARY = Path("caddy/canary.sock")  # Caddy's own listener, in the folder of the pod
+PAUSE_SECONDS = 0.5  # before Caddy is started again
+
+
+async def serve(path: str, port: int, start_address: str, command: list[str]) -> int:
+    """Relays connections of the Unix socket to the port, and runs Caddy until SIGTERM. Returns the exit code."""
+    with socket.socket(socket.AF_UNIX) as starts:
+        starts.bind(start_address)
+        starts.listen()
+        starts.setblocking(False)
+        relay = Relay(listen_for_visitors(path), port)
+        relay.begin()
+        serving, noting = asyncio.create_task(keep_serving(command)), asyncio.create_task(note_starts(starts, relay))
+        await asyncio.wait([serving, noting], return_when=asyncio.FIRST_COMPLETED)
+        noting.cancel()
+        return serving.result() if serving.done() else 1
+
+
+async def keep_serving(command: list[str]) -> int:
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    stopping = asyncio.create_task(stopped.wait())
+    while True:
+        prepare_start()
+        caddy = await asyncio.create_subprocess_exec(*command, preexec_fn=be_killed_first)
+        ending = asyncio.create_task(caddy.wait())
+        await asyncio.wait([ending, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if stopped.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                caddy.terminate()
+        code = await ending
+        if stopped.is_set() or not has_started():
+            return code
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def prepare_start() -> None:
+    CANARY.unlink(missing_ok=True)
+
+
+def has_started() -> bool:
+    """Returns whether the last Caddy has listened."""
+    return CANARY.exists()
+
+
+async def note_starts(starts: socket.socket, relay: Relay) -> NoReturn:
+    """Lets requests wait for the app, each time that `run` is about to start it."""
+    while True:
+        connection, _ = await asyncio.get_running_loop().sock_accept(starts)
+        connection.close()
+        relay.expect_start()
+
+
+def main() -> None:
+    raise_file_limit()
+    path, port, start_address, *command = sys.argv[1:]
+    code = asyncio.run(serve(path, int(port), f"\0{start_address}", command))
+    sys.exit(code if code >= 0 else 128 - code)
