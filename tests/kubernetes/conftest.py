@@ -103,7 +103,6 @@ async def running(
         "GATEWAY_KUBERNETES_NAMESPACE": NAMESPACE,
         "GATEWAY_KUBERNETES_IMAGE": NAME,
         "GATEWAY_CANARY": "0.5",
-        "GATEWAY_WEBHOOK_CLAIM_IDLE": "3",
         "KUBECONFIG": str(folder / "gateway.kubeconfig"),
     }
     try:
@@ -115,7 +114,7 @@ async def running(
             gateway_with_redis(provider, folder, **settings) as gw,
             host_on(gw, receiver, ingress.port) as host,
         ):
-            await host.worker("webhooks", "deploys", constants=OFTEN, KUBECONFIG="")
+            await host.worker("webhooks", "deploys", constants=OFTEN, KUBECONFIG="", GATEWAY_WEBHOOK_CLAIM_IDLE="3")
             for number in range(2):
                 own = {
                     "KUBECONFIG": str(folder / "sites.kubeconfig"),

@@ -12,10 +12,12 @@ All have the label `app.kubernetes.io/managed-by: capsule`. Those of an app have
 import hashlib
 from base64 import b64encode
 from collections.abc import Collection, Mapping
+from ipaddress import IPv4Network
 from typing import Any
 
 import msgspec
 
+from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.settings import Settings
 from workers.hosting.watchdog import LIMITS, PORTS
 from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
@@ -34,14 +36,6 @@ POLICY_NAME = "capsule-apps"
 FIRST_UID, UIDS = 1_000_000, 500_000  # pairs of user ids: Caddy has the first one, the start command the second
 RELEASE_DISK = "4Gi"  # for a release and its archive
 NODE_SECONDS = 30  # after which the pods of a node that is gone start on another one
-# What no app may reach: the cluster itself, its nodes, other apps and the service.
-NOT_PUBLIC = {
-    "0.0.0.0/0": [
-        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
-        "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4",
-    ],
-    "::/0": ["::/127", "::ffff:0:0/96", "64:ff9b::/32", "2002::/16", "fc00::/7", "fe80::/10", "ff00::/8"],
-}  # fmt: skip
 
 
 def object_name(identifier: str) -> str:
@@ -152,7 +146,9 @@ def describe_ingress(release: PodRelease, hosts: Collection[str], settings: Sett
 
 def describe_policy() -> Object:
     """Describes what apps may be asked, and what they may reach: names, and public addresses at the usual ports."""
-    public = [{"ipBlock": {"cidr": cidr, "except": parts}} for cidr, parts in NOT_PUBLIC.items()]
+    every = (IPv4Network("0.0.0.0/0"), GLOBAL_V6)
+    private = {block: [str(each) for each in NOT_PUBLIC if each.version == block.version] for block in every}
+    public = [{"ipBlock": {"cidr": str(block), "except": parts}} for block, parts in private.items()]
     return {
         **_head("networking.k8s.io/v1", "NetworkPolicy", POLICY_NAME, {MANAGED_BY: MANAGER}),
         "spec": {
