@@ -9,7 +9,7 @@ from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.runtime_log import DEPLOY_SECONDS, POLL_SECONDS, RuntimeLog
 
-CONTAINER, DEPLOY_LABEL = "run", "capsule/deploy"
+CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"
 RETRY_SECONDS = 1.0  # after a log has ended: its container ends, or the API server is away
 WAITING_LINES = 1_000  # that were read and not yet fetched
 UNREACHABLE_SECONDS = 5.0

@@ -166,7 +166,7 @@ class KubernetesApplier:
 
     async def probe(self, target: Target) -> None:
         pod = await self._until_ready(target.deploy, START_SECONDS)
-        if exits := sum(status.restartCount for status in _statuses(pod, "run")):
+        if exits := sum(status.restartCount for status in _statuses(pod, "app")):
             await self._copy_output(target)
             raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
         await request_root(f"http://{_address_of(pod)}/", self._host(target))
@@ -292,7 +292,7 @@ class KubernetesApplier:
 
     async def _until_it_answers(self, target: Target, pod: Any) -> None:
         """Requests `/` until the start command answers. Raises DeployError."""
-        ends, runs = time.monotonic() + START_SECONDS, bool(_statuses(pod, "run"))
+        ends, runs = time.monotonic() + START_SECONDS, bool(_statuses(pod, "app"))
         while True:
             try:
                 return await request_root(f"http://{_address_of(pod)}/", self._host(target))
@@ -310,9 +310,9 @@ class KubernetesApplier:
     async def _copy_output(self, target: Target) -> None:
         """Copies the last output of the start command, for the deploy's log."""
         for pod in self._cluster.select("Pod", deploy=target.deploy):
-            for status in _statuses(pod, "run"):
+            for status in _statuses(pod, "app"):
                 ended = status.lastState.terminated if status.lastState else None
-                lines = await self._cluster.read_log(pod.metadata.name, "run", OUTPUT_LINES)
+                lines = await self._cluster.read_log(pod.metadata.name, "app", OUTPUT_LINES)
                 text = ended.message.splitlines() if ended is not None and ended.message else []
                 target.output.extend([*text, *lines][-OUTPUT_LINES:])
 
@@ -325,7 +325,7 @@ class KubernetesApplier:
         if _is_waiting_for_release(pod) and uid not in self._sending:
             self._sending[uid] = task = asyncio.create_task(self._send_release(pod, release))
             task.add_done_callback(lambda _: self._sending.pop(uid, None))
-        for status in _statuses(pod, "run"):
+        for status in _statuses(pod, "app"):
             ended = (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
             served = self._find_served(Wanted(release.account, release.app, release.address, "live", release.deploy))
             if ended and release.address == "live" and served == release.deploy:
@@ -484,7 +484,7 @@ def _is_waiting_for_release(pod: Any) -> bool:
 
 def _find_end(pod: Any) -> Outcome | None:
     """Returns how the start command ended, if it did."""
-    for status in _statuses(pod, "run"):
+    for status in _statuses(pod, "app"):
         ended = (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
         if ended:
             code = 128 - ended.exitCode if ended.exitCode > 128 else ended.exitCode

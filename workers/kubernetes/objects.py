@@ -21,6 +21,7 @@ from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.settings import Settings
 from workers.hosting.watchdog import LIMITS, PORTS
 from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
+from workers.sandbox.keeper import DRAIN_SECONDS
 from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP
 
 Object = dict[str, Any]
@@ -35,6 +36,12 @@ APP_LABEL, ACCOUNT_LABEL, ADDRESS_LABEL, DEPLOY_LABEL = (
 POLICY_NAME = "capsule-apps"
 FIRST_UID, UIDS = 1_000_000, 500_000  # pairs of user ids: Caddy has the first one, the start command the second
 RELEASE_DISK = "4Gi"  # for a release and its archive
+# Before a container is stopped: waits until the ingress knows, and no visitor has an established connection (state 01).
+DRAIN = f"""sleep 3
+for _ in $(seq {DRAIN_SECONDS:.0f}); do
+    grep -q ':{WEB_PORT:04X} [^ ]* 01 ' /proc/net/tcp /proc/net/tcp6 || break
+    sleep 1
+done"""
 NODE_SECONDS = 30  # after which the pods of a node that is gone start on another one
 
 
@@ -69,8 +76,8 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
         {"name": "token", "secret": _secret_file(release, TOKEN)},
     ]
     files = _mount("capsule", FOLDER)
-    receive = _container("receive", release, settings, [files, _mount("token", SECRETS, read_only=True)])
-    web = _container("web", release, settings, [files]) | {
+    receive = _container("release", "receive", release, settings, [files, _mount("token", SECRETS, read_only=True)])
+    web = _container("web", "web", release, settings, [files]) | {
         "ports": [{"name": "http", "containerPort": WEB_PORT, "protocol": "TCP"}],
         "readinessProbe": {"tcpSocket": {"port": WEB_PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
     }
@@ -84,14 +91,16 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
         mounts = [_mount("capsule", place, read_only=True) | {"subPath": part} for part, place in places.items()]
         mounts.append(_mount("variables", SECRETS, read_only=True))
         mounts += [_mount(name, place) for name, place in {"home": HOME, "tmp": TMP, "data": DATA}.items()]
-        run = _container("run", release, settings, mounts)
-        run["securityContext"] |= {"runAsUser": uid + 1}
-        run["terminationMessagePolicy"] = "FallbackToLogsOnError"  # the last lines of a crash
-        containers.append(run)
+        app = _container("app", "run", release, settings, mounts)
+        app["securityContext"] |= {"runAsUser": uid + 1}
+        app["terminationMessagePolicy"] = "FallbackToLogsOnError"  # the last lines of a crash
+        containers.append(app)
+    for container in containers:
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", DRAIN]}}}
     pod: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": int(LIMITS.grace) + 5,
+        "terminationGracePeriodSeconds": int(DRAIN_SECONDS + LIMITS.grace) + 10,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": uid,
@@ -180,10 +189,10 @@ def _mount(name: str, place: object, *, read_only: bool = False) -> Object:
     return {"name": name, "mountPath": str(place), **({"readOnly": True} if read_only else {})}
 
 
-def _container(role: str, release: PodRelease, settings: Settings, mounts: list[Object]) -> Object:
+def _container(name: str, role: str, release: PodRelease, settings: Settings, mounts: list[Object]) -> Object:
     memory = LIMITS.memory // MIB if role == "run" else 256
     return {
-        "name": role,
+        "name": name,
         "image": settings.kubernetes_image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "capsule_gateway.pod", role],
