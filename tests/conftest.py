@@ -14,6 +14,7 @@ from gateway.loops import freeze_heap
 from gateway.redis.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate
 from tests.support.full_hours import DAY_SECONDS, wait_past_end_of
+from tests.support.guard import run_under_guard
 from tests.support.key_leaks import assert_no_leak
 from tests.support.redis_servers import RedisServer
 from tests.support.selection import Deadline, Record, leave_out
@@ -73,7 +74,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--order", metavar="NUMBER", type=int, help="shuffle the long modules by this number")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        run_under_guard()
     if config.option.passed_to and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Record(Path(config.option.passed_to)))
     if config.option.within is not None:
