@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.inference.concurrency.fair_queue import FairQueue
-from tests.lua.leases import CHANNEL, LEASE, Process, Provider
+from gateway.inference.concurrency.lease import BudgetCall, LeaseAnswer, LeaseCall, QuotaCall
+from gateway.keys import lease_keys
+from tests.lua.leases import CHANNEL, LEASE, Demand, Process, Provider
 from tests.lua.scripts import ON_SERVERS, ON_VALKEY
 
 
@@ -75,29 +77,6 @@ def test_the_next_answer_replaces_a_lost_message(provider: Provider) -> None:
     assert two.call({"b": (1, 1)}, waiting=1) == ["b"]
     assert provider.held() == 3
     assert provider.waiting() == {}
-
-
-def test_a_message_after_a_lost_one_is_not_accepted(provider: Provider) -> None:
-    one, two = processes(provider, "one", "two")
-    one.call({"a": (1, 4)}, waiting=4)
-    two.call({"b": (1, 2)}, waiting=2)
-    assert two.lease.accept(1, 3, ["b"], provider.now) is None
-    assert two.lease.accept(1, 0, ["b"], provider.now) == ["b"]
-    assert two.lease.accept(1, 0, ["b"], provider.now) == []
-    assert two.lease.accept(1, 0, ["b", "c"], provider.now) == ["c"]
-    assert two.lease.accept(0, 2, ["d"], provider.now) == []
-
-
-def test_a_dead_process_loses_its_permits_within_its_lease(provider: Provider) -> None:
-    dead, other = processes(provider, "dead", "other")
-    dead.call({"a": (1, 4)}, waiting=4)
-    died = provider.now
-    for _ in range(200):
-        if other.call({"b": (1, 4)}, waiting=4):
-            break
-        provider.set_clock(provider.now + 0.25)
-    assert LEASE <= provider.now - died <= 30
-    assert provider.held() == 4
 
 
 def test_the_waiting_requests_of_a_silent_process_are_forgotten(provider: Provider) -> None:
@@ -242,28 +221,25 @@ def test_a_cut_makes_permits_scarce_so_that_spare_ones_are_returned(provider: Pr
     assert one.call(waiting=0) == ["a"]
 
 
-def test_a_call_that_was_overtaken_changes_nothing(provider: Provider) -> None:
-    one = Process(provider, "one")
-    one.call(want=2)
-    late = one.lease.call(provider.now, 0, 5)
-    one.call(give_back=1)
-    before = provider.records()
-    assert provider.call("one", late, {"a": (1, 5)}) == (None, [])
-    assert provider.records() == before
-    assert provider.waiting() == {}
+@pytest.mark.parametrize("rated", [False, True])
+def test_a_late_call_changes_nothing(provider: Provider, client: Any, rated: bool) -> None:
+    """A later call has overtaken it, or it arrives again because its answer was lost, or it is of an earlier lease."""
+    quotas = QuotaCall(5, 0, 0, 1, 2), QuotaCall(9_000, 0, 0, 50, 100)
 
+    def call(epoch: int, number: int, waiting: int) -> LeaseAnswer | None:
+        lease = LeaseCall(epoch, number, granted=0, returned=0, used=0, waiting=waiting, sent=provider.now)
+        demand: Demand = {"a": (1, waiting, 0, 10) if rated else (1, waiting)}
+        budget = BudgetCall(60_000, False, *quotas) if rated else None
+        return provider.call("one", lease, demand, want=2, budget=budget)[0]
 
-def test_a_call_that_arrives_twice_counts_once(provider: Provider) -> None:
-    """A call is repeated if its answer was lost. The repetition does not grant the same permits again."""
-    one = Process(provider, "one")
-    one.call()
-    again = one.lease.call(provider.now, 0, 1)
-    answer, _ = provider.call("one", again, {"a": (1, 1)}, want=2)
-    assert answer is not None
-    assert answer.labels[0] == "a"
-    before = provider.records()
-    assert provider.call("one", again, {"a": (1, 1)}, want=2) == (None, [])
-    assert provider.records() == before
+    for number in (1, 2):
+        answer = call(2, number, waiting=1)
+        assert answer is not None
+        assert answer.labels[0] == "a"
+    before = {key: client.dump(key) for key in lease_keys(rated=True)}
+    for late in ((2, 1), (2, 2), (1, 3)):
+        assert call(*late, waiting=5) is None
+    assert {key: client.dump(key) for key in lease_keys(rated=True)} == before
 
 
 def test_a_process_that_leaves_frees_everything(provider: Provider) -> None:

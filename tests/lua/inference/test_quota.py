@@ -208,14 +208,17 @@ def test_the_budget_of_a_dead_process_counts_as_spent_for_a_minute(provider: Pro
     assert [round(at) for at in freed] == [0, 61, 61, 61, 89]
 
 
-def test_a_call_that_was_overtaken_changes_nothing(provider: Provider) -> None:
-    (one,) = processes(provider, 1, requests=5)
-    one.call(spares=2)
-    stale = one.lease.call(provider.now)
-    one.call(spares=2)
-    now = provider.client.hgetall("{provider}:quota")
-    assert provider.call("p0", stale, {}, budget=one.budget_call(0)) == (None, [])
-    assert provider.client.hgetall("{provider}:quota") == now
+def test_what_a_process_holds_when_it_leaves_counts_as_spent_for_a_minute(provider: Provider) -> None:
+    one, two = processes(provider, 2, tokens=10_000)
+    one.enqueue("a", 6_000)
+    one.call()
+    one.call(leave=True)
+    two.enqueue("b", 6_000)
+    two.call()
+    assert (len(one.running), len(two.running)) == (1, 0)
+    advance(provider, 61)
+    two.call()
+    assert len(two.running) == 1
 
 
 def test_after_data_loss_the_quota_counts_as_spent_if_a_process_started_a_request(provider: Provider) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gateway.errors import InferenceDisabled, ProviderQuotaExhausted
 from gateway.inference.concurrency.waiting import Permit
 from gateway.redis.client import Store
+from gateway.settings import ProviderRate
 from tests.gateway.inference.permit_processes import (
     LATENCY_SECONDS,
     Process,
@@ -41,18 +42,21 @@ async def cancel_all(tasks: list[asyncio.Task[Permit]]) -> None:
 # -- without contention ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("rate", "calls"), [(None, 5), (ProviderRate(100_000, 100_000_000), 60)])
 @virtual_time
-async def test_an_uncontended_request_makes_no_call(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=100)
+async def test_an_uncontended_request_makes_no_call(
+    simulated: SimulatedRedis, rate: ProviderRate | None, calls: int
+) -> None:
+    permits = simulated.start(limit=100, rate=rate)
     await settle_down()
     simulated.calls.clear()
-    for _ in range(1000):
-        held = [permits.take_now("acc"), permits.take_now("acc")]
+    for n in range(1000):
+        held = [permits.take_now("acc", 2_000), permits.take_now("acc", 2_000)]
         await asyncio.sleep(0.01)
         for permit in held:
-            assert permit
-            permits.release(permit)
-    assert len(simulated.calls) == 5, "only the renewals every two seconds"
+            assert permit, n
+            permits.release(permit, tokens=300)
+    assert len(simulated.calls) <= calls, "only the renewals every two seconds, and top-ups of a budget"
 
 
 @virtual_time
@@ -242,17 +246,21 @@ async def test_retry_after_accounts_for_requests_that_still_run(simulated: Simul
 # -- leaving ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rate", [None, ProviderRate(requests=3)])
 @pytest.mark.parametrize("way", ["canceled", "left", "failed"])
 @virtual_time
-async def test_a_request_that_leaves_loses_no_permit(simulated: SimulatedRedis, way: str) -> None:
-    one, two = simulated.start(limit=3), simulated.start(limit=3)
+async def test_a_request_that_leaves_loses_nothing(
+    simulated: SimulatedRedis, way: str, rate: ProviderRate | None
+) -> None:
+    """Neither a permit nor a request of the quota is lost."""
+    one, two = simulated.start(limit=3, rate=rate), simulated.start(limit=3, rate=rate)
     for _ in range(30):
         held = await take(one, 3)
         waiters = [two.ask("acc", "app", 1) for _ in range(4)]
         waiting = [asyncio.create_task(waiter.wait(10)) for waiter in waiters]
         await asyncio.sleep(random.uniform(0, 3 * ROUND_TRIP))
         for permit in held:
-            one.release(permit)
+            one.release(permit, served=False)
         await asyncio.sleep(random.uniform(0, 3 * ROUND_TRIP))
         if way == "failed":
             two.fail_waiting(InferenceDisabled())
@@ -263,32 +271,34 @@ async def test_a_request_that_leaves_loses_no_permit(simulated: SimulatedRedis, 
                 waiter.leave(ConnectionError())
         for result in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(result, Permit):
-                two.release(result)
+                two.release(result, served=False)
         assert (one.used, two.used, two.waiting) == (0, 0, 0)
     assert len(await take(two, 3)) == 3
 
 
+@pytest.mark.parametrize("rate", [None, ProviderRate(requests=1)])
 @pytest.mark.parametrize("granted_first", [True, False])
 @virtual_time
-async def test_a_request_canceled_at_the_moment_of_its_grant_loses_no_permit(
-    simulated: SimulatedRedis, granted_first: bool
+async def test_a_request_canceled_at_the_moment_of_its_grant_loses_nothing(
+    simulated: SimulatedRedis, granted_first: bool, rate: ProviderRate | None
 ) -> None:
-    permits = simulated.start(limit=1)
+    permits = simulated.start(limit=1, rate=rate)
     (held,) = await take(permits, 1)
     waiting = asyncio.create_task(permits.wait_for_permit("acc", "app", 1))
     await asyncio.sleep(0.1)
     simulated.freeze()
     await asyncio.sleep(1)  # from now on, a freed permit is granted at once
     if granted_first:
-        permits.release(held)
+        permits.release(held, served=False)
         assert permits.used == 1
         waiting.cancel()
     else:
         waiting.cancel()
-        permits.release(held)
+        permits.release(held, served=False)
     await asyncio.gather(waiting, return_exceptions=True)
     assert waiting.cancelled()
     assert (permits.used, permits.spare, permits.waiting) == (0, 1, 0)
+    assert await asyncio.wait_for(permits.wait_for_permit("acc", "app", 1), 1)
 
 
 @virtual_time

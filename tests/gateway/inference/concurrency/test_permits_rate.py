@@ -20,7 +20,6 @@ from tests.gateway.inference.permit_processes import (
     now,
     real_processes,
     settle_down,
-    take,
 )
 from tests.support.polling import wait_until
 from tests.support.redis_servers import replicated_cluster
@@ -110,19 +109,6 @@ async def test_a_flood_does_not_reduce_the_share_of_others(simulated: SimulatedR
 
 
 @virtual_time
-async def test_an_uncontended_request_makes_no_call(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=100, rate=ProviderRate(requests=100_000, tokens=100_000_000))
-    await settle_down()
-    simulated.calls.clear()
-    for n in range(400):
-        permit = permits.take_now("acc", 2_000)
-        assert permit, n
-        permits.release(permit, tokens=300)
-        await asyncio.sleep(0.005)
-    assert len(simulated.calls) < 30, "renewals and top-ups, at most one every 50 ms"
-
-
-@virtual_time
 async def test_waits_for_the_quota_have_a_true_retry_after(simulated: SimulatedRedis) -> None:
     permits = simulated.start(limit=1000, rate=ProviderRate(requests=10), max_wait=1)
     quota, began = Quota(), now()
@@ -167,41 +153,6 @@ async def test_a_quota_without_a_limit_of_permits(simulated: SimulatedRedis) -> 
     for ask in asks:
         ask.cancel()
     await asyncio.gather(*asks, return_exceptions=True)
-
-
-@virtual_time
-async def test_a_request_that_leaves_loses_no_budget(simulated: SimulatedRedis) -> None:
-    one, two = (simulated.start(limit=100, rate=ProviderRate(requests=20)) for _ in range(2))
-    await settle_down()
-    for _ in range(10):
-        waiters = [(p, p.ask(f"acc{n}", "app", 1)) for p in (one, two) for n in range(20)]
-        await asyncio.sleep(random.uniform(0, 0.02))
-        for _, waiter in waiters:
-            waiter.leave(ConnectionError())
-        await asyncio.sleep(0.01)
-        for permits, waiter in waiters:
-            try:
-                permits.release(await waiter.wait(10), served=False)
-            except ConnectionError:
-                continue
-    quota = Quota()
-    for _ in range(20):
-        await asyncio.wait_for(quota.request(one, "acc"), 3)
-
-
-@virtual_time
-async def test_a_request_canceled_at_the_moment_of_its_grant_loses_no_budget(simulated: SimulatedRedis) -> None:
-    permits = simulated.start(limit=1, rate=ProviderRate(requests=3))
-    (held,) = await take(permits, 1)
-    waiting = [asyncio.create_task(permits.wait_for_permit("acc", "app", 1)) for _ in range(5)]
-    await asyncio.sleep(0.1)
-    simulated.freeze()
-    await asyncio.sleep(1)  # from now on, a freed permit is granted at once
-    for task in waiting:
-        task.cancel()
-    permits.release(held, served=False)
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert await asyncio.wait_for(permits.wait_for_permit("acc", "app", 1), 1)
 
 
 @virtual_time
