@@ -52,6 +52,7 @@ logger = structlog.get_logger()
 
 PLACE_SECONDS = 120.0  # in which a pod must find a node, get its image and its release
 RETURN_SECONDS = 30.0  # in which a release that is served again should be ready
+SENDS = 8  # releases at once
 SEND_SECONDS = 300.0  # in which a pod must have got its release
 SEND_PAUSE_SECONDS = 1.0  # between attempts
 POLL_SECONDS = 0.2  # between requests to an app that starts
@@ -67,6 +68,8 @@ NOT_ITS_FAULT = (
     "Preempting",
     "UnexpectedAdmissionError",
 )
+
+NOT_KNOWN = ("ContainerStatusUnknown", "Unknown")  # how a container ended, because its node was restarted
 
 # App id, reason, exit code, the last lines of its output, the id of the event.
 ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str], str], Awaitable[None]]
@@ -93,6 +96,7 @@ class KubernetesApplier:
         self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
         self._records: dict[tuple[str, str], Wanted] = {}  # by app and address
         self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
+        self._sends = asyncio.Semaphore(SENDS)
         self._sending: dict[str, asyncio.Task[None]] = {}  # by uid of the pod
         self._reported: set[str] = set()  # crashes
         self._marked: dict[tuple[str, str], bool] = {}  # by app and address: whether it was suspended at the last look
@@ -252,6 +256,11 @@ class KubernetesApplier:
         service = self._cluster.present.get(("Service", address_name(wanted.app, wanted.address)))
         return "" if service is None else (service.spec.selector or {}).get(DEPLOY_LABEL, "")
 
+    def _find_hosts(self, wanted: Wanted) -> set[str]:
+        """Returns the host names that lead to the address now."""
+        ingress = self._cluster.present.get(("Ingress", address_name(wanted.app, wanted.address)))
+        return set() if ingress is None else {rule.host for rule in ingress.spec.rules or []}
+
     def _list_deploys(self, wanted: Wanted) -> list[str]:
         found = self._cluster.select("Deployment", app=wanted.app, address=wanted.address)
         return [each.metadata.labels[DEPLOY_LABEL] for each in found]
@@ -328,13 +337,13 @@ class KubernetesApplier:
         for status in _statuses(pod, "app"):
             ended = (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
             served = self._find_served(Wanted(release.account, release.app, release.address, "live", release.deploy))
-            if ended and release.address == "live" and served == release.deploy:
+            if ended and ended.finishedAt and release.address == "live" and served == release.deploy:
                 self._note_crash(pod, release, ended)
 
     def _note_crash(self, pod: Any, release: PodRelease, ended: Any) -> None:
         digest = hashlib.sha256(f"{pod.metadata.uid} {ended.containerID}".encode()).hexdigest()
         crash = f"evt_{int(ended.finishedAt.timestamp() * 1000):011x}{digest[:10]}"
-        if crash in self._reported or pod.status.reason in NOT_ITS_FAULT or ended.reason == "ContainerStatusUnknown":
+        if crash in self._reported or pod.status.reason in NOT_ITS_FAULT or ended.reason in NOT_KNOWN:
             return
         self._reported.add(crash)
         reason: Literal["exit", "oom"] = "oom" if ended.reason == "OOMKilled" else "exit"
@@ -353,7 +362,9 @@ class KubernetesApplier:
             if not _is_waiting_for_release(now):
                 return
             try:
-                if await self._try_to_send(url, release):
+                async with self._sends:
+                    sent = await self._try_to_send(url, release)
+                if sent:
                     logger.info("sites.sent", deploy=release.deploy, seconds=time.monotonic() - began)
                     return
             except (aiohttp.ClientError, OSError, TimeoutError, StorageUnavailable) as error:
@@ -383,12 +394,12 @@ class KubernetesApplier:
 
     async def tidy(self, deploys: Set[str]) -> None:
         kept = deploys | {wanted.served for wanted in self._records.values()}
-        by_app: dict[str, set[Key]] = {}
-        for key, each in self._cluster.present.items():
-            if key[0] != "Pod" and (app_id := (each.metadata.labels or {}).get(APP_LABEL)):
-                by_app.setdefault(app_id, set()).add(key)
-        for app_id in by_app:
-            await self.follow_app(app_id)
+        labels = [each.metadata.labels or {} for key, each in self._cluster.present.items() if key[0] != "Pod"]
+        for app_id in {each[APP_LABEL] for each in labels if APP_LABEL in each}:
+            try:
+                await self._follow_addresses(app_id)
+            except msgspec.MsgspecError as error:  # one damaged record must not affect the others
+                logger.error("app.unreadable", app=app_id, error=str(error))
         for each in self._cluster.select("Deployment"):
             deploy = each.metadata.labels.get(DEPLOY_LABEL)
             if deploy and deploy not in kept:
@@ -401,7 +412,6 @@ class KubernetesApplier:
         previews.sort(key=lambda wanted: wanted.deploy)
         for wanted in previews[:-KEPT_PREVIEWS]:
             await self._delete_all(app_id, wanted.address)
-            del self._records[app_id, wanted.address]
 
     async def follow_app(self, name: str) -> None:
         """Serves the app with this name or id, and one that had the name before, at their present addresses."""
@@ -423,6 +433,8 @@ class KubernetesApplier:
             return
         for wanted in [wanted for (known, _), wanted in self._records.items() if known == app_id]:
             served = self._find_served(wanted)
+            if self._find_hosts(wanted) == {*hosts_of(app, wanted.address, self._domain)}:
+                continue
             if served in wanted.releases and wanted.account == app.account:
                 with suppress(DeployError):
                     await self._lead_to(Target(wanted, app, served, []))
@@ -432,6 +444,8 @@ class KubernetesApplier:
         kinds = ("Ingress", "Service", "Deployment", "Secret")
         found = [(kind, each.metadata.name) for kind in kinds for each in self._cluster.select(kind, **labels)]
         await self._cluster.delete(*found)
+        for key in [key for key in self._records if key[0] == app_id and address in ("", key[1])]:
+            del self._records[key]
 
     async def follow_suspensions(self) -> None:
         """Serves suspended apps with 503, and others as usual, as soon as the lists change. Runs until canceled."""
