@@ -71,7 +71,7 @@ from gateway.loops import Allowance
 from gateway.monitors import health, history
 from gateway.monitors.crashes import Crash, Crashes
 from gateway.monitors.findings import MAX_OPEN, Findings
-from gateway.monitors.health import OpenFindings
+from gateway.monitors.health import MonitoredApp
 from gateway.monitors.history import HealthDay
 from gateway.operations.removal import Removal
 from gateway.outbound import addresses
@@ -82,19 +82,12 @@ from gateway.settings import NANO, Settings
 from gateway.validation import Euro, Host, Rate, UserToken
 
 
-class AccountApp(msgspec.Struct):
-    """An app as its account sees it, with the fields of MonitoredApp."""
+class AccountApp(MonitoredApp, kw_only=True):
+    """An app as its account sees it."""
 
-    id: str
-    name: str
     url: str
     customDomain: str | None
     customDomainVerified: bool
-    status: Literal["live", "never-live"]
-    health: Literal["healthy", "unhealthy", "unknown"]
-    healthSince: Time | None
-    certificateExpiresAt: Time | None
-    openFindings: OpenFindings
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app, or else of its account
 
 
@@ -111,13 +104,11 @@ async def view_apps(account: Account, apps: Sequence[App], settings: Settings, s
     monitored = await health.read_monitored_apps(store, [(app, account) for app in apps])
     return [
         AccountApp(
-            id=app.id,
-            name=app.name,
+            **msgspec.structs.asdict(state),
             url=live_url(app.name, settings),
             customDomain=app.customDomain,
             customDomainVerified=app.customDomainVerified,
             suspension=find_suspension(app, account) or msgspec.UNSET,
-            **msgspec.structs.asdict(state),
         )
         for app, state in zip(apps, monitored, strict=True)
     ]
@@ -182,9 +173,7 @@ class AppChange(msgspec.Struct, forbid_unknown_fields=True):
     build: Build | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class OwnRepository(msgspec.Struct):
-    url: str
-    branch: str
+class OwnRepository(RepositoryView):
     hasCredentials: bool
 
 

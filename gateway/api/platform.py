@@ -67,7 +67,7 @@ from gateway.keys import account_apps_key, spend_key
 from gateway.monitors import health, scans
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings, ScanCounts
-from gateway.monitors.health import HealthStatus, OpenFindings
+from gateway.monitors.health import MonitoredApp
 from gateway.operations.directory import Directory, OwnedApp
 from gateway.operations.leaving import Leaving
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
@@ -307,18 +307,11 @@ class AccountPage(msgspec.Struct):
     next: str | None  # the `before` of the next page; null: this is the last page
 
 
-class OperatorsApp(msgspec.Struct, kw_only=True):
-    id: str
-    name: str
+class OperatorsApp(MonitoredApp, kw_only=True):
     account: str
     accountName: str
     url: str
     createdAt: Time
-    status: str
-    health: HealthStatus
-    healthSince: Time | None
-    certificateExpiresAt: Time | None
-    openFindings: OpenFindings
     suspension: Suspension | msgspec.UnsetType = msgspec.UNSET  # of the app itself
     accountSuspension: Suspension | msgspec.UnsetType = msgspec.UNSET
 
@@ -441,15 +434,13 @@ async def _list_apps(apps: Sequence[OwnedApp], settings: Settings, store: Store)
     monitored = await health.read_monitored_apps(store, apps)
     return [
         OperatorsApp(
-            id=app.id,
-            name=app.name,
+            **msgspec.structs.asdict(state),
             account=account.id,
             accountName=account.name,
             url=live_url(app.name, settings),
             createdAt=app.createdAt,
             suspension=app.suspension or msgspec.UNSET,
             accountSuspension=account.suspension or msgspec.UNSET,
-            **msgspec.structs.asdict(state),
         )
         for (app, account), state in zip(apps, monitored, strict=True)
     ]

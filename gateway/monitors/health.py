@@ -69,8 +69,10 @@ class OpenFindings(msgspec.Struct):
 
 
 class MonitoredApp(msgspec.Struct):
-    """An app's state in the monitors, as account holders see it."""
+    """An app and its state in the monitors, as account holders and operators see it."""
 
+    id: str
+    name: str
     status: Literal["live", "never-live"]
     health: HealthStatus
     healthSince: Time | None
@@ -177,6 +179,8 @@ def _monitored(
     status, since = status_and_since(decode_health(state if probed else None))
     red, yellow = findings
     return MonitoredApp(
+        id=app.id,
+        name=app.name,
         status="live" if live else "never-live",
         health=status,
         healthSince=since,
