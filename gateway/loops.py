@@ -1,16 +1,20 @@
-"""How often something may happen, and how a process runs: its file descriptors, its memory and its event loop."""
+"""How often something may happen, what is repeated, and a process's file descriptors, memory and event loop."""
 
 import asyncio
 import gc
 import resource
 import socket
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
 
 import msgspec
+import structlog
 
-from gateway.errors import RateLimited, ServiceError
+from gateway.cancellation import end_if_canceled
+from gateway.errors import BackboneUnavailable, RateLimited, ServiceError
 from gateway.redis.client import Store
+
+logger = structlog.get_logger()
 
 DESCRIPTORS = 65_536  # at most, per process; more would not help on one core
 # New objects before a collection. Requests and deliveries leave hardly any cycles. With Python's default of 700,
@@ -37,6 +41,22 @@ class Allowance(msgspec.Struct, frozen=True):
     async def take_back(self, store: Store, *ids: str) -> None:
         """Takes back a `count`."""
         await store.take_back(self.key(*ids), self.seconds)
+
+
+async def every(seconds: float, work: Callable[[], Awaitable[object]], failure: str) -> NoReturn:
+    """Does the work in rounds until canceled, with a pause of `seconds` after each round.
+
+    What a round could not do without Redis is left to the next one. Other errors are logged as the event `failure`.
+    """
+    while True:
+        try:
+            await work()
+        except BackboneUnavailable:
+            pass
+        except Exception as error:  # one broken record, or a full disk, must not end the rounds
+            logger.error(failure, exc_info=error)
+        end_if_canceled()
+        await asyncio.sleep(seconds)
 
 
 def raise_descriptor_limit() -> int:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -20,11 +20,12 @@ import structlog
 
 from gateway.accounts.records import SLUG
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_canceled, run_in_thread
+from gateway.cancellation import run_in_thread
 from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id, now_iso
+from gateway.loops import every
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import open_storage
@@ -72,10 +73,10 @@ class DataAgent:
             await run_in_thread(data.recover)
             self._site(data).unmark_stopped()  # the watchdog marks it again
         rounds = (
-            asyncio.create_task(self._repeat(self._take_commands, POLL_SECONDS)),
-            asyncio.create_task(self._repeat(self._report, REPORT_SECONDS)),
-            asyncio.create_task(self._repeat(self._apply_plans, PLANS_SECONDS)),
-            asyncio.create_task(self._repeat(self._tidy, TIDY_SECONDS)),
+            asyncio.create_task(every(POLL_SECONDS, self._take_commands, "data.round_failed")),
+            asyncio.create_task(every(REPORT_SECONDS, self._report, "data.round_failed")),
+            asyncio.create_task(every(PLANS_SECONDS, self._apply_plans, "data.round_failed")),
+            asyncio.create_task(every(TIDY_SECONDS, self._tidy, "data.round_failed")),
         )
         try:
             await asyncio.gather(*rounds)
@@ -85,18 +86,6 @@ class DataAgent:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         raise AssertionError("the rounds never end")
-
-    @staticmethod
-    async def _repeat(work: Callable[[], Awaitable[None]], pause: float) -> NoReturn:
-        while True:
-            try:
-                await work()
-            except BackboneUnavailable:  # the next round tries again
-                pass
-            except Exception as error:  # one tenant's data must not stop the others
-                logger.error("data.round_failed", exc_info=error)
-            end_if_canceled()
-            await asyncio.sleep(pause)
 
     def _list_owned(self) -> list[AppData]:
         return [data for data in list_data(self._folder) if data.exists and self._owns(data.app_id)]

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import structlog
 from cryptography import x509
 
-from gateway.cancellation import end_if_canceled, run_in_thread
+from gateway.cancellation import run_in_thread
 from gateway.deploys.serving import REPORT_SECONDS, HostReport, Records
-from gateway.errors import BackboneUnavailable
+from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.hosting import caddy
@@ -42,15 +42,7 @@ class HostWatch:
         self._findings: set[str] = set()  # that were logged and have not ended
 
     async def run(self) -> NoReturn:
-        while True:
-            try:
-                await self.report()
-            except BackboneUnavailable:
-                pass
-            except Exception as error:  # the apps must be served even if this host cannot be watched
-                logger.error("sites.not_watched", exc_info=error)
-            end_if_canceled()
-            await asyncio.sleep(WATCH_SECONDS)
+        await every(WATCH_SECONDS, self.report, "sites.not_watched")
 
     async def report(self) -> None:
         """Raises BackboneUnavailable. What is found without Redis is logged nevertheless."""

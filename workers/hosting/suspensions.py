@@ -5,20 +5,16 @@ The list of suspended apps is in Redis (`gateway/accounts/suspended.py`). The ma
 Redis is unavailable, what was suspended stays suspended, and everything else is served.
 """
 
-import asyncio
 import time
 from contextlib import suppress
 from typing import NoReturn
 
-import structlog
-
 from gateway.accounts.suspended import SuspendedList
-from gateway.cancellation import end_if_canceled, run_in_thread
+from gateway.cancellation import run_in_thread
 from gateway.errors import BackboneUnavailable
+from gateway.loops import every
 from gateway.redis.client import Store
 from workers.hosting.releases import Releases, Site
-
-logger = structlog.get_logger()
 
 POLL_SECONDS = 0.2  # between reads of the versions of the lists
 REREAD_SECONDS = 60.0  # between reads of all lists
@@ -39,15 +35,7 @@ class Suspensions:
 
     async def run(self) -> NoReturn:
         """Runs until canceled."""
-        while True:
-            try:
-                await self._update()
-            except BackboneUnavailable:  # the next round tries again
-                pass
-            except Exception as error:  # such as a full disk
-                logger.error("sites.suspensions_not_marked", exc_info=error)
-            end_if_canceled()
-            await asyncio.sleep(POLL_SECONDS)
+        await every(POLL_SECONDS, self._update, "sites.suspensions_not_marked")
 
     async def _update(self) -> None:
         """Raises BackboneUnavailable, after it has marked sites by what is known."""

@@ -20,6 +20,7 @@ from gateway.deploys.states import Deploys
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.inference.spend import scripts
 from gateway.keys import PARTITION_TAGS
+from gateway.loops import every
 from gateway.operations.leaving import Leaving, list_due
 from gateway.operations.removal import Removal
 from gateway.redis.client import Store
@@ -105,28 +106,21 @@ def make_leaving(settings: Settings, registry: Registry) -> Leaving:
 
 async def keep_deleting_accounts(settings: Settings, registry: Registry) -> None:
     leaving: Leaving | None = None  # opens the storage, whose library takes much memory, when it is needed
-    while True:
-        try:
-            if await list_due(registry.store):
-                leaving = leaving or make_leaving(settings, registry)
-                await leaving.delete_due()
-        except BackboneUnavailable:
-            pass
-        except Exception as error:  # a broken record must not stop the other monitors
-            logger.error("account.undeletable", exc_info=error)
-        end_if_canceled()
-        await asyncio.sleep(DELETION_SECONDS)
+
+    async def delete_due() -> None:
+        nonlocal leaving
+        if await list_due(registry.store):
+            leaving = leaving or make_leaving(settings, registry)
+            await leaving.delete_due()
+
+    await every(DELETION_SECONDS, delete_due, "account.undeletable")
 
 
 async def keep_failing_unreported(deploys: Deploys) -> None:
     """Fails the deploys of an external engine that has died. Otherwise they would stay in progress forever."""
-    while True:
-        try:
-            if failed := await deploys.fail_unreported():
-                logger.warning("deploys.unreported", failed=failed)
-        except BackboneUnavailable:
-            pass
-        except Exception as error:  # a broken record must not stop the other monitors
-            logger.error("deploys.unreadable", exc_info=error)
-        end_if_canceled()
-        await asyncio.sleep(ENGINE_CHECK_SECONDS)
+
+    async def fail_unreported() -> None:
+        if failed := await deploys.fail_unreported():
+            logger.warning("deploys.unreported", failed=failed)
+
+    await every(ENGINE_CHECK_SECONDS, fail_unreported, "deploys.unreadable")

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
+from gateway import loops
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
@@ -111,7 +112,7 @@ async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.Mon
 
 async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "WATCH_SECONDS", 0.05)
-    with captured(host_watch) as lines, monkeypatch.context() as patch:
+    with captured(loops) as lines, monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: 1 / 0)
         running = asyncio.create_task(machine.watch.run())
         await wait_until(lambda: len(lines) > 1)
