@@ -126,7 +126,6 @@ async def test_pages_are_served_promoted_and_rolled_back(host: Host, cluster: Cl
     assert (answer.status_code, answer.text, answer.headers["x-mine"]) == (200, "first", "yes")
     assert "x-robots-tag" not in answer.headers
     assert (await get(host, app, "/docs/")).text == "docs"
-    assert (await get(host, app, "/none")).status_code == 404
     await publish(host, app, {"index.html": "second"})
     await serves(host, app, "second")
     back = await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first["id"]})

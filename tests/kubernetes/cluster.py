@@ -347,7 +347,7 @@ conf_dir = "{self.folder}/network"
         busybox = self.folder / "busybox.tar"
         run("tar", "-C", "/bin", "--transform=s,^,bin/,", "-cf", busybox, "busybox")
         write_image(self.folder / "pause.tar", PAUSE, [busybox], {"Cmd": ["/bin/busybox", "sleep", "2147483647"]})
-        for image in (self.folder / "pause.tar", make_image()):
+        for image in (self.folder / "pause.tar", make_image(self.folder / "image.tar")):
             run(*self._ctr_command, "images", "import", image)
 
 

@@ -2,8 +2,10 @@
 
 It needs root and debootstrap, but no Docker and no registry. What rarely changes is kept in `CACHE`. `ops/build-images`
 makes the real image, which takes much longer; KUBERNETES_IMAGE names such a file to test it instead.
+`python -m tests.kubernetes.image FILE` writes the image to a file.
 """
 
+import fcntl
 import hashlib
 import io
 import json
@@ -14,9 +16,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,59 +30,54 @@ ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capsule-kubernetes"
 NAME = "docker.io/library/capsule-builder:latest"  # as the image of ops/build-images is called after its import
 PACKAGES = "opt/capsule/lib/python3.11/site-packages"  # with Debian 12's Python
+UNUSED_SECONDS = 7 * 86_400  # after which a file is removed from the cache
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
 
 
-def make_image() -> Path:
-    """Returns a file that `ctr images import` and `docker load` read."""
+def make_image(file: Path) -> Path:
+    """Writes the image to the file, and returns it. `ctr images import` and `docker load` read it."""
     if given := os.environ.get("KUBERNETES_IMAGE"):
         return Path(given)
     project = (ROOT / "pyproject.toml").read_bytes(), (ROOT / "requirements.lock").read_bytes()
     source = Path(__file__).read_bytes()
-    layers = [
-        cached("base", make_base, DOCKERFILE.read_bytes(), source),
-        cached("packages", install_packages, *project, source),
-        cached("project", install_project, *read_project()),
-    ]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:  # another source tree may use the same cache
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        layers = [
+            cached("base", make_base, DOCKERFILE.read_bytes(), source),
+            cached("packages", install_packages, *project, source),
+            cached("project", install_project, *read_project()),
+        ]
     environment = {}
     for stage in ("service", "builder"):
         for instruction in read_instructions(stage, "ENV"):
             environment.update(pair.split("=", 1) for pair in instruction.split())
     environment["PATH"] = "/opt/capsule/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    image = CACHE / "image.tar"
     [user] = read_instructions("builder", "USER")
-    variables = [f"{name}={value}" for name, value in environment.items()]
-    write_image(image, NAME, layers, {"Env": variables, "User": user})
-    return image
+    write_image(file, NAME, layers, {"Env": [f"{name}={value}" for name, value in environment.items()], "User": user})
+    return file
 
 
-def cached(name: str, make: Any, *contents: bytes) -> Path:
+def cached(name: str, make: Callable[[Path], None], *contents: bytes) -> Path:
     """Returns the layer that `make` writes to a folder, as a tar file. It is made again when the contents change."""
     digest = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
     file = CACHE / f"{name}-{digest}.tar"
     if not file.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             (folder := Path(scratch) / "layer").mkdir(mode=0o755)
             make(folder)
             run("tar", "--numeric-owner", "--one-file-system", "-C", folder, "-cf", f"{scratch}/layer.tar", ".")
             os.replace(f"{scratch}/layer.tar", file)
-        for former in CACHE.glob(f"{name}-*.tar"):
-            if former != file:
-                former.unlink()
+    file.touch()
+    for former in CACHE.glob("*-*.tar"):
+        if time.time() - former.stat().st_mtime > UNUSED_SECONDS:
+            former.unlink()
     return file
 
 
 def make_base(folder: Path) -> None:
     """Installs Debian with Python, and runs the Dockerfile's other commands that need no package."""
-    debian = CACHE / "debian-12"
-    if not debian.exists():
-        shutil.rmtree(unfinished := CACHE / "debian-12.new", ignore_errors=True)
-        listed = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Codename: bookworm")
-        packages = "--include=ca-certificates,netbase,python3,python-is-python3,tzdata"
-        run("debootstrap", "--variant=minbase", packages, "bookworm", unfinished, listed.split()[0])
-        unfinished.rename(debian)
-    run("cp", "-a", f"{debian}/.", folder)
+    run("cp", "-a", f"{install_debian()}/.", folder)
     for unused in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists"):
         shutil.rmtree(folder / unused, ignore_errors=True)
     for stage in ("service", "builder"):
@@ -87,6 +85,17 @@ def make_base(folder: Path) -> None:
             if "apt-get" not in command:
                 run("chroot", folder, "sh", "-ec", command)
     run("chroot", folder, "python3", "-m", "venv", "--without-pip", "/opt/capsule")
+
+
+def install_debian() -> Path:
+    debian = CACHE / "debian-12"
+    if not debian.exists():
+        shutil.rmtree(unfinished := CACHE / "debian-12.new", ignore_errors=True)
+        listed = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Codename: bookworm")
+        packages = "--include=ca-certificates,netbase,python3,python-is-python3,tzdata"
+        run("debootstrap", "--variant=minbase", packages, "bookworm", unfinished, listed.split()[0])
+        unfinished.rename(debian)
+    return debian
 
 
 def install_packages(folder: Path) -> None:
@@ -107,17 +116,9 @@ def install_packages(folder: Path) -> None:
 
 
 def pip_install(folder: Path, *arguments: str) -> None:
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "-q",
-        "install",
-        "-c",
-        ROOT / "requirements.lock",
-    ]
-    run(*pip, "--target", folder, "--python-version", "3.11", "--only-binary=:all:", *arguments)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    python = install_debian() / "usr/bin/python3"  # what is required differs even between patch releases
+    run(*pip, "--python", python, "install", "-c", ROOT / "requirements.lock", "--target", folder, *arguments)
 
 
 def install_project(folder: Path) -> None:
@@ -160,7 +161,7 @@ def write_image(file: Path, name: str, layers: list[Path], settings: dict[str, A
     }
     files = [f"{digest}.tar" for digest in digests]
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": files}]
-    with tarfile.open(f"{file}.new", "w") as archive:
+    with tarfile.open(file, "w") as archive:
         for layer, digest in zip(layers, files, strict=True):
             archive.add(layer, digest)
         for path, content in (("config.json", config), ("manifest.json", manifest)):
@@ -168,7 +169,6 @@ def write_image(file: Path, name: str, layers: list[Path], settings: dict[str, A
             entry = tarfile.TarInfo(path)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
-    os.replace(f"{file}.new", file)
 
 
 def run(*command: str | Path, timeout: float = 900) -> str:
@@ -179,4 +179,4 @@ def run(*command: str | Path, timeout: float = 900) -> str:
 
 
 if __name__ == "__main__":
-    print(make_image())
+    print(make_image(Path(sys.argv[1])))
