@@ -57,7 +57,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/trailers": return self.wfile.write(TRAILERS)
         self.send_response(200)
         self.send_header("Set-Cookie", "a=b; Domain=apps.test; Path=/")
-        said = f"{os.environ['APP_URL']} {os.environ['GREETING']} {self.headers['X-Forwarded-For']}".encode()
+        said = f"{os.environ['APP_URL']} {os.environ['GREETING']} {self.headers['X-Forwarded-For']} ".encode()
+        said += open("/proc/self/oom_score_adj", "rb").read().strip()
         self.send_header("Content-Length", str(len(said)))
         self.end_headers()
         self.wfile.write(said)
@@ -219,7 +220,7 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
         )
         async with pod.container(run) as process, pod.serving() as serving:
             said = await pod.ask("/")
-            assert said.body == f"https://{HOST} good day to you 127.0.0.1".encode()
+            assert said.body == f"https://{HOST} good day to you 127.0.0.1 1000".encode()
             assert said.headers["set-cookie"] == "a=b; Path=/"
             async with single_machine(hosting, pod):
                 for path in ("/", "/trailers", "/cut"):
