@@ -8,13 +8,12 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Mapping
-from contextlib import aclosing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gateway.data.records import FOLDER
 from gateway.storage import FolderStorage, Listed, Storage
-from workers.backup.target import BackupTarget, FileEntry, Part
+from workers.backup.target import BackupTarget, FileEntry, fetch_part
 
 PARALLEL = 8  # files
 FOLDERS = ("sources/", "archives/", "logs/")
@@ -65,7 +64,7 @@ async def copy_files(
             return
         async with slots:
             path = Path(folder, hashlib.sha256(name.encode()).hexdigest())
-            if (part := await _fetch(storage, key, path)) is not None:
+            if (part := await fetch_part(storage, key, path)) is not None:
                 await target.add(part, path)
                 entries[name] = FileEntry(name, part, listed.version)
             await asyncio.to_thread(path.unlink, True)
@@ -79,20 +78,6 @@ async def copy_files(
 
 def _is_unchanged(before: FileEntry, listed: Listed) -> bool:
     return (before.version, before.part.size) == (listed.version, listed.size)
-
-
-async def _fetch(storage: Storage, key: str, path: Path) -> Part | None:
-    """Writes the object to a file. Returns None if it does not exist."""
-    if (found := await storage.open(key)) is None:
-        return None
-    digest, size = hashlib.sha256(), 0
-    async with aclosing(found.chunks) as chunks:
-        with path.open("wb") as file:
-            async for chunk in chunks:
-                digest.update(chunk)
-                size += len(chunk)
-                await asyncio.to_thread(file.write, chunk)
-    return Part(digest.hexdigest(), size)
 
 
 async def restore_files(

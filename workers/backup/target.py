@@ -86,6 +86,20 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     version: str  # as the storage knows it: a file with the same version is unchanged
 
 
+async def fetch_part(storage: Storage, key: str, path: Path) -> Part | None:
+    """Writes the object to a file. Returns None if it does not exist. Raises StorageUnavailable."""
+    if (found := await storage.open(key)) is None:
+        return None
+    digest, size = hashlib.sha256(), 0
+    async with aclosing(found.chunks) as chunks:
+        with path.open("wb") as file:
+            async for chunk in chunks:
+                digest.update(chunk)
+                size += len(chunk)
+                await asyncio.to_thread(file.write, chunk)
+    return Part(digest.hexdigest(), size)
+
+
 def open_target(address: str, *, create: bool = False) -> Storage:
     """Opens a folder or `s3://bucket/prefix`. Raises BadBackup."""
     url = urlsplit(address)
@@ -158,17 +172,10 @@ class BackupTarget:
 
     async def fetch(self, part: Part, path: Path) -> None:
         """Writes the object to a file. Raises BadBackup."""
-        digest, size = hashlib.sha256(), 0
-        if (found := await self._storage.open(_object_key(part))) is None:
-            raise BadBackup(f"the object {part.digest} of the backup is missing")
-        async with aclosing(found.chunks) as chunks:
-            with path.open("wb") as file:
-                async for chunk in chunks:
-                    digest.update(chunk)
-                    size += len(chunk)
-                    await asyncio.to_thread(file.write, chunk)
-        if Part(digest.hexdigest(), size) != part:
-            raise BadBackup(f"the object {part.digest} of the backup is damaged")
+        fetched = await fetch_part(self._storage, _object_key(part), path)
+        if fetched != part:
+            fault = "missing" if fetched is None else "damaged"
+            raise BadBackup(f"the object {part.digest} of the backup is {fault}")
 
     # -- lists of records ------------------------------------------------------------------------------------
 

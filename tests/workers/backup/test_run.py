@@ -228,13 +228,13 @@ async def test_a_second_backup_copies_what_is_new(
     first = await service.back_up(target)
     before = {path: path.stat().st_mtime_ns for path in objects_of(target)}
     fetched: list[str] = []
-    fetch = files._fetch
+    fetch = files.fetch_part
 
     async def count(storage: Any, key: str, path: Path) -> Any:
         fetched.append(key)
         return await fetch(storage, key, path)
 
-    monkeypatch.setattr(files, "_fetch", count)
+    monkeypatch.setattr(files, "fetch_part", count)
     again = await service.back_up(target)
     assert (again.added, fetched) == (0, [])
     await service.serve(app, "dep_2")
