@@ -266,5 +266,5 @@ def configure(settings: Settings) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=level, force=True)
-    for name in ("httpx", "httpcore", "markdown_it"):
+    for name in ("httpx", "httpcore", "httpx2", "httpcore2", "markdown_it"):
         logging.getLogger(name).setLevel(logging.WARNING)

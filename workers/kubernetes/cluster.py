@@ -158,14 +158,21 @@ class Cluster:
                 await self._until_answered(delete)
 
     async def _apply(self, key: Key) -> None:
+        async def attempt() -> Any | None:
+            if (wanted := self.wanted.get(key)) is None:  # it was deleted meanwhile
+                return None
+            return await self._client.apply(from_dict(wanted), field_manager=MANAGER, force=True)
+
         try:
-            found = await self._until_answered(
-                lambda: self._client.apply(from_dict(self.wanted[key]), field_manager=MANAGER, force=True)
-            )
+            found = await self._until_answered(attempt)
         except ApiError as error:
             logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
             raise DeployError(_explain(error)) from None
+        if found is None:
+            return
         self._note(key, found)
+        if key not in self.wanted:
+            await self.delete(key)
 
     async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats the attempt while the API server is away. Raises ApiError."""

@@ -35,6 +35,7 @@ APP_LABEL, ACCOUNT_LABEL, ADDRESS_LABEL, DEPLOY_LABEL = (
 )
 POLICY_NAME = "capsule-apps"
 FIRST_UID, UIDS = 1_000_000, 500_000  # pairs of user ids: Caddy has the first one, the start command the second
+GIB = 1 << 30  # the API writes a quantity in the largest unit, and what it writes is compared with what is wanted
 RELEASE_DISK = "4Gi"  # for a release and its archive
 # Before a container is stopped: waits until the ingress knows, and no visitor has an established connection (state 01).
 DRAIN = f"""sleep 3
@@ -83,7 +84,7 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
     }
     containers = [web]
     if release.runs and not release.suspended:
-        scratch = dict.fromkeys(("home", "tmp", "data"), f"{LIMITS.disk // MIB}Mi")
+        scratch = dict.fromkeys(("home", "tmp", "data"), f"{LIMITS.disk // GIB}Gi")
         volumes += [{"name": name, "emptyDir": {"sizeLimit": size}} for name, size in scratch.items()]
         volumes.append({"name": "variables", "secret": _secret_file(release, VARIABLES)})
         path = f"releases/{release.app}/{release.address}/{release.deploy}/app"

@@ -109,3 +109,10 @@ def test_only_public_addresses_are_reachable(address: str, reachable: bool) -> N
     )
     assert found is reachable
     assert all(rule.get("to") or {port["port"] for port in rule["ports"]} == {53} for rule in rules)
+
+
+def test_quantities_are_as_the_api_writes_them() -> None:
+    """Otherwise what is present would never be what is wanted, and would be applied again for ever."""
+    quantities = re.findall(r"'(\d+)(m|Mi|Gi)'", str(describe_deployment(RELEASE, SETTINGS)))
+    assert len(quantities) > 10
+    assert not [(number, unit) for number, unit in quantities if int(number) % (1_000 if unit == "m" else 1_024) == 0]
