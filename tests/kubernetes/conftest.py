@@ -92,7 +92,7 @@ async def running(
     storage = await S3Server(folder).start()
     server, _ = cluster.read_access()
     ingress = Ingress(server, tokens["tests"], NAMESPACE)
-    policies = Policies(server, tokens["tests"], "capsule-tests").running()
+    policies = Policies(server, tokens["tests"], f"capsule-{os.getpid()}").running()
     if "KUBERNETES_CLUSTER" in os.environ:
         policies = contextlib.nullcontext()  # its network enforces them
     for account, token in tokens.items():

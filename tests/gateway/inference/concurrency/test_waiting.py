@@ -29,7 +29,7 @@ class History:
         self.processes = [self.start(), self.start()]
         self.running: Counter[str] = Counter()
         self.waiters: dict[Waiter, list[Process]] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: list[asyncio.Task[None]] = []  # in order, so that a seed has one history
         self.outcomes: Counter[str] = Counter()
 
     def start(self) -> list[Process]:
@@ -62,7 +62,7 @@ class History:
     def ask(self) -> None:
         pools, account = self.rng.choice(self.processes), f"acc{self.rng.randrange(4)}"
         task = asyncio.create_task(self.request(pools, account, self.rng.random()))
-        self.tasks.add(task)
+        self.tasks.append(task)
 
     def step(self) -> None:
         match self.rng.choice(["ask"] * 6 + ["move"] * 3 + ["cancel", "leave", "halve"]):
@@ -74,7 +74,7 @@ class History:
             case "leave" if self.waiters:
                 self.rng.choice([*self.waiters]).leave(InferenceDisabled())
             case "cancel" if self.tasks:
-                self.rng.choice([*self.tasks]).cancel()
+                self.rng.choice([task for task in self.tasks if not task.done()] or self.tasks).cancel()
             case "halve":
                 self.rng.choice(self.rng.choice(self.processes)).halve_limit()
 
