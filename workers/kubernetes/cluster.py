@@ -137,6 +137,7 @@ class Cluster:
         for each in objects:
             key = (each["kind"], each["metadata"]["name"])
             self.wanted[key] = each
+            self._healed_at[key] = time.monotonic()  # not by `_keep_healing` too
             if key not in self.present or not _covers(self.present[key].to_dict(), each):
                 await self._apply(key)
 
