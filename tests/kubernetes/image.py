@@ -151,7 +151,7 @@ def read_instructions(stage: str, kind: str) -> list[str]:
 
 def write_image(file: Path, name: str, layers: list[Path], settings: dict[str, Any]) -> None:
     """Writes an image as `docker save` does."""
-    digests = [hashlib.file_digest(layer.open("rb"), "sha256").hexdigest() for layer in layers]
+    digests = [_digest(layer) for layer in layers]
     config = {
         "architecture": MACHINE,
         "os": "linux",
@@ -169,6 +169,11 @@ def write_image(file: Path, name: str, layers: list[Path], settings: dict[str, A
             entry = tarfile.TarInfo(path)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def run(*command: str | Path, timeout: float = 900) -> str:
