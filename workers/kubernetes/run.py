@@ -14,9 +14,11 @@ import structlog
 
 from gateway.accounts.suspended import SuspendedList
 from gateway.cancellation import end_if_canceled, run_in_background
+from gateway.data.commands import DataAnswer, DataCommands
 from gateway.deploys import scripts
 from gateway.deploys.serving import Records
 from gateway.errors import BackboneUnavailable
+from gateway.loops import every
 from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
@@ -30,6 +32,8 @@ from workers.kubernetes.objects import describe_policy
 logger = structlog.get_logger()
 
 HOST = "kubernetes"  # the id of the cluster among hosts
+NO_DATA = "On Kubernetes, the data of apps are not kept: DATA_DIR is empty whenever an app starts."
+DATA_SECONDS = 0.5  # between looks for commands to the data of apps
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 3.0
 
 
@@ -64,6 +68,14 @@ async def _hold_lease(store: Store) -> AsyncIterator[asyncio.Task[object]]:
             await scripts.hold_engine(store, worker, 0)
 
 
+async def _refuse_data_commands(store: Store) -> None:
+    """Answers that an app has no data. What people ask for themselves gets a reason instead."""
+    commands = DataCommands(store)
+    for command in await commands.list_commands():
+        asked = command.action == "restore" or (command.action == "snapshot" and command.reason == "manual")
+        await commands.answer(command, DataAnswer(error=NO_DATA) if asked else DataAnswer())
+
+
 async def run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
@@ -82,7 +94,8 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(aclosing(agent))
         await agent.catch_up()
         changes = follow_changes(reporter.store, applier.follow_app)
-        for part in (agent.run(), applier.follow_suspensions(), changes):
+        refusals = every(DATA_SECONDS, partial(_refuse_data_commands, reporter.store), "data.round_failed")
+        for part in (agent.run(), applier.follow_suspensions(), changes, refusals):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address=HOST, domain=settings.apps_domain)
         end_if_canceled()
