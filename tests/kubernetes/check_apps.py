@@ -367,6 +367,12 @@ async def test_a_renamed_app_and_its_domain_are_served(host: Host) -> None:
 async def test_a_deleted_app_leaves_nothing(host: Host, cluster: Cluster) -> None:
     app = await host.app(build=START)
     await publish(host, app, server("one"))
+    left = f"dep-{secrets.token_hex(10)}"  # by a worker that ended between the deletions of a release's objects
+    cluster.kubectl("create", "secret", "generic", left, "-n", NAMESPACE)
+    labels = {"app.kubernetes.io/managed-by": "capsule", "capsule/deploy": left.replace("-", "_")}
+    cluster.kubectl("label", "secret", left, "-n", NAMESPACE, *(f"{name}={value}" for name, value in labels.items()))
+    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+    await wait_until(lambda: cluster.find("secrets", NAMESPACE, selector), 30, holds=lambda found: not found)
     queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
     await host.over(queued.json()["deployId"])
     own = await app_id(host, app)

@@ -400,10 +400,10 @@ class KubernetesApplier:
                 await self._follow_addresses(app_id)
             except msgspec.MsgspecError as error:  # one damaged record must not affect the others
                 logger.error("app.unreadable", app=app_id, error=str(error))
-        for each in self._cluster.select("Deployment"):
-            deploy = each.metadata.labels.get(DEPLOY_LABEL)
-            if deploy and deploy not in kept:
-                await self._cluster.delete(*_keys_of([deploy]))
+        # A worker that ended between two deletions has left the Secret alone.
+        releases = [*self._cluster.select("Deployment"), *self._cluster.select("Secret")]
+        present = {each.metadata.labels.get(DEPLOY_LABEL) for each in releases}
+        await self._cluster.delete(*_keys_of(present - kept - {None}))
         for app_id in {app for app, _ in self._records}:
             await self._tidy_previews(app_id)
 
