@@ -70,10 +70,11 @@ class PodLog(RuntimeLog):
     async def _find_pod(self, deploy_id: str) -> str | None:
         """Returns the name of the newest pod that runs the start command of this deploy."""
         from httpx2 import HTTPError
+        from lightkube.core.exceptions import ConfigError
         from lightkube.resources.core_v1 import Pod
 
         found = []
-        with suppress(HTTPError, TimeoutError):
+        with suppress(HTTPError, TimeoutError, ConfigError):
             async with asyncio.timeout(UNREACHABLE_SECONDS):
                 listed = self._client.list(Pod, namespace=self._namespace, labels={DEPLOY_LABEL: deploy_id})
                 found = [pod async for pod in listed if any(each.name == CONTAINER for each in pod.spec.containers)]

@@ -142,7 +142,7 @@ class Cluster:
                 await self._apply(key)
 
     async def delete(self, *keys: Key) -> None:
-        """Deletes the objects that are there, and does not heal them any more."""
+        """Deletes the objects that are there, and does not heal them any more. Raises DeployError."""
         for key in keys:
             self.wanted.pop(key, None)
             self._healed_at.pop(key, None)
@@ -156,7 +156,10 @@ class Cluster:
                         if error.status.code != 404:
                             raise
 
-                await self._until_answered(delete)
+                try:
+                    await self._until_answered(delete)
+                except ApiError as error:
+                    raise self._refuse((kind, name), error) from None
 
     async def _apply(self, key: Key) -> None:
         async def attempt() -> Any | None:
@@ -167,13 +170,20 @@ class Cluster:
         try:
             found = await self._until_answered(attempt)
         except ApiError as error:
-            logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
-            raise DeployError(_explain(error)) from None
+            raise self._refuse(key, error) from None
         if found is None:
             return
         self._note(key, found)
         if key not in self.wanted:
             await self.delete(key)
+
+    @staticmethod
+    def _refuse(key: Key, error: ApiError) -> DeployError:
+        """Returns what an account holder can do. Operators find the reason in the log."""
+        logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
+        if "exceeded quota" in (error.status.message or ""):
+            return DeployError("the cluster has no room for another app; stop one, or try again later")
+        return DeployError("the cluster refused to serve the app; the operator's log says why")
 
     async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats the attempt while the API server is away. Raises ApiError."""
@@ -209,7 +219,9 @@ class Cluster:
             except (HTTPError, TimeoutError) as error:
                 if time.monotonic() - began > WATCH_SECONDS / 2:
                     pause = FIRST_PAUSE_SECONDS
-                logger.info("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
+                refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
+                log = logger.error if refused else logger.info
+                log("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
             end_if_canceled()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -223,7 +235,11 @@ class Cluster:
             self._note(key, None)
         for key, each in found.items():
             self._note(key, each)
-        self._synced.add(kind)
+        if kind not in self._synced:
+            self._synced.add(kind)
+            if self._synced == WATCHED.keys():  # what a pod means depends on the other objects
+                for pod in self.select("Pod"):
+                    self.on_pod(pod)
         version = listed.resourceVersion
         changes = self._client.watch(
             WATCHED[kind], labels=labels, resource_version=version, server_timeout=WATCH_SECONDS
@@ -236,7 +252,7 @@ class Cluster:
             self.present.pop(key, None)
         else:
             self.present[key] = found
-            if key[0] == "Pod":
+            if key[0] == "Pod" and self._synced == WATCHED.keys():
                 self.on_pod(found)
         self._changed.set()
         self._changed = asyncio.Event()
@@ -267,10 +283,3 @@ def _covers(present: Any, wanted: Any) -> bool:
         same = isinstance(present, list) and len(present) == len(wanted)
         return same and all(map(_covers, present, wanted))
     return bool(present == wanted)
-
-
-def _explain(error: ApiError) -> str:
-    """Says what an account holder can do. Operators find the reason in the log."""
-    if "exceeded quota" in (error.status.message or ""):
-        return "the cluster has no room for another app; stop one, or try again later"
-    return "the cluster refused to serve the app; the operator's log says why"
