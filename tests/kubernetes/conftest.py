@@ -114,7 +114,7 @@ async def running(
             gateway_with_redis(provider, folder, **settings) as gw,
             host_on(gw, receiver, ingress.port) as host,
         ):
-            await host.worker("webhooks", "deploys", constants=OFTEN, KUBECONFIG="", GATEWAY_WEBHOOK_CLAIM_IDLE="3")
+            await host.worker("webhooks", "deploys", constants=OFTEN, KUBECONFIG="")
             for number in range(2):
                 own = {
                     "KUBECONFIG": str(folder / "sites.kubeconfig"),
