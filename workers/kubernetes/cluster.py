@@ -222,6 +222,8 @@ class Cluster:
                 refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
                 log = logger.error if refused else logger.info
                 log("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
+            except Exception as error:  # an object that cannot be read must not end the others' watches
+                logger.error("kubernetes.watch_failed", kind=kind, exc_info=error)
             end_if_canceled()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
