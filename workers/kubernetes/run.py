@@ -37,7 +37,7 @@ DATA_SECONDS = 0.5  # between looks for commands to the data of apps
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 3.0
 
 
-class LeaseLost(Exception):
+class TakenOver(Exception):
     """Another worker has taken over, because this one stood still."""
 
 
@@ -58,7 +58,7 @@ async def _hold_lease(store: Store) -> AsyncIterator[asyncio.Task[object]]:
             end_if_canceled()
             with suppress(BackboneUnavailable):  # nobody else can take it meanwhile
                 if not await scripts.hold_engine(store, worker, lifetime):
-                    raise LeaseLost("another worker changes what the cluster serves")
+                    raise TakenOver("another worker changes what the cluster serves")
 
     try:
         async with run_in_background(renew()) as renewing:

@@ -1,6 +1,7 @@
 """Notices by real worker processes, through a real mail server."""
 
 import ssl
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -115,9 +116,10 @@ async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, rec
     async with MailServer(greets=False) as server:
         account = await (await subscribed(own)).set(receiver.url("/hooks"))
         sending = await worker(own, server, QUICK | HANGING)
-        events = [await account.emit(FAILED) for _ in range(20)]
+        events, began = [await account.emit(FAILED) for _ in range(20)], time.monotonic()
         for event in events:
-            assert await account.outcome(event, 2) == ("delivered", 204)
+            assert await account.outcome(event, 10) == ("delivered", 204)
+        assert time.monotonic() - began < 8  # behind 20 attempts of half a second, they would take ten
         await wait_until(lambda: server.connections > 20, 10)
         server.port = free_port()
         await outcomes(own, failed=20)

@@ -58,7 +58,7 @@ async def test_tokens_without_kid_do_not_block_the_process(gw: Gateway, app: App
         began = read_cpu_seconds(find_pid(gw))
         answers = await asyncio.gather(*(attacked.ask("x", token=token) for token in tokens))
         assert {response.status_code for response in answers} <= {401, 429}
-        assert read_cpu_seconds(find_pid(gw)) - began < 1  # all of them together would take 20
+        assert read_cpu_seconds(find_pid(gw)) - began < 3  # all of them together would take 20
 
 
 async def test_a_flood_of_bad_tokens_is_refused_unread(launch: Launch) -> None:
