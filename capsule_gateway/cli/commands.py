@@ -66,7 +66,10 @@ class Group(click.Group):
         self._declare(usage, help, run, *options, as_json)
 
     def shows(self, usage: str, call: str, having: str = "id", *options: Decorator) -> Callable[[Show], Show]:
-        """Adds a command whose help is the docstring of the decorated function, which shows the answer to people."""
+        """Adds a command whose help is the docstring of the decorated function, which shows the answer to people.
+
+        The function then follows --json, so that other commands with the same answer can show it too.
+        """
 
         def add(show: Show) -> Show:
             def show_answer(answer: Row, **values: Any) -> None:
@@ -75,7 +78,7 @@ class Group(click.Group):
                 show(answer, **values)
 
             self.sends(usage, call, show.__doc__, Answer(having, show_answer), *options)
-            return show
+            return show_answer
 
         return add
 

@@ -7,8 +7,17 @@ from capsule_gateway.cli.commands import Answer, Group, done
 from capsule_gateway.cli.service import ServiceRefusal
 from capsule_gateway.cli.show import show_fields, show_json, show_table, wants_json
 
+ADDRESS = "/account/apps/{app}/domain"
 
-def _show(answer: Row, app: str, **_: str) -> None:
+domain = Group(
+    "domain",
+    help="Serve an app at a domain of your own.\n\nSet the domain, create the records in its DNS, then verify it.",
+)
+
+
+@domain.shows("show APP", f"GET {ADDRESS}", "domain")
+def domain_show(answer: Row, app: str, **_: str) -> None:
+    """Show the custom domain of APP and the records that it needs."""
     show_fields(
         answer,
         {
@@ -19,13 +28,19 @@ def _show(answer: Row, app: str, **_: str) -> None:
             "problem": text_of("problem"),
         },
     )
-    if wants_json():
-        return
     click.echo("\nRecords for its DNS:")
     records = answer.get("records")
     show_table(records if isinstance(records, list) else [], texts("type", "name", "value"), empty="none")
     if not answer.get("verified"):
         click.echo(f"\nCreate these records, then run: capsule domain verify {app}")
+
+
+domain.sends(
+    "set APP DOMAIN",
+    f"PUT {ADDRESS} domain",
+    "Set the custom domain of APP to DOMAIN. A new domain is not served until it is verified.",
+    Answer("domain", domain_show),
+)
 
 
 def _show_verification(answer: Row, app: str) -> None:
@@ -39,20 +54,6 @@ def _show_verification(answer: Row, app: str) -> None:
         click.echo(f"{name} is verified." + (f" {problem}" if problem else ""))
 
 
-ADDRESS = "/account/apps/{app}/domain"
-DOMAIN = Answer("domain", _show)
-
-domain = Group(
-    "domain",
-    help="Serve an app at a domain of your own.\n\nSet the domain, create the records in its DNS, then verify it.",
-)
-domain.sends("show APP", f"GET {ADDRESS}", "Show the custom domain of APP and the records that it needs.", DOMAIN)
-domain.sends(
-    "set APP DOMAIN",
-    f"PUT {ADDRESS} domain",
-    "Set the custom domain of APP to DOMAIN. A new domain is not served until it is verified.",
-    DOMAIN,
-)
 domain.sends(
     "verify APP",
     f"POST {ADDRESS}/verify",

@@ -6,7 +6,7 @@ from capsule_gateway.cli.arguments import app_argument
 from capsule_gateway.cli.cells import Row, format_spending, text_of
 from capsule_gateway.cli.commands import Group
 from capsule_gateway.cli.service import WrongUsage, open_service, path
-from capsule_gateway.cli.show import as_json, show_fields, show_json, wants_json
+from capsule_gateway.cli.show import as_json, show_fields
 
 LIMITS = {
     "per day": ("dailyEuro", "EUR"),
@@ -47,9 +47,7 @@ def limits_set(app: str, **options: str | None) -> None:
     if not changes:
         raise WrongUsage("name at least one limit: --daily-euro, --user-daily-euro, --rpm or --user-rpm")
     record = open_service().request_object("PUT", path("account", "apps", app, "limits"), changes, having="")
-    if wants_json():
-        return show_json(record)
-    limits_show(record, app)
+    limits_show(record, app=app)
 
 
 def _read_limit(name: str, value: str) -> str | int | None:
