@@ -14,7 +14,7 @@ import click
 from capsule_gateway.cli.arguments import app_argument, deploy_argument, follow_option, limit, timeout_option
 from capsule_gateway.cli.cells import Row, age_of, duration_of, format_size, state_of, strip_controls, text_of, texts
 from capsule_gateway.cli.commands import Answer, Group, sentence
-from capsule_gateway.cli.service import NOT_PERMITTED, Service, ServiceRefusal, open_service, path, retry
+from capsule_gateway.cli.service import Service, ServiceRefusal, call_if_permitted, open_service, path, retry
 from capsule_gateway.cli.show import (
     as_json,
     as_list,
@@ -73,12 +73,10 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
 
 
 def _require_app(service: Service, name: str) -> None:
-    try:
-        names = [text_of("name")(app) for app in service.list_rows("/account/apps")]
-    except ServiceRefusal as refused:
-        if refused.code != NOT_PERMITTED:
-            raise
+    listed = call_if_permitted(lambda: service.list_rows("/account/apps"))
+    if listed is None:
         return  # a key for deploys, which does not list apps
+    names = [text_of("name")(app) for app in listed]
     if name not in names:
         yours = f"; yours are {', '.join(names)}" if names else ""
         raise ServiceRefusal(f"you have no app called {strip_controls(name)}{yours}")

@@ -7,7 +7,7 @@ import secrets
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -16,7 +16,7 @@ from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name,
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.deploys import publish_source
 from capsule_gateway.cli.manifest import ensure_manifest
-from capsule_gateway.cli.service import NOT_PERMITTED, Service, ServiceRefusal, WrongUsage, open_service, path
+from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, call_if_permitted, open_service, path
 from capsule_gateway.cli.show import as_json, print_note, show_line, wants_json
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _create_missing_app(service: Service, name: str) -> None:
-    listed = _list_permitted(service, "/account/apps")
+    listed = call_if_permitted(lambda: service.list_rows("/account/apps"))
+    # A key for deploys only does not list apps: then the app must be there.
     if listed is None or any(app.get("name") == name for app in listed):
         return
     try:
@@ -156,16 +157,6 @@ def _create_missing_app(service: Service, name: str) -> None:
             raise ServiceRefusal(f"the name {name} is taken; choose another name in {MANIFEST}", status=409) from None
         raise
     _note(f"Created the app {name}.")
-
-
-def _list_permitted(service: Service, address: str) -> list[dict[str, Any]] | None:
-    """Returns the rows, or None if the key is for deploys only: then the app must be there."""
-    try:
-        return service.list_rows(address)
-    except ServiceRefusal as refused:
-        if refused.code != NOT_PERMITTED:
-            raise
-        return None
 
 
 def _uses_better_auth(folder: Path) -> bool:
@@ -180,7 +171,7 @@ def _uses_better_auth(folder: Path) -> bool:
 def _set_missing_secret(service: Service, name: str) -> None:
     """Sets the secret with which better-auth signs its sessions, unless the app has one."""
     variables = path("account", "apps", name, "env")
-    listed = _list_permitted(service, variables)
+    listed = call_if_permitted(lambda: service.list_rows(variables))
     if listed is None or any(row.get("name") == AUTH_SECRET for row in listed):
         return
     service.send("PUT", variables, {AUTH_SECRET: secrets.token_urlsafe(32)})

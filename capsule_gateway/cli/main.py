@@ -16,10 +16,10 @@ import click
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.service import (
     LOCAL_URL,
-    NOT_PERMITTED,
     Service,
     ServiceRefusal,
     WrongUsage,
+    call_if_permitted,
     credentials_file,
     find_credentials,
     load_saved_credentials,
@@ -140,18 +140,16 @@ def login(url: str | None) -> None:
         click.echo("CAPSULE_API_KEY is set and takes precedence.", err=True)
 
 
-def _fetch_account(url: str, key: str) -> dict[str, Any]:
+def _fetch_account(url: str, key: str) -> dict[str, Any] | None:
     with Service(url, key) as service:
         try:
-            return service.request_object("GET", "/account")
+            return call_if_permitted(lambda: service.request_object("GET", "/account"))
         except ServiceRefusal as refused:
-            if refused.code == NOT_PERMITTED:
-                return {}
-            if refused.status == 401:
-                raise ServiceRefusal(
-                    f"this key is not valid at {url} (operators set CAPSULE_API_KEY to the operator token instead)"
-                ) from None
-            raise
+            if refused.status != 401:
+                raise
+            raise ServiceRefusal(
+                f"this key is not valid at {url} (operators set CAPSULE_API_KEY to the operator token instead)"
+            ) from None
 
 
 @main.command()
@@ -163,12 +161,9 @@ def whoami() -> None:
         if not service.is_account:
             service.request_object("GET", "/platform/inference", having="")
             return show_line({"url": url, "operator": True}, f"An operator at {url}")
-        try:
-            account = service.request_object("GET", "/account")
-        except ServiceRefusal as refused:
-            if refused.code != NOT_PERMITTED:
-                raise
-            return show_line({"url": url, "operator": False}, f"A key at {url} that does not show its account")
+        account = call_if_permitted(lambda: service.request_object("GET", "/account"))
+    if account is None:
+        return show_line({"url": url, "operator": False}, f"A key at {url} that does not show its account")
     answer = {"url": url, "operator": False, **{name: account.get(name) for name in ("id", "name", "plan")}}
     plan = text_of("plan")(account)
     show_line(answer, strip_controls(f"{account.get('name')} ({account.get('id')}) at {url}, on the plan {plan}"))

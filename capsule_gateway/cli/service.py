@@ -140,6 +140,16 @@ def retry(call: Callable[[], Result], pause: float) -> Result:
     return call()
 
 
+def call_if_permitted(call: Callable[[], Result]) -> Result | None:
+    """Returns the call's result, or None if the key's scope does not include the call."""
+    try:
+        return call()
+    except ServiceRefusal as refused:
+        if refused.code != NOT_PERMITTED:
+            raise
+        return None
+
+
 def path(*parts: str) -> str:
     return "".join("/" + quote(part, safe="") for part in parts)
 
@@ -199,11 +209,7 @@ class Service:
 
     def download(self, path: str) -> Iterator[bytes]:
         """Yields the content at the path. Raises ServiceRefusal."""
-        stream = self._http.stream("GET", self.url + path, timeout=_timeouts(SILENCE_SECONDS))
-        with self._map_failures(), stream as answer:
-            if not answer.is_success:
-                answer.read()
-                raise self._make_refusal(answer)
+        with self._open_stream(path) as answer:
             yield from answer.iter_raw()
 
     def read_text(self, path: str, **query: Any) -> str:
@@ -212,12 +218,7 @@ class Service:
 
     def stream_events(self, path: str, **query: Any) -> Iterator[str]:
         """Yields the data of each event until the service ends the stream. Raises ServiceRefusal."""
-        headers, timeout = {"accept": "text/event-stream"}, _timeouts(SILENCE_SECONDS)
-        stream = self._http.stream("GET", self.url + path, params=query, headers=headers, timeout=timeout)
-        with self._map_failures(), stream as answer:
-            if not answer.is_success:
-                answer.read()
-                raise self._make_refusal(answer)
+        with self._open_stream(path, params=query, headers={"accept": "text/event-stream"}) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
@@ -226,6 +227,15 @@ class Service:
         headers = {"content-type": media_type, "content-length": str(size)}
         timeout = _timeouts(UPLOAD_SECONDS)
         return self._read_object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
+
+    @contextlib.contextmanager
+    def _open_stream(self, path: str, **options: Any) -> Iterator[httpx.Response]:
+        stream = self._http.stream("GET", self.url + path, timeout=_timeouts(SILENCE_SECONDS), **options)
+        with self._map_failures(), stream as answer:
+            if not answer.is_success:
+                answer.read()
+                raise self._make_refusal(answer)
+            yield answer
 
     def _call(self, method: str, path: str, query: dict[str, Any] | None = None, **options: Any) -> httpx.Response:
         given = {name: value for name, value in (query or {}).items() if value is not None}
