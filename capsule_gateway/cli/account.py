@@ -14,6 +14,7 @@ from capsule_gateway.cli.cells import (
     age_of,
     color_state,
     duration_of,
+    format_count,
     format_euro,
     format_size,
     format_spending,
@@ -28,12 +29,11 @@ from capsule_gateway.cli.service import Service, ServiceRefusal, WrongUsage, ope
 from capsule_gateway.cli.show import (
     as_json,
     as_list,
-    print_note,
+    print_next_page,
     show_fields,
     show_line,
     show_table,
     show_value,
-    wants_table,
 )
 from gateway.events import catalog
 from gateway.ids import now_iso
@@ -250,8 +250,7 @@ def deliveries_list(
     rows = fetch(limit)
     empty = "No such deliveries." if any(query.values()) else NO_DELIVERIES
     show_table(rows, DELIVERY_COLUMNS, **DELIVERY_LAYOUT, empty=empty)
-    if len(rows) == limit and wants_table():
-        print_note(f"More: capsule deliveries list --before {strip_controls(text_of('attempt')(rows[-1]))}")
+    print_next_page("capsule deliveries list", rows, limit, "attempt")
 
 
 @deliveries.shows("show ID", "GET /account/deliveries/{id}", "outcome")
@@ -295,7 +294,7 @@ def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | Non
     elif delivery_id is None and failed and since is not None:
         body = {"since": _parse_since(since), "outcome": "failed"}
         record = open_service().request_object("POST", "/account/deliveries/redeliver", body, having="count")
-        note = f"Queued {record['count']} failed event{'' if record['count'] == 1 else 's'} again."
+        note = f"Queued {format_count(record['count'], 'failed event')} again."
     else:
         raise WrongUsage("give either the ID of an event, or --failed and --since")
     show_line(record, f"{strip_controls(note)} See the outcome with: capsule deliveries list")

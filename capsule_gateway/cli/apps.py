@@ -12,6 +12,7 @@ from capsule_gateway.cli.cells import (
     Row,
     age_of,
     format_certificate,
+    format_count,
     format_duration,
     nested_row,
     state_of,
@@ -164,18 +165,18 @@ def _format_uptime(days: Any) -> str:
     if not probed:
         return ""
     down, outages = sum(day["downMs"] for day in probed), sum(day["outages"] for day in probed)
-    monitored = f"{len(probed)} day{'s' if len(probed) > 1 else ''} monitored"
+    monitored = f"{format_count(len(probed), 'day')} monitored"
     if not down:
         return monitored
     # An outage counts on its first day, which may be more than 90 days ago.
-    often = f" in {outages} outage{'s' if outages > 1 else ''}" if outages else ""
+    often = f" in {format_count(outages, 'outage')}" if outages else ""
     return f"{monitored}, down {format_duration(down)}{often}"
 
 
 def _show_findings(findings: list[dict[str, Any]], app: Row) -> None:
     total = sum(count for count in nested_row(app, "openFindings").values() if isinstance(count, int))
     more = f" (the {len(findings)} most urgent)" if total > len(findings) else ""
-    click.echo(f"\n{total} open security finding{'s' if total > 1 else ''}{more}:")
+    click.echo(f"\n{format_count(total, 'open security finding')}{more}:")
     columns = texts(tier="tier", cve="cve", package="component", severity="severity", fixed_in="fixedIn") | {
         "deadline": lambda row: text_of("deadlineAt")(row)[:10]
     }
@@ -274,7 +275,7 @@ def _format_check(check: Row) -> str:
     if not check.get("ok"):
         return f"saved, but tokens cannot be verified yet: {text_of('problem')(check)}"
     keys, algorithms = check.get("keys"), ", ".join(map(str, check.get("algorithms") or ()))
-    return f"{keys} key{'' if keys == 1 else 's'}: {algorithms}" if keys else "passed"
+    return f"{format_count(keys, 'key')}: {algorithms}" if keys else "passed"
 
 
 @apps.command("check-token")

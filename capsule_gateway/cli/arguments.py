@@ -125,7 +125,10 @@ deploy_argument = click.argument(
 )
 hook_argument = click.argument("hook_id", metavar="ID", shell_complete=_completer("/account/hooks", "id"))
 
-
+folder_argument = click.argument(
+    "folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+account_argument = click.argument("account", metavar="ID")
 follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
 timeout_option = click.option(
     "--timeout",
@@ -142,7 +145,7 @@ reason = click.option("--reason", metavar="TEXT", help="Operators: why, for the 
 # What a word in the usage of a declared command means. Every other word, such as NAME, is a plain argument.
 WORDS = {
     "APP": app_argument,
-    "ACCOUNT": click.argument("account", metavar="ID"),
+    "ACCOUNT": account_argument,
     "DEPLOY": deploy_argument,
     "HOOK": hook_argument,
     "--follow": follow_option,

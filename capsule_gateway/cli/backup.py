@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -127,18 +127,15 @@ def _print_notes(report: Report) -> None:
         print_note(f"Note: {note}")
 
 
-def _run(work: Awaitable[T]) -> T:
+def _run(work: Coroutine[Any, Any, T]) -> T:
     """Runs the work. Raises ServiceRefusal with its reason."""
     from gateway.errors import BackboneUnavailable, StorageUnavailable
     from gateway.redis.errors import describe
     from workers.backup.run import BackupRefused
     from workers.backup.target import BadBackup
 
-    async def run() -> T:
-        return await work
-
     try:
-        return asyncio.run(run())
+        return asyncio.run(work)
     except* (BackupRefused, BadBackup) as group:
         reason = str(_first(group))
     except* BackboneUnavailable as group:

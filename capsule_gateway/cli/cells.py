@@ -84,9 +84,13 @@ def format_age(iso: Any, now: datetime.datetime | None = None) -> str:
     if seconds < 86_400:
         return f"{seconds // 3600} h ago"
     if seconds < 7 * 86_400:
-        days = seconds // 86_400
-        return f"{days} day{'s' if days > 1 else ''} ago"
+        return f"{format_count(seconds // 86_400, 'day')} ago"
     return f"{then.astimezone():%Y-%m-%d}"
+
+
+def format_count(count: Any, noun: str) -> str:
+    """Returns, for example, `1 day` or `3 days`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def format_duration(milliseconds: Any) -> str:
@@ -105,7 +109,7 @@ def format_size(count: Any) -> str:
     if not isinstance(count, int | float):
         return str(count)
     if count < 1024:
-        return f"{count} byte{'' if count == 1 else 's'}"
+        return format_count(count, "byte")
     if count < 1_048_576:
         return f"{count / 1024:.0f} KB"
     amount, unit = (count / 2**20, "MB") if count < 2**30 else (count / 2**30, "GB")

@@ -19,12 +19,12 @@ from capsule_gateway.cli.show import (
     as_json,
     as_list,
     console,
+    print_next_page,
     print_note,
     show_fields,
     show_json,
     show_table,
     wants_json,
-    wants_table,
 )
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
         less=["commit", "by", "kind", "took", "result"],
         empty="No older deploys." if before else NO_DEPLOYS,
     )
-    if len(rows) == limit and wants_table():
-        only = f" --app {app}" if app else ""
-        print_note(strip_controls(f"More: capsule deploys list{only} --before {text_of('id')(rows[-1])}"))
+    print_next_page("capsule deploys list" + (f" --app {app}" if app else ""), rows, limit, "id")
 
 
 def _require_app(service: Service, name: str) -> None:

@@ -6,11 +6,9 @@ import sys
 import click
 import msgspec
 
-from capsule_gateway.cli.cells import text_of
+from capsule_gateway.cli.cells import texts
 from capsule_gateway.cli.processes import load_settings
 from capsule_gateway.cli.show import as_list, show_table
-
-COLUMNS = {name: text_of(name) for name in ("check", "state", "detail", "action")}
 
 
 @click.command()
@@ -23,5 +21,5 @@ def doctor() -> None:
     from workers.doctor import examine
 
     rows = [msgspec.to_builtins(row) for row in asyncio.run(examine(load_settings()))]
-    show_table(rows, COLUMNS, prose="action", empty="")
+    show_table(rows, texts("check", "state", "detail", "action"), prose="action", empty="")
     sys.exit(any(row["state"] == "fail" for row in rows))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import gateway
-from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name, timeout_option
+from capsule_gateway.cli.arguments import MANIFEST, complete_app, find_app_name, folder_argument, timeout_option
 from capsule_gateway.cli.cells import strip_controls, text_of
 from capsule_gateway.cli.deploys import publish_source
 from capsule_gateway.cli.manifest import ensure_manifest
@@ -108,7 +108,7 @@ def _list_next_steps(folder: Path) -> list[tuple[str, str]]:
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@folder_argument
 @click.option("--yes", is_flag=True, help="Do not ask before writing a capsule.toml.")
 @click.option("--no-cache", is_flag=True, help="Download all packages again.")
 @timeout_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from capsule_gateway.cli.arguments import MANIFEST
+from capsule_gateway.cli.arguments import MANIFEST, folder_argument
 from capsule_gateway.cli.cells import strip_controls
 from capsule_gateway.cli.service import ServiceRefusal, WrongUsage
 from capsule_gateway.cli.show import as_json, print_note, show_json, wants_json
@@ -21,7 +21,7 @@ DEFAULT_NAME = "app"  # for a folder with a name of which nothing can be used
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@folder_argument
 @as_json
 def init(folder: Path) -> None:
     """Write a capsule.toml for the app in DIR, by default the current folder.

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from capsule_gateway.cli.api_keys import KEYS
-from capsule_gateway.cli.arguments import reason
+from capsule_gateway.cli.arguments import account_argument, reason
 from capsule_gateway.cli.cells import (
     Cell,
     Row,
@@ -125,16 +125,16 @@ accounts.sends(
 
 
 @accounts.command("set")
-@click.argument("account_id", metavar="ID")
+@account_argument
 @click.option("--daily-euro", required=True, metavar="X", help="Spending per UTC day, such as 0.50; none: the plan's.")
 @reason
 @as_json
-def accounts_set(account_id: str, daily_euro: str, reason: str | None) -> None:
+def accounts_set(account: str, daily_euro: str, reason: str | None) -> None:
     """Set the daily cap of an account, in place of its plan's. 0 blocks all requests."""
     body = {"dailyEuro": None if daily_euro == "none" else daily_euro}
-    record = open_service(reason).request_object("PATCH", path("platform", "accounts", account_id), body)
+    record = open_service(reason).request_object("PATCH", path("platform", "accounts", account), body)
     cap = f"may spend {daily_euro} EUR per day" if body["dailyEuro"] is not None else "has its plan's cap again"
-    show_line(record, f"{account_id} {cap}.")
+    show_line(record, f"{account} {cap}.")
 
 
 accounts.sends(
@@ -167,12 +167,12 @@ accounts.sends(
 
 
 @accounts.command("usage")
-@click.argument("account_id", metavar="ID")
+@account_argument
 @usage_options
 @as_list
-def accounts_usage(account_id: str, days: int | None, group: str | None) -> None:
+def accounts_usage(account: str, days: int | None, group: str | None) -> None:
     """Show what an account used by hour or day. Times are in UTC."""
-    show_usage(path("platform", "accounts", account_id, "usage"), days, group)
+    show_usage(path("platform", "accounts", account, "usage"), days, group)
 
 
 def _format_operator(row: Row) -> str:

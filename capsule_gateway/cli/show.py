@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from capsule_gateway.cli.cells import Cell, Columns, Row, strip_controls
+from capsule_gateway.cli.cells import Cell, Columns, Row, strip_controls, text_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,6 +131,12 @@ def show_table(
     if not rows:
         return click.echo(empty)
     Table(columns, prose=prose, cut=cut, less=less).print_rows(rows)
+
+
+def print_next_page(command: str, rows: Sequence[Row], limit: int, cursor: str) -> None:
+    """Prints the command that lists the rows after a full page. `cursor` is the field that it continues from."""
+    if len(rows) == limit and wants_table():
+        print_note(strip_controls(f"More: {command} --before {text_of(cursor)(rows[-1])}"))
 
 
 def show_fields(answer: Row, fields: Mapping[str, Callable[[Row], Cell] | Cell | None]) -> None:
