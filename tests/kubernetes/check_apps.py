@@ -217,7 +217,8 @@ async def test_a_release_that_fails_leaves_the_one_before(host: Host, cluster: C
     else:
         coming = await host.publish(app, {"server.js": FAILS_LATER})
         deploy = await host.in_state(coming, "live", "failed", timeout=120)
-    assert (deploy["state"], deploy["error"]) == ("failed", f"{phase}: GET / returned 500")
+    late = "the start command did not answer within 60 seconds: " if phase == "health" else ""
+    assert (deploy["state"], deploy["error"]) == ("failed", f"{phase}: {late}GET / returned 500")
     await serves(host, app, "good")
     own = await app_id(host, app)
     await wait_until(lambda: count(cluster, own), 30, holds=lambda found: found["pods"] == found["deployments"] == 1)

@@ -33,7 +33,7 @@ from workers.hosting.archives import archive_key
 from workers.hosting.releases import KEPT_PREVIEWS
 from workers.hosting.serving import DRAIN_SECONDS, OUTPUT_LINES, START_SECONDS, request_root
 from workers.hosting.watchdog import LIMITS
-from workers.kubernetes.cluster import Cluster, Key
+from workers.kubernetes.cluster import Cluster, Key, explain_refusal
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
@@ -295,9 +295,7 @@ class KubernetesApplier:
         if not failures:
             return ""
         logger.error("kubernetes.no_pod", deploy=deploy, reason=failures[0])
-        if "exceeded quota" in failures[0]:
-            return "the cluster has no room for another app; stop one, or try again later"
-        return "the cluster refused to start the app; the operator's log says why"
+        return explain_refusal(failures[0], "start")
 
     async def _until_it_answers(self, target: Target, pod: Any) -> None:
         """Requests `/` until the start command answers. Raises DeployError."""

@@ -179,11 +179,8 @@ class Cluster:
 
     @staticmethod
     def _refuse(key: Key, error: ApiError) -> DeployError:
-        """Returns what an account holder can do. Operators find the reason in the log."""
         logger.error("kubernetes.refused", kind=key[0], name=key[1], reason=error.status.message)
-        if "exceeded quota" in (error.status.message or ""):
-            return DeployError("the cluster has no room for another app; stop one, or try again later")
-        return DeployError("the cluster refused to serve the app; the operator's log says why")
+        return DeployError(explain_refusal(error.status.message or "", "serve"))
 
     async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats the attempt while the API server is away. Raises ApiError."""
@@ -275,6 +272,13 @@ class Cluster:
                     await self._apply(key)
             waiting = any(time.monotonic() - at < HEAL_PAUSE_SECONDS for at in self._healed_at.values())
             await self.next_change(HEAL_PAUSE_SECONDS if waiting else HEAL_SECONDS)
+
+
+def explain_refusal(reason: str, what: str) -> str:
+    """Says what an account holder can do. Operators find the reason in the log."""
+    if "exceeded quota" in reason:
+        return "the cluster's quota for apps is used up; stop an app, or try again later"
+    return f"the cluster refused to {what} the app; the operator's log says why"
 
 
 def _covers(present: Any, wanted: Any) -> bool:
