@@ -96,8 +96,11 @@ def count(cluster: Cluster, app: str) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def visitors(host: Host, app: str, texts: set[str]) -> AsyncIterator[dict[str, int]]:
-    """Sends requests all the time. Each must be answered with one of the texts. Yields how often each one was."""
+async def visitors(host: Host, app: str, texts: set[str], *, may_miss: bool = False) -> AsyncIterator[dict[str, int]]:
+    """Sends requests all the time. Each must be answered with one of the texts. Yields how often each one was.
+
+    `may_miss`: there may be no pod for a moment.
+    """
     seen, over = dict.fromkeys(texts, 0), asyncio.Event()
     url, headers = f"http://127.0.0.1:{host.apps_port}/", {"Host": f"{app}.{DOMAIN}"}
 
@@ -105,6 +108,8 @@ async def visitors(host: Host, app: str, texts: set[str]) -> AsyncIterator[dict[
         while not over.is_set():
             async with session.get(url, headers=headers) as answer:
                 text = await answer.text()
+            if may_miss and answer.status == 502:
+                continue
             assert (answer.status, text in texts) == (200, True), (answer.status, text)
             seen[text] += 1
             await asyncio.sleep(0.01)

@@ -160,12 +160,14 @@ class KubernetesApplier:
             await self._apply_release(target)
         else:
             await self.fetch(target)
-            if target.deploy not in self._checked:
-                try:
+            try:
+                if target.deploy not in self._checked:
                     await self.check(target)
-                except DeployError:
-                    if target.is_new:
-                        raise
+                # An app may answer before the cluster counts its pod. The Service would lead nowhere meanwhile.
+                await self._until_ready(target.deploy, START_SECONDS, whole=True)
+            except DeployError:
+                if target.is_new:
+                    raise
         await self._lead_to(target)
 
     async def probe(self, target: Target) -> None:
@@ -189,7 +191,7 @@ class KubernetesApplier:
             again = Target(wanted, target.app, served, target.output)
             await self._apply_release(again)
             with suppress(DeployError):
-                await self._until_ready(served, RETURN_SECONDS)
+                await self._until_ready(served, RETURN_SECONDS, whole=True)
             await self._lead_to(again)
         elif self._find_served(wanted) == target.deploy:
             name = address_name(wanted.app, wanted.address)
@@ -267,8 +269,11 @@ class KubernetesApplier:
 
     # -- pods ------------------------------------------------------------------------------------------------
 
-    async def _until_ready(self, deploy: str, seconds: float) -> Any:
-        """Waits until a pod of the release serves, and returns it. Raises DeployError."""
+    async def _until_ready(self, deploy: str, seconds: float, *, whole: bool = False) -> Any:
+        """Waits until a pod of the release serves, and returns it. `whole`: until Services lead to it, too.
+
+        Raises DeployError.
+        """
         ends, why = time.monotonic() + seconds, "it has no pod"
         while time.monotonic() < ends:
             if fault := self._find_fault(deploy):
@@ -277,7 +282,7 @@ class KubernetesApplier:
             for pod in sorted(pods, key=lambda pod: str(pod.metadata.creationTimestamp), reverse=True):
                 if outcome := _find_end(pod):
                     raise DeployError(outcome.describe("the start command", LIMITS))
-                if any(status.ready for status in _statuses(pod, "web")) and pod.status.podIP:
+                if _is_ready(pod, whole=whole):
                     return pod
                 why = _explain_waiting(pod)
                 if why.startswith("its image"):
@@ -480,6 +485,14 @@ def _statuses(pod: Any, container: str) -> list[Any]:
     """Returns the status of a container; an empty list if it has none."""
     statuses = (pod.status.containerStatuses or []) if pod.status else []
     return [status for status in statuses if status.name == container]
+
+
+def _is_ready(pod: Any, *, whole: bool) -> bool:
+    conditions = (pod.status.conditions or []) if pod.status else []
+    ready = any(each.type == "Ready" and each.status == "True" for each in conditions)
+    return bool(pod.status and pod.status.podIP) and (
+        ready if whole else any(status.ready for status in _statuses(pod, "web"))
+    )
 
 
 def _read_release(pod: Any) -> PodRelease | None:
