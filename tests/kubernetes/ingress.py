@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Self
 
+from gateway.cancellation import run_in_background
 from tests.kubernetes.watching import Watching
 from tests.support.redis_servers import free_port
 
@@ -26,15 +27,19 @@ class Ingress:
         self.namespace, self.watching = namespace, Watching(server, token, paths)
         self.port = free_port()
         self.connections = 0
+        self.answering: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         async with self.watching.running():
-            listener = await asyncio.start_server(self._answer, "127.0.0.1", self.port, limit=HEAD_BYTES, backlog=4096)
+            listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=HEAD_BYTES, backlog=4096)
             try:
                 yield self
             finally:
                 listener.close()
+                for task in self.answering:
+                    task.cancel()
+                await asyncio.gather(*self.answering, return_exceptions=True)
 
     def find_pods(self, host: str) -> list[tuple[str, int]]:
         """Returns addresses and ports of the pods that answer for a host name."""
@@ -51,8 +56,12 @@ class Ingress:
                     ]
         return []
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.answering.add(task := asyncio.create_task(self._answer(reader, writer)))
+        task.add_done_callback(self.answering.discard)
+
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
             first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
             headers = [(name.strip().lower(), line) for line in lines for name in [line.partition(b":")[0]]]
             host = next((line.partition(b":")[2].strip().decode() for name, line in headers if name == b"host"), "")
@@ -68,11 +77,9 @@ class Ingress:
                 writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             else:
                 to_pod.write(b"\r\n".join([first, *kept, b"", b""]))
-                sending = asyncio.create_task(copy(reader, to_pod))
-                await copy(from_pod, writer)
-                sending.cancel()
-                to_pod.close()
-        writer.close()
+                with contextlib.closing(to_pod):
+                    async with run_in_background(copy(reader, to_pod)):
+                        await copy(from_pod, writer)
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
