@@ -9,7 +9,7 @@ from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.runtime_log import DEPLOY_SECONDS, POLL_SECONDS, RuntimeLog
 
-CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"
+APP_CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"  # as `workers/kubernetes/objects.py` names them
 RETRY_SECONDS = 1.0  # after a log has ended: its container ends, or the API server is away
 WAITING_LINES = 1_000  # that were read and not yet fetched
 UNREACHABLE_SECONDS = 5.0
@@ -77,7 +77,7 @@ class PodLog(RuntimeLog):
         with suppress(HTTPError, TimeoutError, ConfigError):
             async with asyncio.timeout(UNREACHABLE_SECONDS):
                 listed = self._client.list(Pod, namespace=self._namespace, labels={DEPLOY_LABEL: deploy_id})
-                found = [pod async for pod in listed if any(each.name == CONTAINER for each in pod.spec.containers)]
+                found = [pod async for pod in listed if any(each.name == APP_CONTAINER for each in pod.spec.containers)]
         return max(found, key=lambda pod: pod.metadata.creationTimestamp).metadata.name if found else None
 
     async def _read_pod(self, pod: str, **which: Any) -> AsyncIterator[tuple[str, str]]:
@@ -86,7 +86,7 @@ class PodLog(RuntimeLog):
 
         with suppress(HTTPError):
             log = self._client.log(
-                pod, namespace=self._namespace, container=CONTAINER, timestamps=True, newlines=False, **which
+                pod, namespace=self._namespace, container=APP_CONTAINER, timestamps=True, newlines=False, **which
             )
             async for text in log:
                 at, _, line = text.partition(" ")

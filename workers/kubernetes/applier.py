@@ -23,9 +23,10 @@ from gateway.accounts.suspended import SuspendedList
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.addresses import host, hosts_of, url_of
+from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.deploys.serving import ReleaseArchive, Wanted
 from gateway.deploys.states import AppGone, DeployError
-from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.errors import StorageUnavailable
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.hosting.applier import ReleaseMissing, Target
@@ -37,7 +38,6 @@ from workers.kubernetes.cluster import Cluster, Key, explain_refusal
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
-    DEPLOY_LABEL,
     address_name,
     describe_deployment,
     describe_ingress,
@@ -56,10 +56,9 @@ SENDS = 8  # releases at once
 SEND_SECONDS = 300.0  # in which a pod must have got its release
 SEND_PAUSE_SECONDS = 1.0  # between attempts
 POLL_SECONDS = 0.2  # between requests to an app that starts
-SUSPENSION_SECONDS = 1.0  # between reads of the lists of suspended apps
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
-# Ends of pods that say nothing about their app.
-NOT_ITS_FAULT = (
+# How the cluster ends pods and containers itself: the app has not crashed.
+POD_REASONS = (
     "Evicted",
     "NodeShutdown",
     "Shutdown",
@@ -68,8 +67,7 @@ NOT_ITS_FAULT = (
     "Preempting",
     "UnexpectedAdmissionError",
 )
-
-NOT_KNOWN = ("ContainerStatusUnknown", "Unknown")  # how a container ended, because its node was restarted
+CONTAINER_REASONS = ("ContainerStatusUnknown", "Unknown")  # its node was restarted
 
 # App id, reason, exit code, the last lines of its output, the id of the event.
 ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str], str], Awaitable[None]]
@@ -98,7 +96,7 @@ class KubernetesApplier:
         self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
         self._sends = asyncio.Semaphore(SENDS)
         self._sending: dict[str, asyncio.Task[None]] = {}  # by uid of the pod
-        self._reported: set[str] = set()  # crashes
+        self._reported: dict[str, str] = {}  # the event of the latest crash, by app
         self._marked: dict[tuple[str, str], bool] = {}  # by app and address: whether it was suspended at the last look
         self._addresses_lock = asyncio.Lock()
         self.outage = asyncio.Event()
@@ -172,7 +170,7 @@ class KubernetesApplier:
 
     async def probe(self, target: Target) -> None:
         pod = await self._until_ready(target.deploy, START_SECONDS)
-        if exits := sum(status.restartCount for status in _statuses(pod, "app")):
+        if exits := sum(status.restartCount for status in _statuses(pod, APP_CONTAINER)):
             await self._copy_output(target)
             raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
         await request_root(f"http://{_address_of(pod)}/", self._host(target))
@@ -233,7 +231,7 @@ class KubernetesApplier:
         """Returns whether another app is served at the host name, or has it as its own name."""
         for ingress in self._cluster.select("Ingress"):
             labels = ingress.metadata.labels
-            if labels.get(APP_LABEL) != app.id and name in {rule.host for rule in ingress.spec.rules or []}:
+            if labels.get(APP_LABEL) != app.id and name in _hosts_in(ingress):
                 owner = await self._find_app(labels.get(APP_LABEL, ""))
                 if owner is not None and owner.account == labels.get(ACCOUNT_LABEL):
                     return True
@@ -253,15 +251,15 @@ class KubernetesApplier:
     def _host(self, target: Target) -> str:
         return hosts_of(target.app, target.wanted.address, self._domain)[0]
 
-    def _find_served(self, wanted: Wanted) -> str:
+    def _find_served(self, address: Wanted | PodRelease) -> str:
         """Returns the deploy to whose pod the address's Service leads; '' for none."""
-        service = self._cluster.present.get(("Service", address_name(wanted.app, wanted.address)))
+        service = self._cluster.present.get(("Service", address_name(address.app, address.address)))
         return "" if service is None else (service.spec.selector or {}).get(DEPLOY_LABEL, "")
 
     def _find_hosts(self, wanted: Wanted) -> set[str]:
         """Returns the host names that lead to the address now."""
         ingress = self._cluster.present.get(("Ingress", address_name(wanted.app, wanted.address)))
-        return set() if ingress is None else {rule.host for rule in ingress.spec.rules or []}
+        return set() if ingress is None else _hosts_in(ingress)
 
     def _list_deploys(self, wanted: Wanted) -> list[str]:
         found = self._cluster.select("Deployment", app=wanted.app, address=wanted.address)
@@ -304,7 +302,7 @@ class KubernetesApplier:
 
     async def _until_it_answers(self, target: Target, pod: Any) -> None:
         """Requests `/` until the start command answers. Raises DeployError."""
-        ends, runs = time.monotonic() + START_SECONDS, bool(_statuses(pod, "app"))
+        ends, runs = time.monotonic() + START_SECONDS, bool(_statuses(pod, APP_CONTAINER))
         while True:
             try:
                 return await request_root(f"http://{_address_of(pod)}/", self._host(target))
@@ -322,9 +320,9 @@ class KubernetesApplier:
     async def _copy_output(self, target: Target) -> None:
         """Copies the last output of the start command, for the deploy's log."""
         for pod in self._cluster.select("Pod", deploy=target.deploy):
-            for status in _statuses(pod, "app"):
+            for status in _statuses(pod, APP_CONTAINER):
                 ended = status.lastState.terminated if status.lastState else None
-                lines = await self._cluster.read_log(pod.metadata.name, "app", OUTPUT_LINES)
+                lines = await self._cluster.read_log(pod.metadata.name, APP_CONTAINER, OUTPUT_LINES)
                 text = ended.message.splitlines() if ended is not None and ended.message else []
                 target.output.extend([*text, *lines][-OUTPUT_LINES:])
 
@@ -337,18 +335,21 @@ class KubernetesApplier:
         if _is_waiting_for_release(pod) and uid not in self._sending:
             self._sending[uid] = task = asyncio.create_task(self._send_release(pod, release))
             task.add_done_callback(lambda _: self._sending.pop(uid, None))
-        for status in _statuses(pod, "app"):
-            ended = (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
-            served = self._find_served(Wanted(release.account, release.app, release.address, "live", release.deploy))
+        for status in _statuses(pod, APP_CONTAINER):
+            ended, served = _find_termination(status), self._find_served(release)
             if ended and ended.finishedAt and release.address == "live" and served == release.deploy:
                 self._note_crash(pod, release, ended)
 
     def _note_crash(self, pod: Any, release: PodRelease, ended: Any) -> None:
         digest = hashlib.sha256(f"{pod.metadata.uid} {ended.containerID}".encode()).hexdigest()
         crash = f"evt_{int(ended.finishedAt.timestamp() * 1000):011x}{digest[:10]}"
-        if crash in self._reported or pod.status.reason in NOT_ITS_FAULT or ended.reason in NOT_KNOWN:
+        if (
+            crash == self._reported.get(release.app)
+            or pod.status.reason in POD_REASONS
+            or ended.reason in CONTAINER_REASONS
+        ):
             return
-        self._reported.add(crash)
+        self._reported[release.app] = crash
         reason: Literal["exit", "oom"] = "oom" if ended.reason == "OOMKilled" else "exit"
         logger.warning("app.ended", app=release.app, deploy=release.deploy, code=ended.exitCode, why=ended.reason)
         lines = (ended.message or "").splitlines()
@@ -366,17 +367,17 @@ class KubernetesApplier:
                 return
             try:
                 async with self._sends:
-                    sent = await self._try_to_send(url, release)
-                if sent:
-                    logger.info("sites.sent", deploy=release.deploy, seconds=time.monotonic() - began)
-                    return
+                    await self._try_to_send(url, release)
             except (aiohttp.ClientError, OSError, TimeoutError, StorageUnavailable) as error:
                 logger.info("sites.not_sent", deploy=release.deploy, reason=str(error) or type(error).__name__)
+            else:
+                logger.info("sites.sent", deploy=release.deploy, seconds=time.monotonic() - began)
+                return
             end_if_canceled()
             await asyncio.sleep(SEND_PAUSE_SECONDS)
 
-    async def _try_to_send(self, url: str, release: PodRelease) -> bool:
-        """Returns whether the pod has taken the release. Raises OSError, or an error of the client or the storage."""
+    async def _try_to_send(self, url: str, release: PodRelease) -> None:
+        """Raises OSError, or an error of the client or the storage, unless the pod has taken the release."""
         archive = await self._storage.open(archive_key(release.app, release.deploy))
         if archive is None:
             raise StorageUnavailable("the archive is gone")
@@ -391,7 +392,6 @@ class KubernetesApplier:
         ):
             if answer.status != 204:
                 raise OSError(f"the pod answered {answer.status}")
-            return True
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
@@ -422,7 +422,7 @@ class KubernetesApplier:
         ids = {app.id} if app is not None else {name}
         former = host(name, "live", None, self._domain)
         for ingress in self._cluster.select("Ingress"):
-            if former in {rule.host for rule in ingress.spec.rules or []}:
+            if former in _hosts_in(ingress):
                 ids.add(ingress.metadata.labels.get(APP_LABEL, ""))
         for app_id in ids:
             await self._follow_addresses(app_id)
@@ -449,19 +449,19 @@ class KubernetesApplier:
         await self._cluster.delete(*found)
         for key in [key for key in self._records if key[0] == app_id and address in ("", key[1])]:
             del self._records[key]
+            self._marked.pop(key, None)
 
     async def follow_suspensions(self) -> None:
-        """Serves suspended apps with 503, and others as usual, as soon as the lists change. Runs until canceled."""
-        while True:
-            with suppress(BackboneUnavailable):
-                await self._suspended.read_changes()
-                for key, wanted in list(self._records.items()):
-                    suspended = (wanted.account, wanted.app) in self._suspended
-                    if self._marked.get(key, False) is not suspended:
-                        await self._mark(wanted)
-                        self._marked[key] = suspended
-            end_if_canceled()
-            await asyncio.sleep(SUSPENSION_SECONDS)
+        """Serves the apps that were suspended since the last call with 503, and others as usual.
+
+        Raises BackboneUnavailable.
+        """
+        await self._suspended.read_changes()
+        for key, wanted in list(self._records.items()):
+            suspended = (wanted.account, wanted.app) in self._suspended
+            if self._marked.get(key, False) is not suspended:
+                await self._mark(wanted)
+                self._marked[key] = suspended
 
     async def _mark(self, wanted: Wanted) -> None:
         app, served = await self._find_app(wanted.app), self._find_served(wanted)
@@ -487,6 +487,15 @@ def _statuses(pod: Any, container: str) -> list[Any]:
     return [status for status in statuses if status.name == container]
 
 
+def _find_termination(status: Any) -> Any | None:
+    """Returns how a container ended: now, or before it was started again. None if it never did."""
+    return (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
+
+
+def _hosts_in(ingress: Any) -> set[str]:
+    return {rule.host for rule in ingress.spec.rules or []}
+
+
 def _is_ready(pod: Any, *, whole: bool) -> bool:
     conditions = (pod.status.conditions or []) if pod.status else []
     ready = any(each.type == "Ready" and each.status == "True" for each in conditions)
@@ -509,9 +518,8 @@ def _is_waiting_for_release(pod: Any) -> bool:
 
 def _find_end(pod: Any) -> Outcome | None:
     """Returns how the start command ended, if it did."""
-    for status in _statuses(pod, "app"):
-        ended = (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
-        if ended:
+    for status in _statuses(pod, APP_CONTAINER):
+        if ended := _find_termination(status):
             code = 128 - ended.exitCode if ended.exitCode > 128 else ended.exitCode
             return Outcome(code, "memory" if ended.reason == "OOMKilled" else "")
     return None

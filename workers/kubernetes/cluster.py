@@ -1,13 +1,13 @@
 """What the service wants of a cluster, and what is there: applies objects, watches them, and heals them.
 
 Objects are applied on the server's side (https://kubernetes.io/docs/reference/using-api/server-side-apply/), with the
-field manager `capsule`. What somebody changes or deletes is applied again at once, and everything that is not as it
-shall be at the latest after half a minute. While the API server is away, every call waits.
+field manager `capsule`. What somebody changes or deletes is applied again at once, and everything is compared every
+half minute. While the API server is away, every call waits.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -104,15 +104,8 @@ class Cluster:
         try:
             found = self._client.log(pod, container=container, tail_lines=lines, newlines=False)
             return [line async for line in found]
-        except (ApiError, HTTPError):
+        except HTTPError:
             return []
-
-    async def follow_log(self, pod: str, container: str, lines: int) -> AsyncIterator[str]:
-        """Yields the last lines of a container's log, and then new ones, until it ends."""
-        with suppress(ApiError, HTTPError):
-            found = self._client.log(pod, container=container, tail_lines=lines, follow=True, newlines=False)
-            async for line in found:
-                yield line
 
     async def find_missing_rights(self) -> list[str]:
         """Returns what this service account may not do, of all that the service does. Raises NoCluster."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.settings import Settings
 from workers.hosting.watchdog import LIMITS, PORTS
@@ -27,12 +28,7 @@ from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP
 Object = dict[str, Any]
 
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "capsule"
-APP_LABEL, ACCOUNT_LABEL, ADDRESS_LABEL, DEPLOY_LABEL = (
-    "capsule/app",
-    "capsule/account",
-    "capsule/address",
-    "capsule/deploy",
-)
+APP_LABEL, ACCOUNT_LABEL, ADDRESS_LABEL = "capsule/app", "capsule/account", "capsule/address"
 POLICY_NAME = "capsule-apps"
 FIRST_UID, UIDS = 1_000_000, 500_000  # pairs of user ids: Caddy has the first one, the start command the second
 GIB = 1 << 30  # the API writes a quantity in the largest unit, and what it writes is compared with what is wanted
@@ -92,7 +88,7 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
         mounts = [_mount("capsule", place, read_only=True) | {"subPath": part} for part, place in places.items()]
         mounts.append(_mount("variables", SECRETS, read_only=True))
         mounts += [_mount(name, place) for name, place in {"home": HOME, "tmp": TMP, "data": DATA}.items()]
-        app = _container("app", "run", release, settings, mounts)
+        app = _container(APP_CONTAINER, "run", release, settings, mounts)
         app["securityContext"] |= {"runAsUser": uid + 1}
         app["terminationMessagePolicy"] = "FallbackToLogsOnError"  # the last lines of a crash
         containers.append(app)

@@ -177,10 +177,8 @@ def run(
     sandbox = Sandbox(development=True, users=APP_USERS, trusted=True)
     sandbox.check(scratch)  # finds Node.js and Python
     site = Releases(folder).site(release.account, release.app, release.address)
-    start, limits = (
-        (site.release(release.deploy) / "start").read_text(),
-        msgspec.structs.replace(LIMITS, memory=0, disk=0),
-    )
+    start = (site.release(release.deploy) / "start").read_text()
+    limits = msgspec.structs.replace(LIMITS, memory=0, disk=0)  # the pod has its own
     command = make_command(start, app, sandbox, {**variables, "APP_URL": release.url}, limits)
     environment = {**command.environment, "PORT": str(port)}
     command = msgspec.structs.replace(command, environment=environment, places={app: APP}, secrets=variables)

@@ -33,6 +33,7 @@ logger = structlog.get_logger()
 
 HOST = "kubernetes"  # the id of the cluster among hosts
 NO_DATA = "On Kubernetes, the data of apps are not kept: DATA_DIR is empty whenever an app starts."
+SUSPENSION_SECONDS = 1.0  # between reads of the lists of suspended apps
 DATA_SECONDS = 0.5  # between looks for commands to the data of apps
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 3.0
 
@@ -95,7 +96,8 @@ async def run(settings: Settings) -> None:
         await agent.catch_up()
         changes = follow_changes(reporter.store, applier.follow_app)
         refusals = every(DATA_SECONDS, partial(_refuse_data_commands, reporter.store), "data.round_failed")
-        for part in (agent.run(), applier.follow_suspensions(), changes, refusals):
+        suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
+        for part in (agent.run(), suspensions, changes, refusals):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address=HOST, domain=settings.apps_domain)
         end_if_canceled()
