@@ -21,6 +21,7 @@ from tests.kubernetes.cluster import Cluster, running_cluster
 from tests.kubernetes.image import NAME
 from tests.kubernetes.ingress import Ingress
 from tests.kubernetes.policies import Policies
+from tests.kubernetes.volumes import STORAGE_CLASS, Volumes
 from tests.support.deployment import Host, host_on
 from tests.support.fixtures import folder_fixture
 from tests.support.gateway_process import gateway_with_redis
@@ -30,7 +31,12 @@ from tests.support.s3_server import S3Server
 MANIFESTS = Path(__file__).parents[2] / "ops/kubernetes/apps"
 NAMESPACE = "capsule-apps"
 # Short intervals, so that no test waits long.
-OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.3, "workers.hosting.host_agent.TIDY_SECONDS": 0.3}
+OFTEN = {
+    "workers.builds.builder.TIDY_SECONDS": 0.3,
+    "workers.hosting.host_agent.TIDY_SECONDS": 0.3,
+    "workers.kubernetes.data_agent.REPORT_SECONDS": 0.5,
+    "workers.kubernetes.data_agent.TIDY_SECONDS": 1.0,
+}
 ACCESS = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "ResourceQuota"}
 
 FROM_THIS_MACHINE = {
@@ -70,6 +76,8 @@ def tokens(cluster: Cluster) -> dict[str, str]:
         documents.append({**token, "metadata": {**account, "annotations": annotations}})
     if "KUBERNETES_CLUSTER" in os.environ:  # where this machine is none of the nodes, which reach all pods
         documents.append(FROM_THIS_MACHINE)
+    else:
+        documents.append(STORAGE_CLASS)
     cluster.apply(documents)
     return {account["name"]: read_token(cluster, account["name"]) for account in accounts}
 
@@ -93,8 +101,9 @@ async def running(
     server, _ = cluster.read_access()
     ingress = Ingress(server, tokens["tests"], NAMESPACE)
     policies = Policies(server, tokens["tests"], f"capsule-{os.getpid()}").running()
-    if "KUBERNETES_CLUSTER" in os.environ:
-        policies = contextlib.nullcontext()  # its network enforces them
+    provider_of_volumes = Volumes(server, tokens["tests"], folder / "volumes").running()
+    if "KUBERNETES_CLUSTER" in os.environ:  # it has its own
+        policies, provider_of_volumes = contextlib.nullcontext(), contextlib.nullcontext()
     for account, token in tokens.items():
         cluster.write_kubeconfig(folder / f"{account}.kubeconfig", token)
     settings = {
@@ -103,12 +112,14 @@ async def running(
         "GATEWAY_KUBERNETES_NAMESPACE": NAMESPACE,
         "GATEWAY_KUBERNETES_IMAGE": NAME,
         "GATEWAY_CANARY": "0.5",
+        "GATEWAY_APP_SLEEP": "starter=4",
         "KUBECONFIG": str(folder / "gateway.kubeconfig"),
     }
     try:
         async with (
             ingress.running(),
             policies,
+            provider_of_volumes,
             FakeProvider() as provider,
             FakeReceiver() as receiver,
             gateway_with_redis(provider, folder, **settings) as gw,

@@ -20,7 +20,6 @@ import msgspec
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.data.commands import DataCommands, DataUnavailable
-from gateway.data.records import DataRecords, snapshot_key
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
 from gateway.keys import LAYOUT_KEY, PROCESSES_KEY, kind_of, worker_key
@@ -244,11 +243,9 @@ class Backup:
         except Unsafe as error:
             self._notes.append(f"the data of apps were not unpacked, but their snapshots are there: {error}")
             return
-        packer, records = DataPacker(self._settings, self._registry, sandbox), DataRecords(self._store)
+        packer = DataPacker(self._settings, self._registry, sandbox)
         for account, app_id in apps:
-            if snapshots := await records.list_snapshots(account, app_id):
-                data, key = AppData(Path(self._settings.data_dir), app_id), snapshot_key(app_id, snapshots[0].id)
-                try:
-                    await packer.fetch_copy(data, account, key, "")
-                except (DataError, StorageUnavailable) as error:
-                    self._notes.append(f"the data of {app_id} were not unpacked: {error}")
+            try:
+                await packer.fetch_newest(AppData(Path(self._settings.data_dir), app_id), account)
+            except (DataError, StorageUnavailable) as error:
+                self._notes.append(f"the data of {app_id} were not unpacked: {error}")

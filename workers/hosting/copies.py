@@ -114,6 +114,8 @@ class Copies:
         fetched = copy is not None and own not in (claim.fence, claim.former)
         if fetched and copy is not None:
             await self._packer.fetch_copy(data, claim.account, copy_key(claim.app, copy.name), copy.digest)
+        elif copy is None and not data.exists:  # it comes from another engine
+            fetched = await self._packer.fetch_newest(data, claim.account)
         data.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         write_number(mark, claim.fence)
         held.has_data = True

@@ -26,13 +26,15 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 
 from gateway.accounts.records import SLUG
-from workers.hosting.releases import Site, remove_folder
+from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, Site, remove_folder
 from workers.sandbox.folders import walk
 from workers.sandbox.keeper import measure_data, read_number, write_number
 from workers.sandbox.sandbox import Sandbox
 
 FOLDER = "data"  # in the data folder of the service
 REPLACED, GONE = "replaced-", "gone-"
+REPLACED_SECONDS = 86_400.0  # that files before a restore are kept if their deploy never ends
+DAILY_SECONDS = 86_400.0
 STOP_SECONDS, STOP_POLL_SECONDS = 30.0, 0.1  # in which the processes of an app must end
 
 _one_at_a_time = threading.Lock()  # for user ids: two processes of an app must get the same one
@@ -104,6 +106,23 @@ class AppData:
             described = repr((path, status.st_ino, status.st_size, status.st_mtime_ns))
             combined ^= int.from_bytes(hashlib.sha256(described.encode()).digest())
         return f"{combined:x}"
+
+    def needs_daily(self, now: float) -> bool:
+        """Returns whether a day has passed since the last daily snapshot, and something has changed since.
+
+        If nothing has changed, notes that for a day.
+        """
+        record = self.folder / "daily"
+        at, _, before = record.read_text().partition(" ") if record.exists() else ("", "", "")
+        if at and now - float(at) < DAILY_SECONDS:
+            return False
+        if at and not is_empty(self.files) and self.fingerprint() != before:
+            return True
+        record.write_text(f"{now} {before}")
+        return False
+
+    def note_daily(self, now: float) -> None:
+        (self.folder / "daily").write_text(f"{now} {self.fingerprint()}")
 
     # -- whose -----------------------------------------------------------------------------------------------
 
@@ -189,24 +208,24 @@ class AppData:
 
     def replace(self, fresh: Path, deploy_id: str) -> None:
         """Replaces the files, and keeps the former ones until the deploy has ended. Can be repeated."""
-        replaced = self._replaced(deploy_id)
+        replaced = self.replaced(deploy_id)
         if not replaced.exists():
             self.files.rename(replaced)
         fresh.rename(self.files)
         self.measure()
 
     def was_replaced(self, deploy_id: str) -> bool:
-        return self._replaced(deploy_id).is_dir()
+        return self.replaced(deploy_id).is_dir()
 
     def undo(self, deploy_id: str) -> None:
         """Brings back the files before the deploy's restore."""
         if self.was_replaced(deploy_id):
             remove_folder(self.files)
-            self._replaced(deploy_id).rename(self.files)
+            self.replaced(deploy_id).rename(self.files)
             self.measure()
 
     def confirm(self, deploy_id: str) -> None:
-        remove_folder(self._replaced(deploy_id))
+        remove_folder(self.replaced(deploy_id))
 
     def clear(self) -> None:
         """Makes the folder empty. The owner stays the same."""
@@ -233,7 +252,15 @@ class AppData:
             cleared.rename(self.files)
         self.release()
 
-    def _replaced(self, deploy_id: str) -> Path:
+    def remove_leftovers(self) -> None:
+        """Removes what was set aside long ago."""
+        for prefix, seconds in ((REPLACED, REPLACED_SECONDS), (GONE, KEPT_AFTER_DELETION_SECONDS)):
+            for path in self.folder.glob(f"{prefix}*"):
+                if time.time() - path.stat().st_ctime > seconds:
+                    remove_folder(path)
+
+    def replaced(self, deploy_id: str) -> Path:
+        """Returns the folder of the files before the deploy's restore."""
         return self.folder / f"{REPLACED}{deploy_id}"
 
 

@@ -2,8 +2,6 @@
 
 A snapshot is packed while the app runs (`packing.py`). Before files are replaced or removed, the app stops, and they
 are kept as a snapshot.
-
-Every command can be repeated, because it stays queued until it has an answer (`gateway/data/commands.py`).
 """
 
 import asyncio
@@ -15,25 +13,23 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import structlog
 
 from gateway.accounts.records import SLUG
 from gateway.accounts.registry import Registry
 from gateway.cancellation import run_in_thread
-from gateway.data.commands import DataAnswer, DataCommand, DataCommands
-from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
+from gateway.data.commands import DataAnswer, DataCommand
+from gateway.data.records import DataState, DataStatus, Reason, Snapshot
 from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.ids import new_id, now_iso
+from gateway.ids import new_id
 from gateway.loops import every
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
-from gateway.storage import open_storage
-from workers.hosting.data import FOLDER, GONE, REPLACED, AppData, is_empty, list_data
-from workers.hosting.packing import DataError, DataPacker
+from workers.hosting.data import FOLDER, AppData, is_empty, list_data
+from workers.hosting.data_commands import CommandAgent, describe_status, snapshot_id_of
+from workers.hosting.packing import NOT_STOPPED, DataError, DataPacker
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, Releases, Site, remove_folder
 from workers.hosting.watchdog import is_running, read_state
-from workers.sandbox.keeper import UNMEASURABLE
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
@@ -43,15 +39,10 @@ REPORT_SECONDS = 0.5  # between reports of what has changed
 REPORT_ALL_SECONDS = 3_600.0  # between reports of everything, because reports expire
 PLANS_SECONDS = 5.0  # between looks at the plans of accounts
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
-DAILY_SECONDS = 86_400.0
-REPLACED_SECONDS = 86_400.0  # that files before a restore are kept if their deploy never ends
 START_SECONDS, START_POLL_SECONDS = 5.0, 0.05  # in which an app whose data were cleared usually starts
-COMMAND_SECONDS = 3_600.0  # for one command, with outages of the storage
-REPEATED = ("undo", "forget")  # commands that nobody waits for long enough, and that are repeated until they succeed
-REPEAT_SECONDS = 30.0
 
 
-class DataAgent:
+class DataAgent(CommandAgent):
     def __init__(
         self,
         settings: Settings,
@@ -60,11 +51,9 @@ class DataAgent:
         owns: Callable[[str], bool],
     ) -> None:
         """`owns` tells whether this host has the data of an app (id)."""
-        self._settings, self._registry, self._packer, self._owns = settings, registry, packer, owns
+        super().__init__(settings, registry, packer.turns)
+        self._packer, self._is_owner = packer, owns
         self._folder = Path(settings.data_dir).resolve()
-        self._storage = open_storage(settings)
-        self._records, self._commands = DataRecords(registry.store), DataCommands(registry.store)
-        self._running: dict[str, asyncio.Task[None]] = {}  # by command
         self._seen: dict[str, tuple[object, ...]] = {}  # by app: what its last report was made from
 
     async def run(self) -> NoReturn:
@@ -81,11 +70,14 @@ class DataAgent:
         try:
             await asyncio.gather(*rounds)
         finally:
-            tasks = [*rounds, *self._running.values()]
-            for task in tasks:
+            for task in rounds:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*rounds, return_exceptions=True)
+            await self._cancel_commands()
         raise AssertionError("the rounds never end")
+
+    def _owns(self, app_id: str) -> bool:
+        return self._is_owner(app_id)
 
     def _list_owned(self) -> list[AppData]:
         return [data for data in list_data(self._folder) if data.exists and self._owns(data.app_id)]
@@ -134,39 +126,11 @@ class DataAgent:
         return Site(self._folder / "releases" / data.app_id / "live")
 
     def _describe(self, data: AppData, site: Site) -> DataStatus:
-        used, limit = data.used, data.limit or 0
-        state, problem = _find_state(data, site, self._folder), ""
-        if state == "full":
-            what = f"take {-(-used // MIB)} MiB" if used < UNMEASURABLE else "contain folders that cannot be measured"
-            problem = (
-                f"The app's data {what}, and its plan allows {limit // MIB} MiB, so the app is stopped. Download a "
-                "snapshot if you need the data. Then clear them, restore an earlier snapshot, or choose a larger plan."
-            )
-        used = used if used < UNMEASURABLE else limit + 1
-        return DataStatus(used, state, problem)
+        return describe_status(data.used, data.limit or 0, _find_state(data, site, self._folder))
 
     # -- commands --------------------------------------------------------------------------------------------
 
-    async def _take_commands(self) -> None:
-        for command in await self._commands.list_commands():
-            if command.id not in self._running and self._owns(command.app):
-                self._running[command.id] = task = asyncio.create_task(self._carry_out(command))
-                task.add_done_callback(lambda _, ended=command.id: self._running.pop(ended))  # type: ignore[misc]
-
-    async def _carry_out(self, command: DataCommand) -> None:
-        async with self._packer.exclusive(command.app, command.account):
-            try:
-                answer = await self._answer(command)
-                await until_redis_answers(lambda: self._commands.answer(command, answer))
-            except Exception as error:  # the command is repeated until its end
-                logger.error("data.command_failed", app=command.app, action=command.action, exc_info=error)
-            else:
-                return
-        await asyncio.sleep(REPEAT_SECONDS)
-
-    async def _answer(self, command: DataCommand) -> DataAnswer:
-        if time.time() > command.ends:
-            return DataAnswer(error="The host with the app's data was away; try again.")
+    async def _act(self, command: DataCommand) -> DataAnswer:
         actions = {
             "snapshot": self._make_snapshot,
             "restore": self._restore,
@@ -175,32 +139,21 @@ class DataAgent:
             "clear": self._clear,
             "forget": self._forget,
         }
-        try:
-            async with asyncio.timeout(COMMAND_SECONDS):
-                return await actions[command.action](AppData(self._folder, command.app), command)
-        except (DataError, OSError, StorageUnavailable) as error:
-            if command.action in REPEATED:
-                raise
-            return DataAnswer(error=_explain(error, command))
+        return await actions[command.action](AppData(self._folder, command.app), command)
 
     async def _make_snapshot(self, data: AppData, command: DataCommand) -> DataAnswer:
         if data.account != command.account or is_empty(data.files):
             return DataAnswer()
-        return await self._keep(data, command.account, command.reason, command.deploy, _snapshot_id(command.id))
+        return await self._make(data, command.account, command.reason, command.deploy, snapshot_id_of(command))
 
     async def _restore(self, data: AppData, command: DataCommand) -> DataAnswer:
         if data.was_replaced(command.deploy):  # before this worker was restarted
-            return await self._find_made(command)
+            return DataAnswer(await self._find_made(command))
         limit = await self._packer.prepare(data, command.account)
-        async with self._packer.unpacked(data, command.source, limit) as incoming, self._stopped(data):
+        async with self._packer.fetched(data, command.source, limit) as incoming, self._stopped(data):
             answer = await self._make_snapshot(data, command)
             await run_in_thread(data.replace, incoming, command.deploy)
         return answer
-
-    async def _find_made(self, command: DataCommand) -> DataAnswer:
-        """Returns the snapshot that the command had made before this worker was restarted, if any."""
-        made = await until_redis_answers(lambda: self._records.list_snapshots(command.account, command.app))
-        return DataAnswer(next((each for each in made if each.id == _snapshot_id(command.id)), None))
 
     async def _undo(self, data: AppData, command: DataCommand) -> DataAnswer:
         if data.was_replaced(command.deploy):
@@ -240,7 +193,7 @@ class DataAgent:
             files = await run_in_thread(data.set_aside, command.account)
             answer = DataAnswer()
             if not is_empty(files):
-                snapshot, notes = await self._pack_and_store(data, files, "clear", "", _snapshot_id(command.id))
+                snapshot, notes = await self._pack_and_store(data, files, "clear", "", snapshot_id_of(command))
                 add = self._records.add_last_snapshot
                 await until_redis_answers(lambda: add(command.account, command.source, snapshot))
                 answer = DataAnswer(snapshot, notes=notes)
@@ -254,27 +207,22 @@ class DataAgent:
             try:
                 await run_in_thread(stack.enter_context, data.stopped())
             except TimeoutError:
-                raise DataError("The app did not stop in time; try again.") from None
+                raise DataError(NOT_STOPPED) from None
             yield
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
-    async def _keep(self, data: AppData, account: str, reason: Reason, deploy: str, snapshot_id: str) -> DataAnswer:
+    async def _make(self, data: AppData, account: str, reason: Reason, deploy: str, snapshot_id: str) -> DataAnswer:
         """Makes a snapshot, and removes those that it replaces."""
         snapshot, notes = await self._pack_and_store(data, data.files, reason, deploy, snapshot_id)
-        replaced = await until_redis_answers(lambda: self._records.add_snapshot(account, data.app_id, snapshot))
-        with contextlib.suppress(StorageUnavailable):
-            await self._storage.delete([snapshot_key(data.app_id, each) for each in replaced])
-        logger.info("data.snapshot", app=data.app_id, id=snapshot.id, reason=reason, bytes=snapshot.bytes)
+        await self._keep(account, data.app_id, snapshot)
         return DataAnswer(snapshot, notes=notes)
 
     async def _pack_and_store(
         self, data: AppData, files: Path, reason: Reason, deploy: str, snapshot_id: str
     ) -> tuple[Snapshot, list[str]]:
         async with self._packer.packed(data, files) as (packed, notes):
-            size = packed.stat().st_size
-            await self._storage.put(snapshot_key(data.app_id, snapshot_id), packed)
-        return Snapshot(snapshot_id, now_iso(), size, reason, deploy or msgspec.UNSET), notes
+            return await self._store(data.app_id, packed, reason, deploy, snapshot_id), notes
 
     # -- what is due -----------------------------------------------------------------------------------------
 
@@ -290,28 +238,18 @@ class DataAgent:
                 raise
             except Exception as error:  # one app must not stop the others
                 logger.error("data.not_tidied", app=data.app_id, exc_info=error)
-        for account, record_id in await self._records.list_expired():
-            deleted = await self._records.read_deleted(account, record_id)
-            if deleted is not None:
-                await self._storage.delete([snapshot_key(deleted.appId, each.id) for each in deleted.snapshots])
-            await self._records.remove_deleted(account, record_id)
+        await self._remove_expired()
 
     async def _make_daily(self, data: AppData) -> None:
         """Makes a snapshot a day after the last one, if something has changed."""
-        record, now = data.folder / "daily", time.time()
-        at, _, before = record.read_text().partition(" ") if record.exists() else ("", "", "")
-        if at and now - float(at) < DAILY_SECONDS:
-            return
-        async with self._packer.exclusive(data.app_id, data.account):
-            changed = await run_in_thread(data.fingerprint) != before
-            if at and changed and not is_empty(data.files):
+        async with self._turns.exclusive(data.app_id, data.account):
+            if await run_in_thread(data.needs_daily, time.time()):
                 try:
-                    await self._keep(data, data.account, "daily", "", new_id("snp"))
+                    await self._make(data, data.account, "daily", "", new_id("snp"))
                 except (DataError, StorageUnavailable) as error:
                     logger.error("data.no_daily_snapshot", app=data.app_id, reason=str(error))
                     return
-                before = await run_in_thread(data.fingerprint)
-            record.write_text(f"{now} {before}")
+                await run_in_thread(data.note_daily, time.time())
 
     async def _tidy_folder(self, data: AppData) -> None:
         """Removes what nobody needs: the data of an app a week after its deletion, and what was set aside."""
@@ -321,12 +259,9 @@ class DataAgent:
         elif not gone.exists():
             gone.touch()
         elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION_SECONDS:
-            async with self._packer.exclusive(data.app_id, data.account), self._stopped(data):
+            async with self._turns.exclusive(data.app_id, data.account), self._stopped(data):
                 await run_in_thread(data.remove)
-        for prefix, seconds in ((REPLACED, REPLACED_SECONDS), (GONE, KEPT_AFTER_DELETION_SECONDS)):
-            for path in data.folder.glob(f"{prefix}*"):
-                if time.time() - path.stat().st_ctime > seconds:
-                    await run_in_thread(remove_folder, path)
+        await run_in_thread(data.remove_leftovers)
 
 
 def _is_reachable(folder: Path, deploy_id: str) -> bool:
@@ -342,21 +277,3 @@ def _find_state(data: AppData, site: Site, folder: Path) -> DataState:
     if data.is_full:
         return "full"
     return "asleep" if read_state(folder, site.current).asleep else "running"
-
-
-def _explain(error: Exception, command: DataCommand) -> str:
-    """Returns the error for account holders."""
-    match error:
-        case DataError():
-            return str(error)
-        case StorageUnavailable():
-            return "The storage of snapshots does not answer; try again later."
-        case TimeoutError():
-            return "It took too long; try again later."
-    logger.error("data.command_failed", app=command.app, action=command.action, exc_info=error)
-    return "An internal error occurred; try again later."
-
-
-def _snapshot_id(command_id: str) -> str:
-    """Returns the same id when the command is repeated."""
-    return f"snp_{command_id.partition('_')[2]}"

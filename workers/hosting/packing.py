@@ -18,6 +18,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.cancellation import run_in_thread
+from gateway.data.records import DataRecords, snapshot_key
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import fetch_object, open_storage
@@ -35,6 +36,7 @@ ARCHIVE_BYTES = 1 << 36  # of a snapshot; the limit of the data bounds it first
 PARALLEL, PARALLEL_OF_ACCOUNT = 4, 2  # commands and copies
 MAX_NOTES = 20
 NOTE_LENGTH = 300
+NOT_STOPPED = "The app did not stop in time; try again."
 COPY = "copy"  # in place of a deploy, when another host's data replace those of this one
 
 
@@ -42,10 +44,10 @@ class DataError(Exception):
     """A reason why a command fails. Account holders see the message."""
 
 
-class DataPacker:
-    def __init__(self, settings: Settings, registry: Registry, sandbox: Sandbox) -> None:
-        self._settings, self._registry, self._sandbox = settings, registry, sandbox
-        self._storage = open_storage(settings)
+class Turns:
+    """Who may work on the data of which app."""
+
+    def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by app
         self._slots = asyncio.Semaphore(PARALLEL)
         self._slots_of_accounts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -58,27 +60,26 @@ class DataPacker:
         async with lock, slots, self._slots:
             yield
 
-    async def prepare(self, data: AppData, account_id: str) -> int:
-        """Creates the folder of the account's data. Sets their limit by the plan, and returns it. Raises DataHeld."""
-        account = await until_redis_answers(lambda: self._registry.account(account_id))
-        limit = self._settings.app_data["free" if account is None else account.plan] * MIB
-        with data.running(account_id, limit):
-            data.limit = limit
-        return limit
+
+class Packer:
+    """Packs and unpacks in the sandbox. `scratch`: where archives are made; by default, beside the data."""
+
+    def __init__(self, sandbox: Sandbox, scratch: Path | None = None) -> None:
+        self._sandbox, self._scratch = sandbox, scratch
 
     # -- archives --------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def packed(self, data: AppData, files: Path) -> AsyncIterator[tuple[Path, list[str]]]:
         """Packs the files. Yields the archive, and what it lacks. Raises DataError."""
-        packed = data.folder / "packed.tar.gz"
+        packed = (self._scratch or data.folder) / "packed.tar.gz"
         try:
             yield packed, await self._pack(data, files, packed)
         finally:
             packed.unlink(missing_ok=True)
 
     async def _pack(self, data: AppData, files: Path, packed: Path) -> list[str]:
-        work = data.folder / "work"
+        work = (self._scratch or data.folder) / "work"
         taken = await run_in_thread(measure_disk, files)  # may be more than the plan allows; holes would fill the disk
         most = 2 * max(data.limit or 0, taken, MIB)
         seconds = min(FIRST_PACK_SECONDS + most / PACK_BYTES_PER_SECOND, PACK_SECONDS)
@@ -116,19 +117,14 @@ class DataPacker:
         return notes[:MAX_NOTES]
 
     @asynccontextmanager
-    async def unpacked(self, data: AppData, key: str, limit: int, digest: str = "") -> AsyncIterator[Path]:
-        """Unpacks an object of the storage, if it has this SHA-256 ('' for any). Yields a folder. Raises DataError."""
-        archive, incoming = data.folder / "incoming.tar.gz", data.folder / "incoming"
+    async def unpacked(self, data: AppData, archive: Path, limit: int) -> AsyncIterator[Path]:
+        """Unpacks an archive with at most so many bytes. Yields a folder beside the data. Raises DataError."""
+        incoming = data.folder / "incoming"
         try:
-            if not await fetch_object(self._storage, key, archive, ARCHIVE_BYTES):
-                raise DataError("the snapshot is no longer kept")
-            if digest and await run_in_thread(_digest, archive) != digest:
-                raise DataError("the snapshot is damaged")
             await self._unpack(data, archive, incoming, limit)
             yield incoming
         finally:
             await run_in_thread(remove_folder, incoming)
-            archive.unlink(missing_ok=True)
 
     async def _unpack(self, data: AppData, archive: Path, incoming: Path, limit: int) -> None:
         await run_in_thread(remove_folder, incoming)
@@ -154,6 +150,46 @@ class DataPacker:
         if await run_in_thread(measure_data, incoming) > limit:
             raise DataError(f"the snapshot can't be restored: it has more than the plan's {limit // MIB} MiB")
 
+
+class DataPacker(Packer):
+    """Packs into the storage, and unpacks from it."""
+
+    def __init__(self, settings: Settings, registry: Registry, sandbox: Sandbox) -> None:
+        super().__init__(sandbox)
+        self._settings, self._registry, self._storage = settings, registry, open_storage(settings)
+        self.turns = Turns()
+
+    async def prepare(self, data: AppData, account_id: str) -> int:
+        """Creates the folder of the account's data. Sets their limit by the plan, and returns it. Raises DataHeld."""
+        limit = await find_data_limit(self._settings, self._registry, account_id)
+        with data.running(account_id, limit):
+            data.limit = limit
+        return limit
+
+    @asynccontextmanager
+    async def fetched(self, data: AppData, key: str, limit: int, digest: str = "") -> AsyncIterator[Path]:
+        """Unpacks an object of the storage, if it has this SHA-256 ('' for any). Yields a folder. Raises DataError."""
+        archive = data.folder / "incoming.tar.gz"
+        try:
+            if not await fetch_object(self._storage, key, archive, ARCHIVE_BYTES):
+                raise DataError("the snapshot is no longer kept")
+            if digest and await run_in_thread(_digest, archive) != digest:
+                raise DataError("the snapshot is damaged")
+            async with self.unpacked(data, archive, limit) as incoming:
+                yield incoming
+        finally:
+            archive.unlink(missing_ok=True)
+
+    async def fetch_newest(self, data: AppData, account: str) -> bool:
+        """Replaces the data by their newest snapshot, if there is one. The app does not run.
+
+        Raises DataError, DataHeld and StorageUnavailable.
+        """
+        records = DataRecords(self._registry.store)
+        if snapshots := await until_redis_answers(lambda: records.list_snapshots(account, data.app_id)):
+            await self.fetch_copy(data, account, snapshot_key(data.app_id, snapshots[0].id), "")
+        return bool(snapshots)
+
     # -- copies for other hosts ------------------------------------------------------------------------------
 
     async def store_copy(self, data: AppData, key: str) -> str:
@@ -161,7 +197,7 @@ class DataPacker:
 
         Raises DataError and StorageUnavailable.
         """
-        async with self.exclusive(data.app_id, data.account), self.packed(data, data.files) as (packed, _):
+        async with self.turns.exclusive(data.app_id, data.account), self.packed(data, data.files) as (packed, _):
             digest = await run_in_thread(_digest, packed)
             await self._storage.put(key, packed)
         return digest
@@ -171,12 +207,18 @@ class DataPacker:
 
         Raises DataError, DataHeld and StorageUnavailable.
         """
-        async with self.exclusive(data.app_id, account):
+        async with self.turns.exclusive(data.app_id, account):
             limit = 2 * max(await self.prepare(data, account), MIB)  # apps exceed limits for seconds
             await run_in_thread(data.confirm, COPY)  # left by a worker that was killed
-            async with self.unpacked(data, key, limit, digest) as incoming:
+            async with self.fetched(data, key, limit, digest) as incoming:
                 await run_in_thread(data.replace, incoming, COPY)
                 await run_in_thread(data.confirm, COPY)
+
+
+async def find_data_limit(settings: Settings, registry: Registry, account_id: str) -> int:
+    """Returns the bytes that the data of each app may take, by the account's plan."""
+    account = await until_redis_answers(lambda: registry.account(account_id))
+    return settings.app_data["free" if account is None else account.plan] * MIB
 
 
 def _digest(path: Path) -> str:

@@ -360,7 +360,7 @@ class Watchdog:
             report=self._path(release, "ended"),
             lease=self._find_lease(release),
         )
-        with self._prepare_data(release, detached) as (uid, detached):  # the keeper holds the reservation
+        with self._prepare_data(release, command) as (uid, command):  # the keeper holds the reservation
             for folder in folders:
                 self._sandbox.give_to_user(folder, uid)
             (release / "app").chmod(0o755)
@@ -372,18 +372,18 @@ class Watchdog:
         return state
 
     @contextmanager
-    def _prepare_data(self, release: Path, detached: Detached) -> Iterator[tuple[int | None, Detached]]:
-        """Yields the app's user, and the parameters with its data. Raises DataHeld, and OSError."""
+    def _prepare_data(self, release: Path, command: Command) -> Iterator[tuple[int | None, Command]]:
+        """Yields the app's user, and the command with the app's data. Raises DataHeld, and OSError."""
         data = find_data(self._folder, release)
         if data is None:
             with self._sandbox.reserve_user() as uid:
-                yield uid, detached
+                yield uid, command
         else:
             account = Site(release.parent).account
             with data.running(account, self._first_data_limit) as lock, data.user(self._sandbox) as uid:
                 if not self._may_run(release):  # after this lock, a host gives an app up (`ownership.py`)
                     raise DataHeld
-                yield uid, msgspec.structs.replace(detached, data=data.folder, locks=[lock])
+                yield uid, msgspec.structs.replace(command, data=data.folder, locks=[lock])
 
     async def _clean_up(self, release: Path) -> None:
         """Waits until the keeper has stopped the app, and removes its files. Leaves them if the link comes back."""

@@ -37,15 +37,20 @@ from workers.hosting.watchdog import LIMITS
 from workers.kubernetes.cluster import Cluster, Key, explain_refusal
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
+    ADDRESS_LABEL,
     APP_LABEL,
     address_name,
+    describe_claim,
     describe_deployment,
+    describe_endpoints,
     describe_ingress,
     describe_secret,
     describe_service,
     object_name,
+    read_quantity,
 )
-from workers.kubernetes.pod import RECEIVE_PORT, WEB_PORT, PodRelease
+from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, WEB_PORT, PodRelease
+from workers.sandbox.keeper import STOPPED_STATUS
 from workers.sandbox.sandbox import Outcome
 
 logger = structlog.get_logger()
@@ -56,6 +61,9 @@ SENDS = 8  # releases at once
 SEND_SECONDS = 300.0  # in which a pod must have got its release
 SEND_PAUSE_SECONDS = 1.0  # between attempts
 POLL_SECONDS = 0.2  # between requests to an app that starts
+DOOR_PORT = 61083
+DOOR_SECONDS = 3.0  # in which the cluster leads requests to the door, before the pod of an app that sleeps ends
+IDLE_ANSWER_SECONDS = 5.0  # in which a pod must say how long it has been idle
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 # How the cluster ends pods and containers itself: the app has not crashed.
 POD_REASONS = (
@@ -76,7 +84,8 @@ ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str], str]
 class KubernetesApplier:
     """Serves releases from the cluster's namespace. Implements `Applier`.
 
-    `find_app` returns the record of an app by its id or name.
+    `find_app` returns the record of an app by its id or name, and `find_data_limit` the bytes that the data of an
+    account's app may take. `door` is the address of this worker (`door.py`).
     """
 
     def __init__(
@@ -86,9 +95,11 @@ class KubernetesApplier:
         find_app: Callable[[str], Awaitable[App | None]],
         suspended: SuspendedList,
         report_crash: ReportCrash,
+        find_data_limit: Callable[[str], Awaitable[int]],
+        door: str,
     ) -> None:
         self._settings, self._cluster, self._find_app = settings, cluster, find_app
-        self._suspended, self._report_crash = suspended, report_crash
+        self._suspended, self._report_crash, self._find_data_limit = suspended, report_crash, find_data_limit
         self._domain = settings.apps_domain.partition(":")[0]
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
@@ -98,14 +109,17 @@ class KubernetesApplier:
         self._sending: dict[str, asyncio.Task[None]] = {}  # by uid of the pod
         self._reported: dict[str, str] = {}  # the event of the latest crash, by app
         self._marked: dict[tuple[str, str], bool] = {}  # by app and address: whether it was suspended at the last look
-        self._addresses_lock = asyncio.Lock()
+        self._addresses_lock, self._sleep_lock = asyncio.Lock(), asyncio.Lock()
+        self._door = door
+        self._waking: dict[tuple[str, str], asyncio.Task[tuple[str, int]]] = {}  # by app and address
         self.outage = asyncio.Event()
         cluster.on_pod = self._follow_pod
 
     async def aclose(self) -> None:
-        for task in self._sending.values():
+        tasks = [*self._sending.values(), *self._waking.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._sending.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def set_current(self, current: bool) -> None:
         """Does nothing: the cluster serves by itself, and only one worker at a time changes what it serves."""
@@ -188,8 +202,9 @@ class KubernetesApplier:
         if served and served in wanted.releases:
             again = Target(wanted, target.app, served, target.output)
             await self._apply_release(again)
-            with suppress(DeployError):
-                await self._until_ready(served, RETURN_SECONDS, whole=True)
+            if not self.is_asleep(wanted.app, wanted.address):
+                with suppress(DeployError):
+                    await self._until_ready(served, RETURN_SECONDS, whole=True)
             await self._lead_to(again)
         elif self._find_served(wanted) == target.deploy:
             name = address_name(wanted.app, wanted.address)
@@ -203,17 +218,41 @@ class KubernetesApplier:
         await self._cluster.delete(*_keys_of([target.deploy]))
 
     async def _apply_release(self, target: Target) -> None:
+        """Applies the release's pod. If the app sleeps, there is none."""
         release = self._describe(target.wanted, target.app, target.deploy)
         expected = target.wanted.releases[target.deploy]
         sealed = expected.environment
         variables = msgspec.json.decode(self._vault.open(sealed), type=dict[str, str]) if sealed else {}
+        if release.keeps_data:
+            await self.apply_claim(release, await self._find_data_limit(release.account))
         await self._cluster.apply(
             describe_secret(release, self._token(target.deploy), variables),
-            describe_deployment(release, self._settings),
+            describe_deployment(release, self._settings, asleep=self._stays_asleep(target)),
         )
 
-    async def _lead_to(self, target: Target) -> None:
-        """Lets the address's Service lead to the release. Raises DeployError."""
+    async def apply_claim(self, release: PodRelease, limit: int) -> None:
+        """Makes the volume of an app's data, or a larger one. Raises DeployError.
+
+        A cluster that cannot enlarge volumes keeps it as it is.
+        """
+        claim, secret = describe_claim(release, limit, self.data_token(release.app, release.account), self._settings)
+        present = self._cluster.present.get(("PersistentVolumeClaim", claim["metadata"]["name"]))
+        if present is None:
+            await self._cluster.apply(claim)
+        else:
+            requests, size = claim["spec"]["resources"]["requests"], present.spec.resources.requests["storage"]
+            claim["spec"]["storageClassName"] = present.spec.storageClassName  # which cannot change
+            if present.status.phase == "Bound" and read_quantity(size) < read_quantity(requests["storage"]):
+                with suppress(DeployError):
+                    return await self._cluster.apply(claim, secret)
+            requests["storage"] = size
+        await self._cluster.apply(claim, secret)
+
+    async def _lead_to(self, target: Target, *, asleep: bool | None = None) -> None:
+        """Lets the address's Service lead to the release, or to the door while the app sleeps. Raises DeployError.
+
+        By default, an app that sleeps stays asleep.
+        """
         async with self._addresses_lock:
             wanted = target.wanted
             # Another account may have taken the app's name since the deploy began.
@@ -225,7 +264,12 @@ class KubernetesApplier:
                 if await self._is_another_app_s(name, app, wanted.address):
                     raise DeployError(f"the address {name} belongs to another app; rename one of the two")
             release = self._describe(wanted, app, target.deploy)
-            await self._cluster.apply(describe_service(release), describe_ingress(release, hosts, self._settings))
+            asleep = self._stays_asleep(target) if asleep is None else asleep
+            door = describe_endpoints(release, self._door, DOOR_PORT)
+            if not asleep:  # the cluster lists the pods there
+                self._cluster.leave(("Endpoints", door["metadata"]["name"]))
+            objects = [describe_service(release, asleep=asleep), *([door] if asleep else [])]
+            await self._cluster.apply(*objects, describe_ingress(release, hosts, self._settings))
 
     async def _is_another_app_s(self, name: str, app: App, address: str) -> bool:
         """Returns whether another app is served at the host name, or has it as its own name."""
@@ -248,13 +292,25 @@ class KubernetesApplier:
     def _token(self, deploy: str) -> str:
         return hmac.digest(self._key, f"release {deploy}".encode(), "sha256").hex()
 
+    def data_token(self, app_id: str, account: str) -> str:
+        """Returns the token of those who may change an app's data."""
+        return hmac.digest(self._key, f"data {account} {app_id}".encode(), "sha256").hex()
+
     def _host(self, target: Target) -> str:
         return hosts_of(target.app, target.wanted.address, self._domain)[0]
 
-    def _find_served(self, address: Wanted | PodRelease) -> str:
-        """Returns the deploy to whose pod the address's Service leads; '' for none."""
-        service = self._cluster.present.get(("Service", address_name(address.app, address.address)))
-        return "" if service is None else (service.spec.selector or {}).get(DEPLOY_LABEL, "")
+    def _find_served(self, wanted: Wanted | PodRelease) -> str:
+        """Returns the deploy whose release visitors get; '' for none."""
+        service = self._read_service(wanted.app, wanted.address)
+        return service["metadata"].get("labels", {}).get(DEPLOY_LABEL, "") if service is not None else ""
+
+    def _read_service(self, app_id: str, address: str) -> Any | None:
+        """Returns the Service of an address as it shall be, or as it is after a restart of this worker."""
+        key = ("Service", address_name(app_id, address))
+        if key in self._cluster.wanted:
+            return self._cluster.wanted[key]
+        present = self._cluster.present.get(key)
+        return present.to_dict() if present is not None else None
 
     def _find_hosts(self, wanted: Wanted) -> set[str]:
         """Returns the host names that lead to the address now."""
@@ -264,6 +320,106 @@ class KubernetesApplier:
     def _list_deploys(self, wanted: Wanted) -> list[str]:
         found = self._cluster.select("Deployment", app=wanted.app, address=wanted.address)
         return [each.metadata.labels[DEPLOY_LABEL] for each in found]
+
+    # -- sleep -----------------------------------------------------------------------------------------------
+
+    def is_asleep(self, app_id: str, address: str) -> bool:
+        service = self._read_service(app_id, address)
+        return service is not None and not service["spec"].get("selector")
+
+    def _stays_asleep(self, target: Target) -> bool:
+        wanted = target.wanted
+        return self._find_served(wanted) == target.deploy and self.is_asleep(wanted.app, wanted.address)
+
+    def list_awake(self) -> list[tuple[str, str]]:
+        """Returns app and address of the start commands that run and may sleep: no deploy is in progress."""
+        return [
+            key
+            for key, wanted in self._records.items()
+            if wanted.step in ("live", "undo")
+            and (release := wanted.releases.get(wanted.serves)) is not None
+            and release.runs
+            and self._find_served(wanted) == wanted.serves
+            and not self.is_asleep(*key)
+        ]
+
+    def find_address(self, name: str) -> tuple[str, str] | None:
+        """Returns app and address that a host name leads to."""
+        for ingress in self._cluster.select("Ingress"):
+            if name in _hosts_in(ingress):
+                labels = ingress.metadata.labels
+                key = (labels.get(APP_LABEL, ""), labels.get(ADDRESS_LABEL, ""))
+                return key if key in self._records else None
+        return None
+
+    async def let_sleep(self, key: tuple[str, str], seconds: float) -> float:
+        """Ends the pod of an app that nobody has asked for so many seconds. Requests come to the door from now on.
+
+        Returns the seconds that are left if somebody has asked.
+        """
+        left, wanted = await self._read_seconds_left(key, seconds), self._records[key]
+        if left > 0:
+            return left
+        try:
+            await self._change_sleep(key, asleep=True)
+            await asyncio.sleep(DOOR_SECONDS)  # until nobody asks the pod any more
+            async with self._sleep_lock:
+                left = await self._read_seconds_left(key, seconds)
+                sleeps = key not in self._waking and self._records.get(key) is wanted and self.is_asleep(*key)
+                if left <= 0 and sleeps:
+                    if (target := await self._find_target(key)) is not None:
+                        await self._apply_release(target)
+                        logger.info("app.asleep", app=key[0], address=key[1])
+                    return seconds
+            await self.wake(key)
+        except DeployError as error:
+            logger.error("sites.sleep_failed", app=key[0], reason=str(error))
+        return max(left, seconds)
+
+    async def _read_seconds_left(self, key: tuple[str, str], seconds: float) -> float:
+        """Asks the pod how long it has been idle. If it does not answer, it is not."""
+        found = self._cluster.select("Pod", deploy=self._find_served(self._records[key]))
+        pods = [pod for pod in found if _is_ready(pod, whole=True) and not pod.metadata.deletionTimestamp]
+        left = seconds
+        for pod in pods[:1]:
+            with suppress(OSError, ValueError):
+                async with asyncio.timeout(IDLE_ANSWER_SECONDS):
+                    reader, writer = await asyncio.open_connection(pod.status.podIP, IDLE_PORT)
+                    left = seconds - float(await reader.readline())
+                    writer.close()
+        return left
+
+    async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
+        """Starts an app that sleeps. Returns where its pod answers. Raises DeployError."""
+        if (waking := self._waking.get(key)) is None:
+            self._waking[key] = waking = asyncio.create_task(self._wake(key))
+            waking.add_done_callback(lambda ended: (self._waking.pop(key), ended.cancelled() or ended.exception()))
+        return await asyncio.shield(waking)
+
+    async def _wake(self, key: tuple[str, str]) -> tuple[str, int]:
+        began, wanted = time.monotonic(), self._records[key]
+        served = self._find_served(wanted)
+        async with self._sleep_lock:
+            if (target := await self._find_target(key)) is None:
+                raise AppGone
+            release = self._describe(wanted, target.app, served)
+            await self._cluster.apply(describe_deployment(release, self._settings))
+        pod = await self._until_ready(served, PLACE_SECONDS + START_SECONDS, whole=True)
+        await self._change_sleep(key, asleep=False)
+        logger.info("app.awake", app=key[0], address=key[1], seconds=time.monotonic() - began)
+        return pod.status.podIP, WEB_PORT
+
+    async def _change_sleep(self, key: tuple[str, str], *, asleep: bool) -> None:
+        if (target := await self._find_target(key)) is not None:
+            await self._lead_to(target, asleep=asleep)
+
+    async def _find_target(self, key: tuple[str, str]) -> Target | None:
+        """Returns the release that is served."""
+        wanted, app = self._records[key], await self._find_app(key[0])
+        served = self._find_served(wanted)
+        if app is None or app.account != wanted.account or served not in wanted.releases:
+            return None
+        return Target(wanted, app, served, [])
 
     # -- pods ------------------------------------------------------------------------------------------------
 
@@ -488,8 +644,9 @@ def _statuses(pod: Any, container: str) -> list[Any]:
 
 
 def _find_termination(status: Any) -> Any | None:
-    """Returns how a container ended: now, or before it was started again. None if it never did."""
-    return (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
+    """Returns how a container ended: now, or before it was started again. None if it never did, or was told to."""
+    ended = (status.state and status.state.terminated) or (status.lastState and status.lastState.terminated)
+    return None if ended is None or ended.exitCode == STOPPED_STATUS else ended
 
 
 def _hosts_in(ingress: Any) -> set[str]:
@@ -531,6 +688,11 @@ def _explain_waiting(pod: Any) -> str:
         if status.state and status.state.waiting and status.state.waiting.reason in NO_IMAGE:
             return f"its image can't be had ({status.state.waiting.reason})"
     conditions = (pod.status.conditions or []) if pod.status else []
-    if any(each.type == "PodScheduled" and each.status == "False" for each in conditions):
-        return "no node has room for it"
+    for each in conditions:
+        if each.type == "PodScheduled" and each.status == "False":
+            # The message names a PersistentVolumeClaim, or the "volume node affinity".
+            return "there is no volume for its data" if "olume" in (each.message or "") else "no node has room for it"
+    states = [status.state for status in statuses if status.state]
+    if not any(state.running or state.terminated for state in states):
+        return "its node does not have its image or its volumes yet"
     return "it waits for its release" if _is_waiting_for_release(pod) else "it is starting"

@@ -18,7 +18,7 @@ from lightkube.codecs import from_dict
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
-from lightkube.resources.core_v1 import Pod, Secret, Service
+from lightkube.resources.core_v1 import Endpoints, PersistentVolumeClaim, Pod, Secret, Service
 from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
 
 from gateway.cancellation import end_if_canceled
@@ -30,13 +30,18 @@ logger = structlog.get_logger()
 T = TypeVar("T")
 Key = tuple[str, str]  # kind and name
 
-APPLIED: dict[str, Any] = {each.__name__: each for each in (Secret, Deployment, Service, Ingress, NetworkPolicy)}
+APPLIED: dict[str, Any] = {
+    each.__name__: each
+    for each in (PersistentVolumeClaim, Secret, Deployment, Service, Endpoints, Ingress, NetworkPolicy)
+}
 WATCHED: dict[str, Any] = {**APPLIED, "Pod": Pod}
 # What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
 CHANGES = ("create", "delete", "list", "patch", "watch")
 RIGHTS = (
+    ("", "persistentvolumeclaims", "", CHANGES),
     ("", "secrets", "", CHANGES),
     ("", "services", "", CHANGES),
+    ("", "endpoints", "", ("create", "list", "patch", "watch")),
     ("apps", "deployments", "", CHANGES),
     ("networking.k8s.io", "ingresses", "", CHANGES),
     ("networking.k8s.io", "networkpolicies", "", CHANGES),
@@ -153,6 +158,10 @@ class Cluster:
                     await self._until_answered(delete)
                 except ApiError as error:
                     raise self._refuse((kind, name), error) from None
+
+    def leave(self, key: Key) -> None:
+        """Leaves an object to others, who change it from now on."""
+        self.wanted.pop(key, None)
 
     async def _apply(self, key: Key) -> None:
         async def attempt() -> Any | None:

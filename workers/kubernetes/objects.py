@@ -5,14 +5,18 @@ All have the label `app.kubernetes.io/managed-by: capsule`. Those of an app have
 | object | for each | name |
 | --- | --- | --- |
 | Deployment, Secret | release that is served or checked | the deploy's id |
-| Service, Ingress | address of an app | the app's id and the address |
+| Service, Ingress, and Endpoints while it sleeps | address of an app | the app's id and the address |
+| PersistentVolumeClaim, Secret | app with data | the app's id and a digest of its account's |
+| Deployment | app whose data are needed while it does not run | as the claim |
 | NetworkPolicy | namespace | `capsule-apps` |
 """
 
 import hashlib
+import string
 from base64 import b64encode
 from collections.abc import Collection, Mapping
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,8 +24,11 @@ import msgspec
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.settings import Settings
+from workers.hosting.data import AppData
 from workers.hosting.watchdog import LIMITS, PORTS
+from workers.kubernetes.data_pod import DATA_PORT
 from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
+from workers.sandbox.bwrap import DATA_FILES
 from workers.sandbox.keeper import DRAIN_SECONDS
 from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP
 
@@ -29,10 +36,13 @@ Object = dict[str, Any]
 
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "capsule"
 APP_LABEL, ACCOUNT_LABEL, ADDRESS_LABEL = "capsule/app", "capsule/account", "capsule/address"
+DATA_LABEL, DATA_CONTAINER = "capsule/data", "data"
 POLICY_NAME = "capsule-apps"
 FIRST_UID, UIDS = 1_000_000, 500_000  # pairs of user ids: Caddy has the first one, the start command the second
 GIB = 1 << 30  # the API writes a quantity in the largest unit, and what it writes is compared with what is wanted
 RELEASE_DISK = "4Gi"  # for a release and its archive
+NAME_LENGTH = 63
+COPIES = 2  # of the data have room in their volume: a restore keeps the files from before
 # Before a container is stopped: waits until the ingress knows, and no visitor has an established connection (state 01).
 DRAIN = f"""sleep 3
 for _ in $(seq {DRAIN_SECONDS:.0f}); do
@@ -48,29 +58,64 @@ def object_name(identifier: str) -> str:
 
 
 def address_name(app_id: str, address: str) -> str:
-    return f"{object_name(app_id)}-{address}"
+    return _fit(f"{object_name(app_id)}-{address}")
+
+
+def claim_name(app_id: str, account: str) -> str:
+    """Returns the name of the claim to the volume with an app's data. An id may later be another account's app."""
+    return _fit(f"{object_name(app_id)}-{_digest(account)}")
+
+
+def _fit(name: str) -> str:
+    """Shortens a name to the length of a host name's label, which Services and labels may have."""
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 9]}-{_digest(name)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def find_uid(app_id: str) -> int:
     """Returns the user id of an app's Caddy. Its start command has the next one. Two apps may share them."""
-    return FIRST_UID + 2 * (int(hashlib.sha256(app_id.encode()).hexdigest()[:8], 16) % UIDS)
+    return FIRST_UID + 2 * (int(_digest(app_id), 16) % UIDS)
 
 
 def describe_secret(release: PodRelease, token: str, variables: Mapping[str, str]) -> Object:
     values = {TOKEN: token, VARIABLES: msgspec.json.encode(variables).decode()}
-    return {
-        **_head("v1", "Secret", object_name(release.deploy), _labels(release, release.deploy)),
-        "type": "Opaque",
-        "data": {name: b64encode(value.encode()).decode() for name, value in values.items()},
+    return _make_secret(object_name(release.deploy), _labels(release, release.deploy), values)
+
+
+def _make_secret(name: str, labels: Mapping[str, str], values: Mapping[str, str]) -> Object:
+    data = {key: b64encode(value.encode()).decode() for key, value in values.items()}
+    return {**_head("v1", "Secret", name, labels), "type": "Opaque", "data": data}
+
+
+def describe_claim(release: PodRelease, limit: int, token: str, settings: Settings) -> list[Object]:
+    """Describes the volume for so many bytes of data, and the token of those who may change them."""
+    name, labels = claim_name(release.app, release.account), _data_labels(release)
+    spec: Object = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": _quantity(COPIES * limit)}},
     }
+    if settings.kubernetes_storage_class:
+        spec["storageClassName"] = settings.kubernetes_storage_class
+    claim = {**_head("v1", "PersistentVolumeClaim", name, labels), "spec": spec}
+    return [claim, _make_secret(name, labels, {TOKEN: token})]
 
 
-def describe_deployment(release: PodRelease, settings: Settings) -> Object:
-    """Describes one pod with up to three containers (`pod.py`). It satisfies the Pod Security level `restricted`."""
-    uid, labels = find_uid(release.app), _labels(release, release.deploy)
+def describe_data_deployment(release: PodRelease, settings: Settings) -> Object:
+    """Describes a pod that has the data of an app, while the app does not run."""
+    name, labels = claim_name(release.app, release.account), _data_labels(release)
+    pod = _make_pod(release, settings, [_data_container(release, settings)], _data_volumes(release))
+    return _make_deployment(name, labels, {DATA_LABEL: name}, pod)
+
+
+def describe_deployment(release: PodRelease, settings: Settings, *, asleep: bool = False) -> Object:
+    """Describes one pod with up to four containers (`pod.py`), or none while the app sleeps."""
+    labels = _labels(release, release.deploy)
     volumes: list[Object] = [
         {"name": "capsule", "emptyDir": {"sizeLimit": RELEASE_DISK}},
-        {"name": "token", "secret": _secret_file(release, TOKEN)},
+        {"name": "token", "secret": _secret_file(object_name(release.deploy), TOKEN)},
     ]
     files = _mount("capsule", FOLDER)
     receive = _container("release", "receive", release, settings, [files, _mount("token", SECRETS, read_only=True)])
@@ -78,22 +123,68 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
         "ports": [{"name": "http", "containerPort": WEB_PORT, "protocol": "TCP"}],
         "readinessProbe": {"tcpSocket": {"port": WEB_PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
     }
-    containers = [web]
+    drained = [web]
     if release.runs and not release.suspended:
-        scratch = dict.fromkeys(("home", "tmp", "data"), f"{LIMITS.disk // GIB}Gi")
-        volumes += [{"name": name, "emptyDir": {"sizeLimit": size}} for name, size in scratch.items()]
-        volumes.append({"name": "variables", "secret": _secret_file(release, VARIABLES)})
+        volumes += [_scratch("home"), _scratch("tmp")]
+        volumes.append({"name": "variables", "secret": _secret_file(object_name(release.deploy), VARIABLES)})
         path = f"releases/{release.app}/{release.address}/{release.deploy}/app"
         places = {"releases": FOLDER / "releases", path: APP}
         mounts = [_mount("capsule", place, read_only=True) | {"subPath": part} for part, place in places.items()]
         mounts.append(_mount("variables", SECRETS, read_only=True))
-        mounts += [_mount(name, place) for name, place in {"home": HOME, "tmp": TMP, "data": DATA}.items()]
+        mounts += [_mount(name, place) for name, place in {"home": HOME, "tmp": TMP}.items()]
+        if release.keeps_data:
+            # The files alone can be written to. A container that starts again finds the present ones.
+            mounts += [
+                _mount("data", DATA) | {"subPath": DATA_FILES},
+                _mount("data", _data_place(release), read_only=True),
+            ]
+        else:
+            volumes.append(_scratch("data"))
+            mounts.append(_mount("data", DATA))
         app = _container(APP_CONTAINER, "run", release, settings, mounts)
-        app["securityContext"] |= {"runAsUser": uid + 1}
+        app["securityContext"] |= {"runAsUser": find_uid(release.app) + 1}
         app["terminationMessagePolicy"] = "FallbackToLogsOnError"  # the last lines of a crash
-        containers.append(app)
-    for container in containers:
+        drained.append(app)
+    for container in drained:
         container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", DRAIN]}}}
+    containers = [*drained]
+    if release.keeps_data:
+        labels |= {DATA_LABEL: claim_name(release.app, release.account)}
+        volumes += _data_volumes(release)
+        containers.append(_data_container(release, settings))
+        receive["volumeMounts"].append(_mount("data", _data_place(release)))
+    pod = _make_pod(release, settings, containers, volumes) | {"initContainers": [receive]}
+    return _make_deployment(object_name(release.deploy), labels, {DEPLOY_LABEL: release.deploy}, pod, int(not asleep))
+
+
+def _data_container(release: PodRelease, settings: Settings) -> Object:
+    mounts = [
+        _mount("data", _data_place(release)),
+        _mount("data-token", SECRETS, read_only=True),
+        _mount("data-scratch", TMP),
+    ]
+    container = _container(DATA_CONTAINER, "data", release, settings, mounts)
+    container["securityContext"] |= {"runAsUser": find_uid(release.app) + 1}
+    container["readinessProbe"] = {"tcpSocket": {"port": DATA_PORT}, "periodSeconds": 1, "timeoutSeconds": 2}
+    return container
+
+
+def _data_volumes(release: PodRelease) -> list[Object]:
+    name = claim_name(release.app, release.account)
+    return [
+        {"name": "data", "persistentVolumeClaim": {"claimName": name}},
+        {"name": "data-token", "secret": _secret_file(name, TOKEN)},
+        {"name": "data-scratch", "emptyDir": {}},
+    ]
+
+
+def _data_place(release: PodRelease) -> Path:
+    return AppData(FOLDER, release.app).folder
+
+
+def _make_pod(release: PodRelease, settings: Settings, containers: list[Object], volumes: list[Object]) -> Object:
+    """Describes a pod that satisfies the Pod Security level `restricted`."""
+    uid = find_uid(release.app)
     pod: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -103,6 +194,7 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
             "runAsUser": uid,
             "runAsGroup": uid,
             "fsGroup": uid,
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": [
@@ -110,33 +202,56 @@ def describe_deployment(release: PodRelease, settings: Settings) -> Object:
             | {"tolerationSeconds": NODE_SECONDS}
             for key in ("not-ready", "unreachable")
         ],
-        "initContainers": [receive],
         "containers": containers,
         "volumes": volumes,
     }
+    if release.keeps_data:  # only the pods of one node can share the volume
+        selector = {"matchLabels": {DATA_LABEL: claim_name(release.app, release.account)}}
+        near = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+        preferred = [{"weight": 100, "podAffinityTerm": near}]
+        pod["affinity"] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     if settings.kubernetes_runtime_class:
         pod["runtimeClassName"] = settings.kubernetes_runtime_class
+    return pod
+
+
+def _make_deployment(
+    name: str, labels: Mapping[str, str], selector: Mapping[str, str], pod: Object, replicas: int = 1
+) -> Object:
     return {
-        **_head("apps/v1", "Deployment", object_name(release.deploy), labels),
+        **_head("apps/v1", "Deployment", name, labels),
         "spec": {
-            "replicas": 1,
+            "replicas": replicas,
             "revisionHistoryLimit": 0,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "selector": {"matchLabels": {DEPLOY_LABEL: release.deploy}},
+            "selector": {"matchLabels": selector},
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
 
 
-def describe_service(release: PodRelease) -> Object:
-    """Describes the Service of an address, which leads to the pod of this release: a swap changes its selector."""
+def describe_service(release: PodRelease, *, asleep: bool = False) -> Object:
+    """Describes the Service of an address, which leads to the pod of this release: a swap changes its selector.
+
+    While the app sleeps, it leads where the Endpoints do.
+    """
     return {
-        **_head("v1", "Service", address_name(release.app, release.address), _labels(release)),
+        **_head("v1", "Service", address_name(release.app, release.address), _labels(release, release.deploy)),
         "spec": {
             "type": "ClusterIP",
-            "selector": {DEPLOY_LABEL: release.deploy},
+            "selector": None if asleep else {DEPLOY_LABEL: release.deploy},
             "ports": [{"name": "http", "port": 80, "targetPort": WEB_PORT, "protocol": "TCP"}],
         },
+    }
+
+
+def describe_endpoints(release: PodRelease, address: str, port: int) -> Object:
+    """Describes where the Service leads while the app sleeps."""
+    ports = [{"name": "http", "port": port, "protocol": "TCP"}]
+    labels = _labels(release, release.deploy)
+    return {
+        **_head("v1", "Endpoints", address_name(release.app, release.address), labels),
+        "subsets": [{"addresses": [{"ip": address}], "ports": ports}],
     }
 
 
@@ -160,7 +275,7 @@ def describe_policy() -> Object:
         "spec": {
             "podSelector": {"matchLabels": {MANAGED_BY: MANAGER}},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"ports": [{"protocol": "TCP", "port": port} for port in (WEB_PORT, RECEIVE_PORT)]}],
+            "ingress": [{"ports": [{"protocol": "TCP", "port": port} for port in (WEB_PORT, RECEIVE_PORT, DATA_PORT)]}],
             "egress": [
                 {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
                 {"to": public, "ports": [{"protocol": "TCP", "port": port} for port in PORTS]},
@@ -178,8 +293,32 @@ def _labels(release: PodRelease, deploy: str = "") -> dict[str, str]:
     return {MANAGED_BY: MANAGER, **found, **({DEPLOY_LABEL: deploy} if deploy else {})}
 
 
-def _secret_file(release: PodRelease, name: str) -> Object:
-    return {"secretName": object_name(release.deploy), "items": [{"key": name, "path": name}]}
+def _data_labels(release: PodRelease) -> dict[str, str]:
+    own = {ACCOUNT_LABEL: release.account, APP_LABEL: release.app}
+    return {MANAGED_BY: MANAGER, **own, DATA_LABEL: claim_name(release.app, release.account)}
+
+
+def _secret_file(secret: str, name: str) -> Object:
+    return {"secretName": secret, "items": [{"key": name, "path": name}]}
+
+
+def _scratch(name: str) -> Object:
+    return {"name": name, "emptyDir": {"sizeLimit": f"{LIMITS.disk // GIB}Gi"}}
+
+
+def read_quantity(text: str) -> int:
+    """Reads a number of bytes. Raises ValueError for what describes none."""
+    number, unit = text.rstrip(string.ascii_letters), text.lstrip(string.digits + ".")
+    powers = "kMGTPE"
+    if unit.endswith("i"):
+        return int(float(number) * 1024 ** (powers.upper().index(unit[0]) + 1))
+    return int(float(number) * (1000 ** (powers.index(unit) + 1) if unit else 1))
+
+
+def _quantity(size: int) -> str:
+    """Writes a number of bytes, in whole MiB, as the API does."""
+    mebibytes = -(-size // MIB)
+    return f"{mebibytes // 1024}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"
 
 
 def _mount(name: str, place: object, *, read_only: bool = False) -> Object:

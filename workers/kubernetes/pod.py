@@ -3,6 +3,7 @@
     receive   waits for the release, which the worker `sites` sends (`applier.py`), and ends
     web       runs Caddy, with the Caddyfile of a single machine (`workers/hosting/Caddyfile`), and the relay to the app
     run       runs the start command under a keeper, whose exit status is the command's
+    data      keeps the data of the app (`data_pod.py`)
 
 The pod is the sandbox. It has no credentials: it sends nothing to the service, and the one secret that a container has
 is for that container alone.
@@ -13,7 +14,6 @@ while Caddy fails (`web.py`), so the app cannot take visitors' requests itself.
 """
 
 import asyncio
-import hmac
 import os
 import socket
 import sys
@@ -29,12 +29,15 @@ from gateway.deploys.serving import ReleaseArchive
 from gateway.settings import Settings
 from workers.hosting import archives, caddy
 from workers.hosting.archive_files import BadArchive
+from workers.hosting.data import AppData
 from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.watchdog import LIMITS, PORT, make_command
+from workers.kubernetes.data_pod import check_token, keep_data, prepare_volume, wait_for_data
 from workers.sandbox.sandbox import APP, APP_USERS, TMP, Sandbox
 
 FOLDER, SECRETS = Path("/capsule"), Path("/capsule-secrets")
 WEB_PORT, RECEIVE_PORT = 61080, 61081  # not usual ones: a start command may listen at others than $PORT
+IDLE_PORT = RECEIVE_PORT  # which is free by then
 SITE = "app"  # the name of the only site, in place of a host name: the Ingress decides which names lead here
 WEB_SECONDS = 60.0  # in which `web` must listen, before the command starts
 RETRY_SECONDS = 0.05
@@ -52,6 +55,11 @@ class PodRelease(msgspec.Struct, frozen=True):
     url: str  # the address, as the start command gets it in APP_URL
     runs: bool = False  # whether the start command runs here
     suspended: bool = False
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether the start command has data that stay."""
+        return self.runs and self.address == "live"
 
 
 def start_address(release: PodRelease) -> str:
@@ -78,6 +86,8 @@ async def receive(
 
     The answer is 204, or 401 for another token, or 409 for what is not the expected archive.
     """
+    if release.keeps_data:
+        await asyncio.to_thread(prepare_volume, AppData(folder, release.app))
     site = await asyncio.to_thread(lay_out, folder, release)
     if site.current == release.deploy:  # the pod was started again on the same node
         return
@@ -86,9 +96,7 @@ async def receive(
     received, receiving = asyncio.Event(), asyncio.Lock()
 
     async def take(request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            raise web.HTTPUnauthorized
+        check_token(request, token)
         if request.content_length != release.archive.size:
             raise web.HTTPConflict(text=f"the archive has {release.archive.size} bytes\n")
         async with receiving:
@@ -132,7 +140,13 @@ async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
 
 
 def serve(
-    release: PodRelease, *, folder: Path = FOLDER, port: int = WEB_PORT, host: str = "::", app_port: int = PORT
+    release: PodRelease,
+    *,
+    folder: Path = FOLDER,
+    port: int = WEB_PORT,
+    host: str = "::",
+    app_port: int = PORT,
+    idle_port: int = IDLE_PORT,
 ) -> NoReturn:
     """Becomes Caddy, or a smaller process that runs Caddy and the relay (`web.py`)."""
     site = lay_out(folder, release)
@@ -150,7 +164,17 @@ def serve(
     words = [caddy.find_binary(), "run", "--config", str(configuration), "--adapter", "caddyfile"]
     if release.runs and not release.suspended:
         path = folder / "running" / f"{release.deploy}.sock"
-        words = [sys.executable, "-IS", "-c", _WEB, str(path), str(app_port), start_address(release)[1:], *words]
+        words = [
+            sys.executable,
+            "-IS",
+            "-c",
+            _WEB,
+            str(path),
+            str(app_port),
+            start_address(release)[1:],
+            str(idle_port),
+            *words,
+        ]
     os.execve(words[0], words, caddy.environment(own))  # noqa: S606
 
 
@@ -182,6 +206,9 @@ def run(
     command = make_command(start, app, sandbox, {**variables, "APP_URL": release.url}, limits)
     environment = {**command.environment, "PORT": str(port)}
     command = msgspec.structs.replace(command, environment=environment, places={app: APP}, secrets=variables)
+    if release.keeps_data:
+        data = AppData(folder, release.app)
+        command = msgspec.structs.replace(command, data=data.folder, locks=[wait_for_data(data)])
     _announce_start(release)
     sandbox.become_keeper(command)
 
@@ -212,5 +239,7 @@ def main() -> None:
             serve(release)
         case "run":
             run(release, msgspec.json.decode((SECRETS / VARIABLES).read_bytes(), type=dict[str, str]))
+        case "data":
+            asyncio.run(keep_data(AppData(FOLDER, release.app), (SECRETS / TOKEN).read_text()))
         case role:
             sys.exit(f"There is no role {role!r}.")

@@ -14,7 +14,6 @@ import structlog
 
 from gateway.accounts.suspended import SuspendedList
 from gateway.cancellation import end_if_canceled, run_in_background
-from gateway.data.commands import DataAnswer, DataCommands
 from gateway.deploys import scripts
 from gateway.deploys.serving import Records
 from gateway.errors import BackboneUnavailable
@@ -23,18 +22,20 @@ from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
 from workers.hosting.host_agent import HostAgent
+from workers.hosting.packing import find_data_limit
 from workers.hosting.serving import find_app, follow_changes
 from workers.hosting.sites import CrashReporter
+from workers.hosting.sleep import SleepLimits
 from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster
+from workers.kubernetes.data_agent import ClusterDataAgent
+from workers.kubernetes.door import Door, find_own_address
 from workers.kubernetes.objects import describe_policy
 
 logger = structlog.get_logger()
 
 HOST = "kubernetes"  # the id of the cluster among hosts
-NO_DATA = "On Kubernetes, the data of apps are not kept: DATA_DIR is empty whenever an app starts."
 SUSPENSION_SECONDS = 1.0  # between reads of the lists of suspended apps
-DATA_SECONDS = 0.5  # between looks for commands to the data of apps
 LEASE_SECONDS, RENEWAL_SECONDS = 15.0, 3.0
 
 
@@ -69,14 +70,6 @@ async def _hold_lease(store: Store) -> AsyncIterator[asyncio.Task[object]]:
             await scripts.hold_engine(store, worker, 0)
 
 
-async def _refuse_data_commands(store: Store) -> None:
-    """Answers that an app has no data. What people ask for themselves gets a reason instead."""
-    commands = DataCommands(store)
-    for command in await commands.list_commands():
-        asked = command.action == "restore" or (command.action == "snapshot" and command.reason == "manual")
-        await commands.answer(command, DataAnswer(error=NO_DATA) if asked else DataAnswer())
-
-
 async def run(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
@@ -84,7 +77,10 @@ async def run(settings: Settings) -> None:
         cluster = await stack.enter_async_context(Cluster(settings.kubernetes_namespace))
         lost = await stack.enter_async_context(_hold_lease(reporter.store))
         suspended, find_address = SuspendedList(reporter.store), partial(find_app, reporter.registry)
-        applier = KubernetesApplier(settings, cluster, find_address, suspended, reporter.report)
+        find_limit = partial(find_data_limit, settings, reporter.registry)
+        applier = KubernetesApplier(
+            settings, cluster, find_address, suspended, reporter.report, find_limit, find_own_address()
+        )
         await stack.enter_async_context(aclosing(applier))
         agent = HostAgent(Records(reporter.store), HOST, applier, find_address, settings.canary)
         parts = [lost, await stack.enter_async_context(run_in_background(cluster.run()))]
@@ -95,9 +91,10 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(aclosing(agent))
         await agent.catch_up()
         changes = follow_changes(reporter.store, applier.follow_app)
-        refusals = every(DATA_SECONDS, partial(_refuse_data_commands, reporter.store), "data.round_failed")
+        door = Door(applier, SleepLimits(reporter.registry, settings.app_sleep))
+        data = ClusterDataAgent(settings, reporter.registry, cluster, applier, find_limit)
         suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
-        for part in (agent.run(), suspensions, changes, refusals):
+        for part in (agent.run(), suspensions, changes, data.run(), door.run()):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address=HOST, domain=settings.apps_domain)
         end_if_canceled()

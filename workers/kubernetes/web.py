@@ -19,14 +19,23 @@ CANARY = Path("caddy/canary.sock")  # Caddy's own listener, in the folder of the
 PAUSE_SECONDS = 0.5  # before Caddy is started again
 
 
-async def serve(path: str, port: int, start_address: str, command: list[str]) -> int:
-    """Relays connections of the Unix socket to the port, and runs Caddy until SIGTERM. Returns the exit code."""
+async def serve(path: str, port: int, start_address: str, idle_port: int, command: list[str]) -> int:
+    """Relays connections of the Unix socket to the port, and runs Caddy until SIGTERM. Returns the exit code.
+
+    A connection to the idle port gets the number of seconds without a visitor.
+    """
     with socket.socket(socket.AF_UNIX) as starts:
         starts.bind(start_address)
         starts.listen()
         starts.setblocking(False)
         relay = Relay(listen_for_visitors(path), port)
         relay.begin()
+
+        async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"%f\n" % relay.idle_seconds)
+            writer.close()
+
+        await asyncio.start_server(tell, None, idle_port)
         serving, noting = asyncio.create_task(keep_serving(command)), asyncio.create_task(note_starts(starts, relay))
         await asyncio.wait([serving, noting], return_when=asyncio.FIRST_COMPLETED)
         noting.cancel()
@@ -70,6 +79,6 @@ async def note_starts(starts: socket.socket, relay: Relay) -> NoReturn:
 
 def main() -> None:
     raise_file_limit()
-    path, port, start_address, *command = sys.argv[1:]
-    code = asyncio.run(serve(path, int(port), f"\0{start_address}", command))
+    path, port, start_address, idle_port, *command = sys.argv[1:]
+    code = asyncio.run(serve(path, int(port), f"\0{start_address}", int(idle_port), command))
     sys.exit(code if code >= 0 else 128 - code)

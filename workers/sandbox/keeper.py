@@ -54,6 +54,7 @@ PIPE_READS = 16
 PAUSE_SECONDS = 0.01  # between reads of dropped output
 UNMEASURABLE = 1 << 60  # bytes
 DATA_SECONDS = 5.0  # at most, between two measurements of an app's data
+STOPPED_STATUS = 240  # of a keeper in a pod that was told to stop its command, which has not failed
 HIDDEN_CHECKS = 8  # consecutive checks that must find files in sockets: programs may briefly pass files to each other
 
 
@@ -424,10 +425,13 @@ class Keeper:
 
 
 class DataFolder:
-    """The folder of an app's data: `files`, and beside them files of the worker (`workers/hosting/data.py`)."""
+    """The folder of an app's data: `files`, and beside them files of the worker (`workers/hosting/data.py`).
+
+    If the keeper cannot write to it, another process measures the files.
+    """
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path)
+        self._path, self._measures = Path(path), os.access(path, os.W_OK)
         self._earliest = self._next = 0.0  # of the next measurement: when the disk fills, and otherwise
         self._free = self._room = 0  # at the last measurement: bytes on the disk, and bytes below the limit
 
@@ -437,6 +441,9 @@ class DataFolder:
 
     def is_full(self) -> bool:
         """Measures the files from time to time, and records their size. Returns whether they exceed their limit."""
+        if not self._measures:
+            limit = read_number(self._path / "limit")
+            return limit is not None and (read_number(self._path / "used") or 0) > limit
         now, disk = time.monotonic(), os.statvfs(self._path)
         free = disk.f_bavail * disk.f_frsize
         if now < self._next and (now < self._earliest or self._free - free <= self._room):
@@ -647,6 +654,8 @@ def main() -> None:
     except BaseException as error:
         result = {"code": 126, "error": f"{type(error).__name__}: {error}"}
     if spec["report"] is None:
+        if result.get("why") == "stopped":
+            os._exit(STOPPED_STATUS)
         os._exit(128 - result["code"] if result["code"] < 0 else result["code"])
     os.write(spec["report"], json.dumps(result).encode())
     os._exit(0)  # without waiting for pending look-ups

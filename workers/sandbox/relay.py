@@ -137,6 +137,11 @@ class Relay:
                     self._has_listened = True
                     return connection
 
+    @property
+    def idle_seconds(self) -> float:
+        """For how long no visitor has used the app."""
+        return 0.0 if self._requests or self._connections else self._loop.time() - self._used_at
+
     # -- sleep -----------------------------------------------------------------------------------------------
 
     async def answer_workers(self, control: socket.socket) -> None:

@@ -125,6 +125,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Sequence[Endpoint] = ()  # hosts that may be reached at one port each, whatever their addresses are
     limits: SandboxLimits = SandboxLimits()
     secrets: Mapping[str, str] = {}  # variables whose values the output must not show
+    data: Path | None = None  # the folder of the app's data (`workers/hosting/data.py`)
+    locks: Sequence[int] = ()  # descriptors of locked files, which the keeper holds open until it ends
 
 
 class Detached(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +140,6 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
     output: Path
     report: Path  # the keeper writes the Outcome to it
     lease: Path | None = None  # the command is killed when this lease ends (`lease.py`)
-    data: Path | None = None  # the folder of the app's data (`workers/hosting/data.py`)
-    locks: Sequence[int] = ()  # descriptors of locked files, which the keeper holds open until it ends
 
 
 class Sandbox:
@@ -411,9 +411,9 @@ class Sandbox:
         The specification is in an unnamed file, because it contains secrets and every process can read command lines.
         """
         inherited = [] if report is None else [report]
-        inherited += [] if uid is None else self._user_locks[uid][-1:]
+        inherited += [*command.locks, *([] if uid is None else self._user_locks[uid][-1:])]
         if detached is not None:
-            inherited += [*detached.locks, *([] if detached.listener is None else [detached.listener])]
+            inherited += [] if detached.listener is None else [detached.listener]
         read, arguments = [*map(os.fspath, command.read)], command.arguments
         if command.program:
             read += self._python[:1]
@@ -450,7 +450,7 @@ class Sandbox:
             "control": path_of("control"),
             "output": path_of("output"),
             "lease": path_of("lease"),
-            "data": path_of("data"),
+            "data": os.fspath(command.data or ""),
         }
         file = files.enter_context(_open_memory_file())
         file.write(msgspec.json.encode(spec))

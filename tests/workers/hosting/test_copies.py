@@ -33,6 +33,11 @@ class Packer:
         assert hashlib.sha256(text).hexdigest() == digest
         write(data, text.decode(), account)
 
+    async def fetch_newest(self, data: AppData, account: str) -> bool:
+        if (text := await read_object(self._storage, "newest", 1_000)) is not None:
+            write(data, text.decode(), account)
+        return text is not None
+
 
 def write(data: AppData, text: str, account: str = "acc_1") -> None:
     data.files.mkdir(parents=True, exist_ok=True)
@@ -67,6 +72,17 @@ class Host:
 
     async def list_copies(self) -> list[str]:
         return await self.storage.list_names("data/shop/copies/")
+
+
+async def test_an_app_from_another_engine_begins_with_its_newest_snapshot(pair: tuple[Host, Host]) -> None:
+    one, two = pair
+    await one.storage.put("newest", b"from a cluster")
+    assert await one.claim()
+    assert read(one.data) == "from a cluster"
+    write(one.data, "newer")
+    await one.update()
+    assert await two.claim()
+    assert read(two.data) == "newer"
 
 
 @pytest.fixture

@@ -305,7 +305,7 @@ async def test_a_snapshot_is_made_daily_when_something_has_changed(room: Room, m
 
     await wait_until((data.folder / "daily").exists)
     assert await made() == []
-    monkeypatch.setattr(data_agent, "DAILY_SECONDS", 0.3)
+    monkeypatch.setattr("workers.hosting.data.DAILY_SECONDS", 0.3)
     [daily] = await wait_until(made, 20)
     assert daily.reason == "daily"
     await asyncio.sleep(1)

@@ -5,24 +5,29 @@ import re
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 
 from gateway.deploys.serving import ReleaseArchive
 from gateway.settings import Settings
 from workers.kubernetes.objects import (
     Object,
+    describe_claim,
+    describe_data_deployment,
     describe_deployment,
+    describe_endpoints,
     describe_ingress,
     describe_policy,
     describe_secret,
     describe_service,
+    read_quantity,
 )
 from workers.kubernetes.pod import PodRelease
 
 SETTINGS = Settings(apps_engine="kubernetes", kubernetes_ingress_class="caddy", kubernetes_runtime_class="gvisor")
 RELEASE = PodRelease(
     "acc_019b3c5a7d40123456789",
-    "app_019b3c5a7d4abcdef0123",
+    "app-019b3c5a7d4abcdef0123",
     "p-a-branch-of-nineteen",
     "dep_019b3c5a7d4abcdef4567",
     ReleaseArchive("d" * 64, 1_000),
@@ -32,10 +37,17 @@ RELEASE = PodRelease(
 SECRETS = ("the-token-of-this-release", "postgres://secret")
 
 
+LIVE = msgspec.structs.replace(RELEASE, address="live")
+
+
 def describe_all() -> list[Object]:
     return [
         describe_secret(RELEASE, SECRETS[0], {"DATABASE_URL": SECRETS[1]}),
         describe_deployment(RELEASE, SETTINGS),
+        describe_deployment(LIVE, SETTINGS, asleep=True),
+        *describe_claim(LIVE, 100 << 20, SECRETS[0], SETTINGS),
+        describe_data_deployment(LIVE, SETTINGS),
+        describe_endpoints(LIVE, "10.0.0.1", 8000),
         describe_service(RELEASE),
         describe_ingress(RELEASE, ["notes--p-a.example.com", "notes.example.org"], SETTINGS),
         describe_policy(),
@@ -49,16 +61,25 @@ def test_the_objects_are_valid(version: str) -> None:
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", each["metadata"]["name"]), each["metadata"]["name"]
 
 
-def test_a_pod_satisfies_the_level_restricted() -> None:
+@pytest.mark.parametrize(
+    "deployment",
+    [
+        describe_deployment(RELEASE, SETTINGS),
+        describe_deployment(LIVE, SETTINGS),
+        describe_data_deployment(LIVE, SETTINGS),
+    ],
+)
+def test_a_pod_satisfies_the_level_restricted(deployment: Object) -> None:
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
-    pod = describe_deployment(RELEASE, SETTINGS)["spec"]["template"]["spec"]
+    pod = deployment["spec"]["template"]["spec"]
     assert pod["securityContext"] | {"runAsNonRoot": True} == pod["securityContext"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not pod["automountServiceAccountToken"]
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
-    assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "secret"}
-    containers = [*pod["initContainers"], *pod["containers"]]
-    assert len(containers) == 3
+    assert {kind for volume in pod["volumes"] for kind in volume} <= {
+        *("name", "emptyDir", "secret", "persistentVolumeClaim")
+    }
+    containers = [*pod.get("initContainers", ()), *pod["containers"]]
     for container in containers:
         context = container["securityContext"]
         assert not context["allowPrivilegeEscalation"]
@@ -67,8 +88,19 @@ def test_a_pod_satisfies_the_level_restricted() -> None:
         assert "hostPort" not in str(container)
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
         assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
-    users = [each["securityContext"].get("runAsUser", pod["securityContext"]["runAsUser"]) for each in containers]
-    assert users[0] == users[1] != users[2], "the start command must not be the user of Caddy"
+    users = {each["name"]: each["securityContext"].get("runAsUser") for each in containers}
+    assert all(users[name] is None for name in users.keys() & {"release", "web"})
+    own = {users[name] for name in users.keys() & {"app", "data"}}
+    assert own == {pod["securityContext"]["runAsUser"] + 1}, "the start command must not be the user of Caddy"
+
+
+def test_the_longest_names_fit() -> None:
+    longest = msgspec.structs.replace(LIVE, app="a" * 63)
+    names = [describe_claim(longest, 1, "", SETTINGS)[0]["metadata"]["name"]]
+    names += [describe_service(longest)["metadata"]["name"]]
+    names += [describe_service(msgspec.structs.replace(longest, address="p-b"))["metadata"]["name"]]
+    assert len(set(names)) == 3
+    assert max(map(len, names)) <= 63
 
 
 def test_secrets_are_in_the_secret_alone() -> None:
@@ -82,9 +114,7 @@ def test_secrets_are_in_the_secret_alone() -> None:
 
 
 def test_a_suspended_app_runs_no_start_command() -> None:
-    from msgspec.structs import replace
-
-    pod = describe_deployment(replace(RELEASE, suspended=True), SETTINGS)["spec"]["template"]["spec"]
+    pod = describe_deployment(msgspec.structs.replace(RELEASE, suspended=True), SETTINGS)["spec"]["template"]["spec"]
     assert [each["name"] for each in pod["containers"]] == ["web"]
 
 
@@ -111,8 +141,18 @@ def test_only_public_addresses_are_reachable(address: str, reachable: bool) -> N
     assert all(rule.get("to") or {port["port"] for port in rule["ports"]} == {53} for rule in rules)
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1Gi", 1 << 30), ("1.5Gi", 3 << 29), ("200Mi", 200 << 20), ("5", 5), ("2G", 2 * 10**9), ("1k", 1_000)],
+)
+def test_quantities_of_volumes_are_read(text: str, size: int) -> None:
+    assert read_quantity(text) == size
+
+
 def test_quantities_are_as_the_api_writes_them() -> None:
     """Otherwise what is present would never be what is wanted, and would be applied again for ever."""
+    claims = [describe_claim(LIVE, size << 20, "", SETTINGS)[0] for size in (100, 512, 1_024)]
+    assert [each["spec"]["resources"]["requests"]["storage"] for each in claims] == ["200Mi", "1Gi", "2Gi"]
     quantities = re.findall(r"'(\d+)(m|Mi|Gi)'", str(describe_deployment(RELEASE, SETTINGS)))
     assert len(quantities) > 10
     assert not [(number, unit) for number, unit in quantities if int(number) % (1_000 if unit == "m" else 1_024) == 0]

@@ -105,7 +105,7 @@ class Pod:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        call = f"pod.serve(r, folder=folder, port={self.port}, host='127.0.0.1', app_port={self.app_port})"
+        call = f"pod.serve(r, folder=folder, port={self.port}, host='127.0.0.1', app_port={self.app_port}, idle_port=0)"
         async with self.container(call) as process:
             await self.until(200)
             yield process
@@ -212,6 +212,7 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
     with passable_folder() as folder:
         hosting = Hosting(folder / "host")
         pod = await make_pod(hosting, folder, {"server.py": SERVER}, start="exec python3 server.py")
+        (pod.folder / "data/shop/new").unlink()  # as the worker does, by the container `data`
         app, scratch = pod.folder / "releases/shop/live/dep_1/app", folder / "scratch"
         scratch.mkdir()
         run = (

@@ -1,0 +1,45 @@
+"""Apps that nobody asks sleep, and the first request wakes them, on a real cluster."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.check_apps import START, app_id, find, find_sites, get, publish, server, serves
+from tests.kubernetes.cluster import Cluster
+from tests.support.deployment import Host
+from tests.support.polling import wait_until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+
+
+async def sleeps(host: Host, cluster: Cluster, app: str) -> None:
+    own = await app_id(host, app)
+
+    async def asleep() -> bool:
+        data: Any = await host.call("GET", f"/account/apps/{app}/data")
+        return data["state"] == "asleep" and not find(cluster, "pods", own)
+
+    await wait_until(asleep, 90)
+
+
+async def test_an_app_sleeps_and_its_first_requests_wake_it(host: Host, running: Host, cluster: Cluster) -> None:
+    plan = {"plan": "starter"}  # the only one whose apps sleep here
+    assert (await host.gateway.platform("PATCH", f"accounts/{host.account.id}", plan)).is_success
+    app = await host.app(build=START)
+    await publish(host, app, server("one"))
+    await sleeps(host, cluster, app)
+    for answer in await asyncio.gather(*(get(host, app) for _ in range(8))):
+        assert (answer.status_code, answer.text) == (200, "one")
+    assert await host.page(app) == "one"
+    assert await host.call("GET", f"/account/apps/{app}/crashes") == []
+    await sleeps(host, cluster, app)
+    for worker in find_sites(running):  # the next one's door is elsewhere
+        worker.kill()
+        await worker.start()
+    await wait_until(lambda: get(host, app), 60, holds=lambda answer: answer.text == "one")
+    await sleeps(host, cluster, app)
+    snapshot = await host.account.call("POST", f"/account/apps/{app}/data/snapshots")
+    assert snapshot.status_code == 404, snapshot.text  # it has no files; a pod beside the app has looked
+    await publish(host, app, server("two"))
+    await serves(host, app, "two")

@@ -1,0 +1,120 @@
+"""The door: requests for apps that sleep are held until their pods run, and each connection is for one of them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from gateway.deploys.states import DeployError
+from tests.support.polling import wait_until
+from workers.hosting.sleep import SleepLimits
+from workers.kubernetes import door as door_module
+from workers.kubernetes.applier import KubernetesApplier
+from workers.kubernetes.door import Door, close_afterwards, find_host
+
+
+class Apps:
+    """In place of the applier: apps that sleep until `awake` is set, and then answer with the request itself."""
+
+    def __init__(self) -> None:
+        self.awake, self.error = asyncio.Event(), ""
+        self.server: asyncio.Server | None = None
+
+    def list_awake(self) -> list[tuple[str, str]]:
+        return []
+
+    def find_address(self, name: str) -> tuple[str, str] | None:
+        return (name.partition(".")[0], "live") if name.endswith(".example.com") else None
+
+    async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
+        await self.awake.wait()
+        if self.error:
+            raise DeployError(self.error)
+        assert self.server is not None
+        host, port = self.server.sockets[0].getsockname()
+        return host, port
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.closing(writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + head)
+        await writer.drain()
+
+
+@pytest.fixture
+async def apps(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> AsyncIterator[tuple[Apps, int]]:
+    monkeypatch.setattr(door_module, "DOOR_PORT", unused_tcp_port)
+    apps = Apps()
+    apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    door = Door(cast("KubernetesApplier", apps), cast("SleepLimits", None))
+    running = asyncio.create_task(door.run())
+    try:
+        yield apps, unused_tcp_port
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        apps.server.close()
+
+
+async def ask(port: int, host: str = "notes.example.com", *, more: bytes = b"") -> bytes:
+    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        with contextlib.suppress(OSError):
+            return await asyncio.open_connection("127.0.0.1", port)
+        return None
+
+    connection = await wait_until(connect)
+    assert connection is not None
+    reader, writer = connection
+    writer.write(b"GET /page HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (host.encode(), more))
+    with contextlib.closing(writer):
+        async with asyncio.timeout(20):
+            return await reader.read()
+
+
+async def test_requests_wait_until_the_app_is_awake(apps: tuple[Apps, int]) -> None:
+    own, port = apps
+    asking = [
+        asyncio.create_task(ask(port, "Notes.example.com:80", more=b"Connection: keep-alive\r\n")) for _ in range(20)
+    ]
+    await asyncio.sleep(0.3)
+    assert not any(each.done() for each in asking)
+    own.awake.set()
+    for answer in await asyncio.gather(*asking):
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert b"GET /page HTTP/1.1\r\nHost: Notes.example.com:80\r\nConnection: close\r\n" in answer
+
+
+async def test_what_cannot_be_answered_is_refused_at_once(
+    apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, port = apps
+    assert (await ask(port, "other.example.org")).startswith(b"HTTP/1.1 404 ")
+    assert (await ask(port, more=b"Host: two.example.com\r\n")).startswith(b"HTTP/1.1 404 ")
+    monkeypatch.setattr(door_module, "HELD_OF_APP", 2)
+    held = [asyncio.create_task(ask(port)) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    refused = await ask(port)
+    assert refused.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1" in refused
+    other = asyncio.create_task(ask(port, "other.example.com"))
+    own.error = "no node has room"
+    own.awake.set()
+    for answer in await asyncio.gather(*held, other):
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"no node" not in answer
+
+
+async def test_a_request_is_not_held_for_ever(apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "HOLD_SECONDS", 0.2)
+    assert (await ask(apps[1])).startswith(b"HTTP/1.1 503 ")
+
+
+def test_a_websocket_may_stay_open() -> None:
+    head = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    assert close_afterwards(head) == (
+        b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade, close\r\n\r\n"
+    )
+    assert find_host(head) == "a"

@@ -1,0 +1,142 @@
+"""The door: lets apps sleep that nobody asks, and holds requests for them until they run again.
+
+While an app sleeps, it has no pod, and its Service leads to the door of the present worker, by Endpoints in place of a
+selector. A request that comes to the door wakes the app, and gets its answer from the app's pod. Every connection is
+for one request, so no other app's request can follow on it.
+"""
+
+import asyncio
+import contextlib
+import re
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NoReturn
+
+import structlog
+
+from gateway.cancellation import run_in_background
+from gateway.deploys.states import DeployError
+from gateway.loops import every
+from workers.hosting import caddy
+from workers.hosting.sleep import SleepLimits
+from workers.kubernetes.applier import DOOR_PORT, KubernetesApplier
+from workers.sandbox.network import Connection, splice
+
+logger = structlog.get_logger()
+
+LOOK_SECONDS = 1.0  # between looks for apps whose idleness is to be checked
+CHECK_SECONDS = 60.0  # at most, between checks whether an app may sleep
+CHECKS = 50  # at once
+HEAD_BYTES, HEAD_SECONDS = 65_536, 10.0  # of a request
+HELD, HELD_OF_APP = 2_000, 128  # requests
+HOLD_SECONDS = 55.0  # that a request waits; usual ingress controllers wait for 60 seconds
+IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
+NO_APP = "404 Not Found", "There is no app at this address."
+BUSY = "503 Service Unavailable", "The app has too many requests in progress."
+NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
+
+
+class Door:
+    def __init__(self, applier: KubernetesApplier, limits: SleepLimits) -> None:
+        self._applier, self._limits = applier, limits
+        self._due: dict[tuple[str, str], float] = {}  # by app and address: when its idleness is checked next
+        self._held: Counter[str] = Counter()  # requests, by app
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
+
+    async def run(self) -> NoReturn:
+        """Runs until canceled."""
+        listener = caddy.open_listener("::", DOOR_PORT)
+        server = await asyncio.start_server(self._accept, sock=listener, limit=HEAD_BYTES)
+        try:
+            async with server, run_in_background(every(LOOK_SECONDS, self._look, "sites.sleep_failed")) as looking:
+                await looking
+            raise AssertionError
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- falling asleep --------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Lets apps sleep whose plan says so."""
+        now = time.monotonic()
+        awake = self._applier.list_awake()
+        self._due = {key: self._due.get(key, now) for key in awake}
+        due = [key for key, at in self._due.items() if at <= now][:CHECKS]
+        await asyncio.gather(*map(self._check, due))
+
+    async def _check(self, key: tuple[str, str]) -> None:
+        left, limit = CHECK_SECONDS, await self._limits.find(key[0])
+        if limit is not None:
+            left = min(left, await self._applier.let_sleep(key, limit))
+        self._due[key] = time.monotonic() + left
+
+    # -- waking up -------------------------------------------------------------------------------------------
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(task := asyncio.create_task(self._answer((reader, writer))))
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, visitor: Connection) -> None:
+        reader, writer = visitor
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(HEAD_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+            key = self._applier.find_address(find_host(head))
+            if key is None:
+                return await refuse(writer, *NO_APP)
+            if self._held[key[0]] >= HELD_OF_APP or self._held.total() >= HELD:
+                return await refuse(writer, *BUSY)
+            self._held[key[0]] += 1
+            try:
+                async with asyncio.timeout(HOLD_SECONDS):
+                    app = await asyncio.open_connection(*await self._applier.wake(key))
+            except (DeployError, OSError) as error:
+                logger.warning("sites.not_awake", app=key[0], reason=str(error) or type(error).__name__)
+                return await refuse(writer, *NOT_AWAKE)
+            finally:
+                self._held[key[0]] -= 1
+                self._held += Counter()  # without those that have none
+            app[1].write(close_afterwards(head))
+            with contextlib.closing(app[1]):
+                await splice(visitor, app, IDLE_SECONDS)
+
+
+def find_host(head: bytes) -> str:
+    """Returns the host name that a request is for, without its port; '' if it names none, or several."""
+    found = re.findall(rb"\r\nhost:[ \t]*([^\r\n]*?)[ \t]*(?=\r\n)", head, re.I)
+    return found[0].decode("latin-1").lower().partition(":")[0] if len(found) == 1 else ""
+
+
+def close_afterwards(head: bytes) -> bytes:
+    """Asks the app to close the connection after its response, unless the connection becomes a WebSocket."""
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    kept = [line for line in lines if not line.lower().startswith((b"connection:", b"keep-alive:"))]
+    upgrade = b"Upgrade, " if any(line.lower().startswith(b"upgrade:") for line in kept) else b""
+    return b"\r\n".join([first, *kept, b"Connection: " + upgrade + b"close", b"", b""])
+
+
+async def refuse(writer: asyncio.StreamWriter, status: str, text: str) -> None:
+    body = f"{text}\n"
+    headers = [
+        *("Content-Type: text/plain; charset=utf-8", f"Content-Length: {len(body)}"),
+        *("Cache-Control: no-store", "Retry-After: 1", "Connection: close"),
+    ]
+    writer.write("\r\n".join([f"HTTP/1.1 {status}", *headers, "", body]).encode())
+    await writer.drain()
+
+
+def find_own_address() -> str:
+    """Returns this machine's address, as others in the cluster see it. Raises OSError."""
+    targets: Sequence[tuple[socket.AddressFamily, str]] = (
+        (socket.AF_INET, "192.0.2.1"),
+        (socket.AF_INET6, "2001:db8::1"),
+    )
+    for family, target in targets:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))  # sends nothing
+            return str(probe.getsockname()[0])
+    raise OSError("this machine has no address")
