@@ -28,6 +28,7 @@ from workers.hosting.sites import CrashReporter
 from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.objects import describe_policy
+from workers.kubernetes.pod_report import keep_reporting
 
 logger = structlog.get_logger()
 
@@ -97,7 +98,7 @@ async def run(settings: Settings) -> None:
         changes = follow_changes(reporter.store, applier.follow_app)
         refusals = every(DATA_SECONDS, partial(_refuse_data_commands, reporter.store), "data.round_failed")
         suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
-        for part in (agent.run(), suspensions, changes, refusals):
+        for part in (agent.run(), suspensions, changes, refusals, keep_reporting(reporter.store, cluster)):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address=HOST, domain=settings.apps_domain)
         end_if_canceled()
