@@ -136,6 +136,7 @@ published on the channel `changes`.
 | `{sites}:reports` | hash | host → its free disk and its missing releases, JSON | 90 s |
 | `{sites}:leases` | hash | host → its lease, which all its claims depend on, JSON | 1 hour |
 | `{sites}:engine` | string | the worker that changes what a cluster serves, for apps on Kubernetes | 15 s |
+| `{sites}:pods` | string | its report of the nodes and pods of apps, and of what waits for room, JSON | 60 s |
 | `{pNN}:claims` | hash | app id → the host that runs it and the copy of its data, JSON; `version` | each with the app |
 | `build-positions` | string | the position and reason of each queued deploy, by deploy id, JSON | 15 s |
 
@@ -385,6 +386,7 @@ HOSTS_KEY = "{sites}:hosts"
 APPS_FOLDER_KEY = "{sites}:folder"
 LEASES_KEY = "{sites}:leases"
 ENGINE_KEY = "{sites}:engine"
+PODS_KEY = "{sites}:pods"
 REPORTS_KEY = "{sites}:reports"
 
 hook_key = keys_of_all("hook")

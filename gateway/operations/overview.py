@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.deploys.pods import read_pod_report
 from gateway.deploys.serving import HostReport, Records
 from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
@@ -210,6 +211,7 @@ class Overview:
                 unhealthyApps=await count_unhealthy_apps(self._registry),
                 missingWorkers=[name for name, workers in self._count_workers_alive(backlog).items() if not workers],
             ),
+            pods=await read_pod_report(self._store) if self._settings.apps_engine == "kubernetes" else None,
         )
 
     async def _read_minutes(self, now: int) -> list[tuple[str, dict[str, str]]]:

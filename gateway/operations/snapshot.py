@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from gateway.deploys.pods import PodReport
 from gateway.ids import Time
 from gateway.inference.availability import InferenceState
 from gateway.inference.providers import ProviderState
@@ -121,6 +122,7 @@ class ServiceSnapshot(msgspec.Struct):
     providers: list[ProviderState]
     models: list[ModelFigures]
     needsAttention: NeedsAttention
+    pods: PodReport | None  # null unless apps run on Kubernetes
 
 
 def render_counts(minute: str, counts: Mapping[str, str]) -> Minute:

@@ -3,11 +3,15 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
+from gateway.ids import now_iso
+from gateway.keys import PODS_KEY
 from tests.browser.axe import EVERY_LOOK, assert_accessible, open_view
 from tests.browser.conftest import SOON
 from tests.browser.dashboard import withholding
@@ -16,6 +20,7 @@ from tests.fakes.provider import answer, tokens
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.providers import several_providers, states
+from tests.support.stores import opened
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -480,3 +485,60 @@ async def test_providers_are_shown_and_switched(
             await rows.nth(0).get_by_role("button", name="Enable").click()
             await page.get_by_role("dialog").get_by_role("button", name="Enable").click()
             await expect(rows.nth(0).locator(".badge").first).to_have_text("Operational")
+
+
+async def test_pods_are_shown_on_kubernetes_only(
+    browser: Browser, inside: Page, provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    await view(inside, "System")
+    await expect(inside.locator("#workers")).to_contain_text("No worker is running")
+    await expect(inside.get_by_role("heading", name="Pods")).to_be_hidden()
+    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}/storage"}
+    async with (
+        gateway_with_redis(provider, tmp_path, SOON, **settings) as gw,
+        opened(gw.redis.url) as store,
+        visiting(browser, gw, logged_in=True) as page,
+    ):
+        app, pods = await gw.app(backend), page.get_by_role("region", name="Pods")
+        app_id = (await gw.platform("GET", f"apps/{app.name}")).json()["id"]
+        await view(page, "System")
+        await expect(pods).to_contain_text("No worker reports the pods")
+
+        await write_pod_report(store, PodReport(now_iso()))
+        await expect(pods).to_contain_text("The cluster runs no pods of apps.")
+
+        nodes = [
+            NodeLoad("node-1", 60, 12 << 30, 45 << 30),
+            NodeLoad("a-node-with-a-longer-name-2", 1, 192 << 20, 768 << 20),
+        ]
+        ready = PodReport(now_iso(), 61, PodStates(running=61), nodes=nodes)
+        await write_pod_report(store, ready)
+        await expect(pods).to_contain_text("No pod waits for room.")
+        await expect(pods.get_by_role("row").filter(has_text="node-1")).to_have_text("node-16012.0 GiB45.0 GiB")
+
+        reason = (
+            "0/2 nodes are available: 1 node(s) had untolerated taint {dedicated: <b>x</b>}, 1 Insufficient memory."
+        )
+        waiting = [WaitingPod(app_id, f"dep_019b3c5a7d4abcdef{n:04}", now_iso(), reason) for n in range(3)]
+        counts = PodStates(
+            running=61, starting=1, waitingForRelease=2, waitingForRoom=4, failing=3, stopping=1, ended=5
+        )
+        failures = {"ImagePullBackOff": 1, "CrashLoopBackOff": 2}
+        await write_pod_report(store, PodReport(now_iso(), 77, counts, failures, nodes, waiting))
+        await expect(pods).to_contain_text(
+            "No node has room for 4 pods. Add nodes, or stop apps. These 3 have waited longest."
+        )
+        await expect(pods).to_contain_text("Failures by reason: CrashLoopBackOff 2, ImagePullBackOff 1.")
+        row = pods.get_by_role("row").filter(has_text="dep_019b3c5a7d4abcdef0001")
+        await expect(row).to_contain_text("for a moment")
+        await expect(row).to_contain_text(reason)
+        for width in (320, 390, 760, 980, 1440):
+            await page.set_viewport_size({"width": width, "height": 900})
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, width
+        await assert_accessible(page, EVERY_LOOK)
+
+        await store.client.delete(PODS_KEY)  # as when it expires
+        await expect(pods).to_contain_text("No worker reports the pods")
+        await write_pod_report(store, PodReport(now_iso(), 77, counts, failures, nodes, waiting))
+        await row.get_by_role("link").click()
+        await expect(page.get_by_role("heading", level=1)).to_have_text(app.name)

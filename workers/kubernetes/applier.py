@@ -17,6 +17,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 import structlog
+from lightkube.utils.quantity import parse_quantity
 
 from gateway.accounts.records import App
 from gateway.accounts.suspended import SuspendedList
@@ -47,7 +48,6 @@ from workers.kubernetes.objects import (
     describe_secret,
     describe_service,
     object_name,
-    read_quantity,
 )
 from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, WEB_PORT, PodRelease
 from workers.sandbox.keeper import STOPPED_STATUS
@@ -242,7 +242,7 @@ class KubernetesApplier:
         else:
             requests, size = claim["spec"]["resources"]["requests"], present.spec.resources.requests["storage"]
             claim["spec"]["storageClassName"] = present.spec.storageClassName  # which cannot change
-            if present.status.phase == "Bound" and read_quantity(size) < read_quantity(requests["storage"]):
+            if present.status.phase == "Bound" and _count_bytes(size) < _count_bytes(requests["storage"]):
                 with suppress(DeployError):
                     return await self._cluster.apply(claim, secret)
             requests["storage"] = size
@@ -626,6 +626,10 @@ class KubernetesApplier:
                 await self._apply_release(Target(wanted, app, served, []))
             except DeployError as error:
                 logger.error("sites.suspensions_not_marked", app=wanted.app, reason=str(error))
+
+
+def _count_bytes(quantity: str) -> int:
+    return int(parse_quantity(quantity) or 0)
 
 
 def _keys_of(deploys: Collection[str]) -> list[Key]:

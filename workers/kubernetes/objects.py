@@ -12,7 +12,6 @@ All have the label `app.kubernetes.io/managed-by: capsule`. Those of an app have
 """
 
 import hashlib
-import string
 from base64 import b64encode
 from collections.abc import Collection, Mapping
 from ipaddress import IPv4Network
@@ -304,15 +303,6 @@ def _secret_file(secret: str, name: str) -> Object:
 
 def _scratch(name: str) -> Object:
     return {"name": name, "emptyDir": {"sizeLimit": f"{LIMITS.disk // GIB}Gi"}}
-
-
-def read_quantity(text: str) -> int:
-    """Reads a number of bytes. Raises ValueError for what describes none."""
-    number, unit = text.rstrip(string.ascii_letters), text.lstrip(string.digits + ".")
-    powers = "kMGTPE"
-    if unit.endswith("i"):
-        return int(float(number) * 1024 ** (powers.upper().index(unit[0]) + 1))
-    return int(float(number) * (1000 ** (powers.index(unit) + 1) if unit else 1))
 
 
 def _quantity(size: int) -> str:

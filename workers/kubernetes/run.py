@@ -31,6 +31,7 @@ from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_agent import ClusterDataAgent
 from workers.kubernetes.door import Door, find_own_address
 from workers.kubernetes.objects import describe_policy
+from workers.kubernetes.pod_report import keep_reporting
 
 logger = structlog.get_logger()
 
@@ -94,7 +95,8 @@ async def run(settings: Settings) -> None:
         door = Door(applier, SleepLimits(reporter.registry, settings.app_sleep))
         data = ClusterDataAgent(settings, reporter.registry, cluster, applier, find_limit)
         suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
-        for part in (agent.run(), suspensions, changes, data.run(), door.run()):
+        reports = keep_reporting(reporter.store, cluster)
+        for part in (agent.run(), suspensions, changes, data.run(), door.run(), reports):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address=HOST, domain=settings.apps_domain)
         end_if_canceled()

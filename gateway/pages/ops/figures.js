@@ -1,7 +1,7 @@
 // Draws a snapshot into those of the page's cards whose data has changed. It keeps the elements of buttons.
 
 import { h } from "/pages/dom.js";
-import { count, duration, money, plural, roughly } from "/pages/format.js";
+import { count, duration, money, plural, roughly, since } from "/pages/format.js";
 import { key, share } from "/pages/chart.js";
 import { kindOf } from "/pages/outcomes.js";
 import { redraw } from "/dashboard/parts.js";
@@ -43,6 +43,7 @@ function system(snapshot) {
   redis(snapshot.redis);
   queue("webhooks", snapshot.webhooks, "event", snapshot.outcomes);
   queue("deploys", snapshot.deploys, "deploy");
+  pods(snapshot.pods);
   deadLetters(snapshot.deadLetters);
   storage(snapshot.storage);
   workers(snapshot);
@@ -237,7 +238,7 @@ function queue(id, figures, one, ended) {
 }
 
 function outcomes(counts) {
-  const reasons = Object.entries(counts).filter(([name]) => name.includes(":")).sort(([, a], [, b]) => b - a);
+  const reasons = Object.entries(counts).filter(([name]) => name.includes(":")).map(([name, often]) => [name.split(":")[1], often]);
   return [
     h("p", { class: "small quiet" }, "Outcomes of all deliveries so far"),
     key([
@@ -245,7 +246,7 @@ function outcomes(counts) {
       ["failed", "failed", roughly(counts.failed ?? 0)],
       ["dropped", "dropped", roughly(counts.dropped ?? 0)],
     ]),
-    reasons.length > 0 && h("p", { class: "small quiet" }, "Failures by reason: ", reasons.map(([name, often]) => `${name.split(":")[1]} ${roughly(often)}`).join(", "), "."),
+    reasons.length > 0 && h("p", { class: "small quiet" }, "Failures by reason: ", byReason(reasons), "."),
   ];
 }
 
@@ -280,6 +281,61 @@ function storage(figures) {
       : h("p", { class: "empty" }, "No account stores any data yet."),
   ]);
 }
+
+// Apps that run on machines have no pods. `at` changes with each report, and is not shown.
+function pods(report) {
+  document.getElementById("pods-card").hidden = !report;
+  if (!report) return;
+  const { at, ...figures } = report;
+  put("pods", [at !== null, figures], ([reported, { total, states, failures, nodes, waiting }]) => {
+    if (!reported) {
+      return h("p", { class: "empty" }, h("strong", {}, "No worker reports the pods"), h("span", {}, "Apps are served meanwhile. Start a worker ", h("code", {}, "sites"), ". If one is running, its log says why it does not report."));
+    }
+    if (!total) return h("p", { class: "empty" }, "The cluster runs no pods of apps.");
+    const number = (of, tone) => (of ? badge(count(of), tone) : "0");
+    return [
+      facts({
+        All: count(total),
+        Running: number(states.running, "good"),
+        Starting: number(states.starting, "busy"),
+        "Waiting for their release": number(states.waitingForRelease, "busy"),
+        "Waiting for room": number(states.waitingForRoom, "bad"),
+        Failing: number(states.failing, "bad"),
+        Stopping: count(states.stopping),
+        ...(states.ended && { "Evicted or shut down": count(states.ended) }),
+      }),
+      states.failing > 0 && h("p", { class: "small quiet" }, "Failures by reason: ", byReason(Object.entries(failures)), "."),
+      waiting.length > 0 ? waitingPods(waiting, states.waitingForRoom) : h("p", { class: "small quiet" }, "No pod waits for room."),
+      nodes.length > 0 && [
+        h("p", { class: "small quiet" }, "The apps’ pods on each node, and their memory"),
+        table(
+          ["Node", "Pods", "Requested", "Limit"],
+          nodes.map(({ node, pods, memoryRequested, memoryLimit }) => [node, count(pods), bytes(memoryRequested), bytes(memoryLimit)]),
+        ),
+      ],
+    ];
+  });
+}
+
+function waitingPods(waiting, all) {
+  const listed = waiting.length < all ? ` These ${waiting.length} have waited longest.` : "";
+  return [
+    h("p", {}, `No node has room for ${plural(all, "pod")}. Add nodes, or stop apps.${listed}`),
+    table(
+      ["Waits for room", "Deploy", "Waiting", "Reason"],
+      waiting.map(({ app, deploy, since: from, reason }) => [
+        goTo(`#/apps/${app}`, app),
+        h("span", { class: "cut" }, deploy),
+        since(from),
+        h("span", { class: "small" }, reason || "–"),
+      ]),
+      "waiting",
+    ),
+  ];
+}
+
+const byReason = (counts) =>
+  counts.sort(([, a], [, b]) => b - a).map(([reason, often]) => `${reason} ${roughly(often)}`).join(", ");
 
 function workers({ workers }) {
   put("workers", workers, () =>

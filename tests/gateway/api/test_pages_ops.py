@@ -4,14 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx_sse
+import msgspec
 import pytest
 
 from gateway.accounts.session_store import SESSION_SECONDS
 from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, OPERATOR
 from gateway.api.pages import MAX_VIEWERS
+from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
+from gateway.keys import PODS_KEY
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, tokens
 from tests.gateway.conftest import COUNTED_SOON, Launch
@@ -20,6 +24,7 @@ from tests.support.gateway_process import OPERATOR as TOKEN
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.stores import opened
 from tests.support.visitor import Visitor
 from tests.support.worker_process import Worker
 
@@ -158,6 +163,29 @@ async def test_open_streams_show(gw: Gateway, app: App) -> None:
     await wait_until(lambda: snapshot(gw), holds=lambda seen: any(process["streams"] for process in seen["gateways"]))
     release.set()
     assert (await asking).status_code == 200
+
+
+async def test_on_kubernetes_the_figures_have_the_report_of_the_pods(launch: Launch, tmp_path: Path) -> None:
+    at = "2026-11-28T09:00:00.000Z"
+    report = PodReport(
+        at,
+        total=3,
+        states=PodStates(running=1, failing=1, waitingForRoom=1),
+        failures={"CrashLoopBackOff": 1},
+        nodes=[NodeLoad("node-1", 2, 400_000_000, 1_600_000_000)],
+        waiting=[WaitingPod("app_1", "dep_1", at, "0/1 nodes are available: 1 Insufficient memory.")],
+    )
+    settings = {"GATEWAY_APPS_ENGINE": "kubernetes", "GATEWAY_STORAGE_URL": f"file://{tmp_path}"}
+    async with launch(COUNTED_SOON, **settings) as gw, opened(gw.redis.url) as store:
+        assert (await snapshot(gw))["pods"] == msgspec.to_builtins(PodReport())
+        await write_pod_report(store, report)
+        await wait_until(lambda: snapshot(gw), holds=lambda seen: seen["pods"] == msgspec.to_builtins(report))
+        await store.client.delete(PODS_KEY)  # as when it expires
+        await wait_until(lambda: snapshot(gw), holds=lambda seen: seen["pods"]["at"] is None)
+
+
+async def test_without_a_cluster_the_figures_have_no_pods(gw: Gateway) -> None:
+    assert (await snapshot(gw))["pods"] is None
 
 
 async def test_the_number_of_viewers_is_limited(gw: Gateway) -> None:

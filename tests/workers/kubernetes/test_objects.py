@@ -20,7 +20,6 @@ from workers.kubernetes.objects import (
     describe_policy,
     describe_secret,
     describe_service,
-    read_quantity,
 )
 from workers.kubernetes.pod import PodRelease
 
@@ -139,14 +138,6 @@ def test_only_public_addresses_are_reachable(address: str, reachable: bool) -> N
     )
     assert found is reachable
     assert all(rule.get("to") or {port["port"] for port in rule["ports"]} == {53} for rule in rules)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1Gi", 1 << 30), ("1.5Gi", 3 << 29), ("200Mi", 200 << 20), ("5", 5), ("2G", 2 * 10**9), ("1k", 1_000)],
-)
-def test_quantities_of_volumes_are_read(text: str, size: int) -> None:
-    assert read_quantity(text) == size
 
 
 def test_quantities_are_as_the_api_writes_them() -> None:

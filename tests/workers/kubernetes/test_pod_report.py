@@ -1,0 +1,195 @@
+"""The report of the pods: their states, what they take up on each node, and which of them wait for room."""
+
+from typing import Any
+
+import pytest
+from lightkube.resources.core_v1 import Pod
+from msgspec.structs import replace
+
+from gateway.cancellation import run_in_background
+from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, read_pod_report
+from gateway.deploys.serving import ReleaseArchive
+from gateway.keys import PODS_KEY
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from tests.support.polling import wait_until
+from workers.kubernetes.cluster import Cluster
+from workers.kubernetes.objects import Object, describe_deployment
+from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.pod_report import describe_pods, keep_reporting
+
+MIB = 1 << 20
+RELEASE = PodRelease(
+    "acc_019b3c5a7d40123456789",
+    "app-019b3c5a7d4abcdef0123",
+    "live",
+    "dep_019b3c5a7d4abcdef4567",
+    ReleaseArchive("d" * 64, 1_000),
+    "https://notes.example.com",
+    runs=True,
+)
+NO_ROOM = (
+    "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 Insufficient"
+    " memory."
+)
+NO_VICTIM = " preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
+STARTED = {"running": {"startedAt": "2026-11-28T09:00:05Z"}}
+WAITS = {"waiting": {"reason": "PodInitializing"}}
+
+
+def condition(kind: str, status: str, since: str = "2026-11-28T09:00:02Z", **more: str) -> Object:
+    return {"type": kind, "status": status, "lastTransitionTime": since, **more}
+
+
+def statuses(**states: Object) -> list[Object]:
+    common = {"image": "", "imageID": "", "ready": False, "restartCount": 0}
+    return [{"name": name, "state": state, **common} for name, state in states.items()]
+
+
+def ended(code: int, reason: str) -> Object:
+    return {"terminated": {"exitCode": code, "reason": reason}}
+
+
+def waiting(reason: str) -> Object:
+    return {"waiting": {"reason": reason}}
+
+
+def make_pod(status: Object, node: str = "node-1", release: PodRelease = RELEASE, **metadata: str) -> Any:
+    """Makes a pod of a release, as the API describes it."""
+    template = describe_deployment(release, Settings(apps_engine="kubernetes"))["spec"]["template"]
+    head = {"name": "p", "creationTimestamp": "2026-11-28T09:00:00Z", **template["metadata"], **metadata}
+    spec = template["spec"] | ({"nodeName": node} if node else {})
+    return Pod.from_dict({"metadata": head, "spec": spec, "status": status})
+
+
+UNSCHEDULED: Object = {
+    "phase": "Pending",
+    "conditions": [condition("PodScheduled", "False", reason="Unschedulable", message=NO_ROOM + NO_VICTIM)],
+}
+SCHEDULED = [condition("PodScheduled", "True")]
+RUNNING: Object = {
+    "phase": "Running",
+    "conditions": [*SCHEDULED, condition("Ready", "True")],
+    "initContainerStatuses": statuses(release=ended(0, "Completed")),
+    "containerStatuses": statuses(web=STARTED, app=STARTED),
+}
+
+
+def pending(release: Object, web: Object = WAITS, app: Object = WAITS) -> Object:
+    return {
+        "phase": "Pending",
+        "conditions": [*SCHEDULED, condition("Ready", "False")],
+        "initContainerStatuses": statuses(release=release),
+        "containerStatuses": statuses(web=web, app=app),
+    }
+
+
+RECEIVED = ended(0, "Completed")
+STATES = [
+    ("running", "", RUNNING),
+    ("starting", "", {"phase": "Pending"}),
+    ("starting", "", pending(WAITS)),
+    ("starting", "", pending(RECEIVED, STARTED, waiting("ContainerCreating"))),
+    ("waitingForRelease", "", pending(STARTED)),
+    ("waitingForRoom", "", UNSCHEDULED),
+    ("failing", "ImagePullBackOff", pending(waiting("ImagePullBackOff"))),
+    ("failing", "CrashLoopBackOff", pending(RECEIVED, STARTED, waiting("CrashLoopBackOff"))),
+    ("failing", "OOMKilled", pending(RECEIVED, STARTED, ended(137, "OOMKilled"))),
+    ("ended", "", {"phase": "Failed", "reason": "Evicted"}),
+]
+
+
+@pytest.mark.parametrize(("state", "failure", "status"), STATES)
+def test_a_pod_counts_in_its_state(state: str, failure: str, status: Object) -> None:
+    report = describe_pods([make_pod(status)])
+    assert report.states == PodStates(**{state: 1})
+    assert report.failures == ({failure: 1} if failure else {})
+    assert report.total == 1
+
+
+def test_a_pod_that_is_deleted_stops_and_keeps_its_memory_meanwhile() -> None:
+    report = describe_pods([make_pod(RUNNING, deletionTimestamp="2026-11-28T10:00:00Z")])
+    assert report.states == PodStates(stopping=1)
+    assert [node.pods for node in report.nodes] == [1]
+
+
+def test_a_node_has_the_memory_of_its_pods() -> None:
+    static = replace(RELEASE, runs=False)
+    evicted: Object = {"phase": "Failed", "reason": "Evicted"}
+    pods = [
+        make_pod(RUNNING, "node-2"),
+        make_pod(pending(STARTED), "node-2", static),
+        make_pod(RUNNING, "node-1"),
+        make_pod(evicted, "node-1"),
+        make_pod(UNSCHEDULED, ""),
+    ]
+    assert describe_pods(pods).nodes == [
+        NodeLoad("node-1", 1, 256 * MIB, 1024 * MIB),
+        NodeLoad("node-2", 2, (256 + 64) * MIB, (1024 + 256) * MIB),
+    ]
+
+
+def test_memory_counts_as_the_scheduler_counts_it() -> None:
+    """https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers"""
+    pod = make_pod(RUNNING)
+    pod.spec.initContainers[0].resources.requests["memory"] = "1Gi"
+    pod.spec.initContainers[0].resources.limits = None
+    pod.spec.overhead = {"memory": "160e6"}
+    assert describe_pods([pod]).nodes == [NodeLoad("node-1", 1, 1024 * MIB + 160_000_000, 1024 * MIB + 160_000_000)]
+
+
+def test_what_waits_for_room_says_since_when_and_why() -> None:
+    assert describe_pods([make_pod(UNSCHEDULED, "")]).waiting == [
+        WaitingPod(RELEASE.app, RELEASE.deploy, "2026-11-28T09:00:02.000Z", NO_ROOM)
+    ]
+
+
+def test_a_long_reason_is_cut_between_words() -> None:
+    message = "0/900 nodes are available: " + "1 Insufficient memory, " * 50
+    status = {"phase": "Pending", "conditions": [condition("PodScheduled", "False", message=message)]}
+    (found,) = describe_pods([make_pod(status, "")]).waiting
+    assert 150 < len(found.reason) <= 200
+    assert found.reason.endswith((" memory, …", " 1 …", " Insufficient …"))
+
+
+def test_the_fifty_that_have_waited_longest_are_listed() -> None:
+    def wait(number: int) -> Any:
+        since = f"2026-11-28T09:{number:02}:00Z"
+        status = {"phase": "Pending", "conditions": [condition("PodScheduled", "False", since)]}
+        return make_pod(status, "", replace(RELEASE, deploy=f"dep_{number}"))
+
+    report = describe_pods([wait(number) for number in reversed(range(60))])
+    assert [each.deploy for each in report.waiting] == [f"dep_{number}" for number in range(50)]
+    assert report.states.waitingForRoom == 60
+
+
+def test_a_pod_without_labels_and_status_does_not_hide_the_others() -> None:
+    bare = Pod.from_dict({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "one"}], "nodeName": "node-1"}})
+    report = describe_pods([bare, make_pod(RUNNING)])
+    assert report.states == PodStates(running=1, starting=1)
+    assert report.nodes == [NodeLoad("node-1", 2, 192 * MIB, 768 * MIB)]
+
+
+def test_without_pods_there_is_a_report() -> None:
+    report = describe_pods([])
+    assert report == PodReport(at=report.at)
+    assert report.at is not None
+
+
+async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.kubernetes.pod_report.REPORT_SECONDS", 0.05)
+    cluster = Cluster.__new__(Cluster)  # without a connection
+    cluster.present = {("Pod", "a"): make_pod(RUNNING), ("Service", "a"): None}
+    assert await read_pod_report(store) == PodReport()
+
+    async def states() -> PodStates:
+        return (await read_pod_report(store)).states
+
+    async def reports(expected: PodStates) -> bool:
+        return await states() == expected
+
+    async with run_in_background(keep_reporting(store, cluster)):
+        await wait_until(lambda: reports(PodStates(running=1)))
+        cluster.present[("Pod", "b")] = make_pod(UNSCHEDULED, "")
+        await wait_until(lambda: reports(PodStates(running=1, waitingForRoom=1)))
+    assert 50 < await store.client.ttl(PODS_KEY) <= 60
