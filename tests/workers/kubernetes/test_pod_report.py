@@ -167,7 +167,7 @@ def test_a_pod_without_labels_and_status_does_not_hide_the_others() -> None:
     bare = Pod.from_dict({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "one"}], "nodeName": "node-1"}})
     report = describe_pods([bare, make_pod(RUNNING)])
     assert report.states == PodStates(running=1, starting=1)
-    assert report.nodes == [NodeLoad("node-1", 2, 192 * MIB, 768 * MIB)]
+    assert report.nodes == [NodeLoad("node-1", 2, 256 * MIB, 1024 * MIB)]
 
 
 def test_without_pods_there_is_a_report() -> None:
