@@ -9,7 +9,7 @@ from capsule_gateway import add_to_path
 def main() -> None:
     """Runs the role that the command line names."""
     add_to_path()
-    from workers.kubernetes.pod import main as run
+    from workers.kubernetes.roles import main as run
 
     run()
 

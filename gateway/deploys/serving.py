@@ -26,6 +26,7 @@ import msgspec
 import structlog
 
 from gateway.deploys import scripts
+from gateway.deploys.release import Release
 from gateway.deploys.states import StaleDeploy
 from gateway.keys import (
     APPS_FOLDER_KEY,
@@ -53,19 +54,6 @@ ELSEWHERE = (
 )
 
 Step = Literal["check", "canary", "live", "undo"]
-
-
-class ReleaseArchive(msgspec.Struct, frozen=True):
-    digest: str  # SHA-256 of the archive, hexadecimal
-    size: int  # of the archive, bytes
-
-
-class Release(ReleaseArchive, frozen=True):
-    """An archive, and the other data that a host needs to serve it."""
-
-    runs: bool = False  # whether it has a start command
-    environment: str = ""  # of its start command, encrypted
-    manifest: str = ""  # JSON; builders read it here, and hosts in the archive
 
 
 class Wanted(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ async def test_an_app_sleeps_and_its_first_requests_wake_it(host: Host, running:
     assert await host.page(app) == "one"
     assert await host.call("GET", f"/account/apps/{app}/crashes") == []
     await sleeps(host, cluster, app)
-    for worker in find_sites(running):  # the next one's door is elsewhere
+    for worker in find_sites(running):  # the next one's activator is elsewhere
         worker.kill()
         await worker.start()
     await wait_until(lambda: get(host, app), 60, holds=lambda answer: answer.text == "one")

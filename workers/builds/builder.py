@@ -35,7 +35,7 @@ from gateway.deploys.environment import Environments
 from gateway.deploys.logs import stamp_line
 from gateway.deploys.manifest import Manifest, apply_manifest, undo_manifest
 from gateway.deploys.positions import write_positions
-from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.states import (
     FINAL,
     GROUP,

@@ -16,7 +16,7 @@ from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.cancellation import run_in_thread
 from gateway.deploys.manifest import FILE as MANIFEST
 from gateway.deploys.manifest import Manifest, ManifestError, seal_manifest
-from gateway.deploys.serving import Release, ReleaseArchive
+from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.sources import SOURCE_BYTES, Sources
 from gateway.deploys.states import Deploy, DeployError
 from gateway.settings import Settings

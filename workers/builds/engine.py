@@ -22,7 +22,8 @@ from gateway.accounts.records import App
 from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import address
 from gateway.deploys.manifest import Manifest
-from gateway.deploys.serving import ELSEWHERE, HostAnswer, Records, Release, Step, Wanted
+from gateway.deploys.release import Release
+from gateway.deploys.serving import ELSEWHERE, HostAnswer, Records, Step, Wanted
 from gateway.deploys.states import Deploy, DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.redis.client import Store, until_redis_answers

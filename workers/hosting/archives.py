@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.release import ReleaseArchive
 from workers.hosting.archive_files import RECORD, BadArchive
 
 PACK_SECONDS = 300.0

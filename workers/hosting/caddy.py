@@ -32,7 +32,6 @@ from pathlib import Path
 from string import Template
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from gateway.pages.error_pages import render_error_page
@@ -307,6 +306,8 @@ class Caddy:
 
     async def _load_configuration(self, process: CaddyProcess) -> bool:
         """Returns False if Caddy does not answer. Raises NoCaddy if it refuses the configuration."""
+        import aiohttp  # here, because pods only render the configuration
+
         configuration = render_configuration(self._settings, process.ask)
         stored = self._folder / "web" / "Caddyfile"
         stored.touch(mode=0o600)

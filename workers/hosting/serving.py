@@ -21,7 +21,8 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_canceled, run_in_background, run_in_thread
 from gateway.deploys.addresses import host, hosts_of, url_of
-from gateway.deploys.serving import ReleaseArchive, Wanted
+from gateway.deploys.release import ReleaseArchive
+from gateway.deploys.serving import Wanted
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import StorageUnavailable
 from gateway.keys import APP

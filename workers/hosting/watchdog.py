@@ -33,7 +33,6 @@ from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled, finish_despite_cancellation, run_in_background
 from gateway.deploys.recognition import SourceFolder
 from gateway.deploys.runtime_log import RuntimeLog
-from gateway.monitors.crashes import MAX_LINES
 from workers.hosting.data import DataHeld, find_data
 from workers.hosting.release_files import read_environment, read_url
 from workers.hosting.releases import Releases, Site, remove_folder
@@ -424,6 +423,8 @@ class Watchdog:
 
     async def _report_crash(self, release: Path, outcome: Outcome) -> None:
         site = Site(release.parent)
+        from gateway.monitors.crashes import MAX_LINES  # here, because each pod imports this module
+
         logger.warning("app.ended", app=site.app_id, deploy=release.name, code=outcome.code, why=outcome.why)
         # While a release is being checked, its end fails the deploy instead. Previews are not reported.
         if site.variant == "live" and site.current == release.name:

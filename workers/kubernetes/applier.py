@@ -25,7 +25,8 @@ from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.addresses import host, hosts_of, url_of
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
-from gateway.deploys.serving import ReleaseArchive, Wanted
+from gateway.deploys.release import ReleaseArchive
+from gateway.deploys.serving import Wanted
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import StorageUnavailable
 from gateway.settings import Settings
@@ -61,8 +62,8 @@ SENDS = 8  # releases at once
 SEND_SECONDS = 300.0  # in which a pod must have got its release
 SEND_PAUSE_SECONDS = 1.0  # between attempts
 POLL_SECONDS = 0.2  # between requests to an app that starts
-DOOR_PORT = 61083
-DOOR_SECONDS = 3.0  # in which the cluster leads requests to the door, before the pod of an app that sleeps ends
+ACTIVATOR_PORT = 61083
+ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests there, before the pod of an app that sleeps ends
 IDLE_ANSWER_SECONDS = 5.0  # in which a pod must say how long it has been idle
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 # How the cluster ends pods and containers itself: the app has not crashed.
@@ -85,7 +86,7 @@ class KubernetesApplier:
     """Serves releases from the cluster's namespace. Implements `Applier`.
 
     `find_app` returns the record of an app by its id or name, and `find_data_limit` the bytes that the data of an
-    account's app may take. `door` is the address of this worker (`door.py`).
+    account's app may take. `activator` is the address of this worker (`activator.py`).
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class KubernetesApplier:
         suspended: SuspendedList,
         report_crash: ReportCrash,
         find_data_limit: Callable[[str], Awaitable[int]],
-        door: str,
+        activator: str,
     ) -> None:
         self._settings, self._cluster, self._find_app = settings, cluster, find_app
         self._suspended, self._report_crash, self._find_data_limit = suspended, report_crash, find_data_limit
@@ -110,7 +111,7 @@ class KubernetesApplier:
         self._reported: dict[str, str] = {}  # the event of the latest crash, by app
         self._marked: dict[tuple[str, str], bool] = {}  # by app and address: whether it was suspended at the last look
         self._addresses_lock, self._sleep_lock = asyncio.Lock(), asyncio.Lock()
-        self._door = door
+        self._activator = activator
         self._waking: dict[tuple[str, str], asyncio.Task[tuple[str, int]]] = {}  # by app and address
         self.outage = asyncio.Event()
         cluster.on_pod = self._follow_pod
@@ -249,7 +250,7 @@ class KubernetesApplier:
         await self._cluster.apply(claim, secret)
 
     async def _lead_to(self, target: Target, *, asleep: bool | None = None) -> None:
-        """Lets the address's Service lead to the release, or to the door while the app sleeps. Raises DeployError.
+        """Lets the address's Service lead to the release, or to the activator while the app sleeps. Raises DeployError.
 
         By default, an app that sleeps stays asleep.
         """
@@ -265,10 +266,10 @@ class KubernetesApplier:
                     raise DeployError(f"the address {name} belongs to another app; rename one of the two")
             release = self._describe(wanted, app, target.deploy)
             asleep = self._stays_asleep(target) if asleep is None else asleep
-            door = describe_endpoints(release, self._door, DOOR_PORT)
+            activator = describe_endpoints(release, self._activator, ACTIVATOR_PORT)
             if not asleep:  # the cluster lists the pods there
-                self._cluster.leave(("Endpoints", door["metadata"]["name"]))
-            objects = [describe_service(release, asleep=asleep), *([door] if asleep else [])]
+                self._cluster.leave(("Endpoints", activator["metadata"]["name"]))
+            objects = [describe_service(release, asleep=asleep), *([activator] if asleep else [])]
             await self._cluster.apply(*objects, describe_ingress(release, hosts, self._settings))
 
     async def _is_another_app_s(self, name: str, app: App, address: str) -> bool:
@@ -353,7 +354,7 @@ class KubernetesApplier:
         return None
 
     async def let_sleep(self, key: tuple[str, str], seconds: float) -> float:
-        """Ends the pod of an app that nobody has asked for so many seconds. Requests come to the door from now on.
+        """Ends the pod of an app that nobody has asked for so many seconds. Requests come to the activator from now on.
 
         Returns the seconds that are left if somebody has asked.
         """
@@ -362,7 +363,7 @@ class KubernetesApplier:
             return left
         try:
             await self._change_sleep(key, asleep=True)
-            await asyncio.sleep(DOOR_SECONDS)  # until nobody asks the pod any more
+            await asyncio.sleep(ACTIVATOR_SECONDS)  # until nobody asks the pod any more
             async with self._sleep_lock:
                 left = await self._read_seconds_left(key, seconds)
                 sleeps = key not in self._waking and self._records.get(key) is wanted and self.is_asleep(*key)
@@ -554,7 +555,7 @@ class KubernetesApplier:
     async def tidy(self, deploys: Set[str]) -> None:
         kept = deploys | {wanted.served for wanted in self._records.values()}
         labels = [each.metadata.labels or {} for key, each in self._cluster.present.items() if key[0] != "Pod"]
-        for app_id in {each[APP_LABEL] for each in labels if APP_LABEL in each}:
+        for app_id in {each[APP_LABEL] for each in labels if ADDRESS_LABEL in each}:
             try:
                 await self._follow_addresses(app_id)
             except msgspec.MsgspecError as error:  # one damaged record must not affect the others
@@ -601,7 +602,9 @@ class KubernetesApplier:
     async def _delete_all(self, app_id: str, address: str = "") -> None:
         labels = {"app": app_id, **({"address": address} if address else {})}
         kinds = ("Ingress", "Service", "Deployment", "Secret")
-        found = [(kind, each.metadata.name) for kind in kinds for each in self._cluster.select(kind, **labels)]
+        selected = [(kind, each) for kind in kinds for each in self._cluster.select(kind, **labels)]
+        # What belongs to no address belongs to the data, which the agent keeps as a snapshot first.
+        found = [(kind, each.metadata.name) for kind, each in selected if ADDRESS_LABEL in each.metadata.labels]
         await self._cluster.delete(*found)
         for key in [key for key in self._records if key[0] == app_id and address in ("", key[1])]:
             del self._records[key]

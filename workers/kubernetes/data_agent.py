@@ -19,8 +19,8 @@ import structlog
 from gateway.accounts.registry import Registry
 from gateway.data.commands import DataAnswer, DataCommand
 from gateway.data.records import DataState, DataStatus, snapshot_key
-from gateway.deploys.pod_log import APP_CONTAINER
-from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
+from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.states import DeployError
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id
@@ -32,7 +32,7 @@ from workers.hosting.data_commands import CommandAgent, describe_status, snapsho
 from workers.hosting.packing import ARCHIVE_BYTES, DataError, Turns
 from workers.kubernetes.applier import PLACE_SECONDS, KubernetesApplier
 from workers.kubernetes.cluster import Cluster
-from workers.kubernetes.data_pod import DATA_PORT, NOTES, DataReport
+from workers.kubernetes.data_pod import NOTES, DataReport
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
@@ -40,7 +40,7 @@ from workers.kubernetes.objects import (
     claim_name,
     describe_data_deployment,
 )
-from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.pod import DATA_PORT, PodRelease
 from workers.sandbox.sandbox import MIB
 
 logger = structlog.get_logger()
@@ -161,12 +161,14 @@ class ClusterDataAgent(CommandAgent):
 
     # -- pods ------------------------------------------------------------------------------------------------
 
-    def _find_pod(self, app_id: str, account: str) -> DataPod | None:
-        """Returns the newest pod with the data of an app that is ready."""
+    def _find_pod(self, app_id: str, account: str, *, beside: bool = False) -> DataPod | None:
+        """Returns the newest pod with the data of an app that is ready. `beside`: not one in which the app runs."""
         pods = [
             pod
             for pod in self._cluster.select("Pod", data=claim_name(app_id, account))
-            if not pod.metadata.deletionTimestamp and _is_ready(pod)
+            if not pod.metadata.deletionTimestamp
+            and _is_ready(pod)
+            and not (beside and DEPLOY_LABEL in pod.metadata.labels)
         ]
         if not pods:
             return None
@@ -174,8 +176,10 @@ class ClusterDataAgent(CommandAgent):
         return DataPod(newest.status.podIP, self._applier.data_token(app_id, account), self._folder)
 
     @asynccontextmanager
-    async def _reach(self, app_id: str, account: str) -> AsyncIterator[DataPod | None]:
+    async def _reach(self, app_id: str, account: str, *, beside: bool = False) -> AsyncIterator[DataPod | None]:
         """Yields a pod with the data of an app, and starts one if necessary. Yields None if the app has no data.
+
+        `beside`: not one in which the app runs.
 
         Raises DataError.
         """
@@ -184,13 +188,13 @@ class ClusterDataAgent(CommandAgent):
             yield None
             return
         async with AsyncExitStack() as stack:
-            pod = self._find_pod(app_id, account)
+            pod = self._find_pod(app_id, account, beside=beside)
             if pod is None:
                 stack.push_async_callback(self._cluster.delete, ("Deployment", claim))
-                pod = await self._start_pod(app_id, account)
+                pod = await self._start_pod(app_id, account, beside=beside)
             yield pod
 
-    async def _start_pod(self, app_id: str, account: str) -> DataPod:
+    async def _start_pod(self, app_id: str, account: str, *, beside: bool) -> DataPod:
         release = PodRelease(account, app_id, "live", "", ReleaseArchive("", 0), "", runs=True)
         limit = await self._find_limit(account)
         try:
@@ -199,7 +203,7 @@ class ClusterDataAgent(CommandAgent):
         except DeployError as error:
             raise DataError(str(error)) from None
         ends = time.monotonic() + PLACE_SECONDS
-        while (pod := self._find_pod(app_id, account)) is None:
+        while (pod := self._find_pod(app_id, account, beside=beside)) is None:
             if time.monotonic() > ends:
                 raise DataError("The cluster has no room for a pod with the app's data; try again later.")
             await self._cluster.next_change(1.0)
@@ -285,7 +289,9 @@ class ClusterDataAgent(CommandAgent):
     # -- commands --------------------------------------------------------------------------------------------
 
     async def _act(self, command: DataCommand) -> DataAnswer:
-        async with self._reach(command.app, command.account) as pod:
+        if forgets := command.action == "forget":
+            await self._end_app(command)
+        async with self._reach(command.app, command.account, beside=forgets) as pod:
             if pod is None:
                 if command.action == "restore":
                     raise DataError("The app has no volume for data yet; deploy it first.")
@@ -346,13 +352,14 @@ class ClusterDataAgent(CommandAgent):
         statuses = [each for pod in pods for each in pod.status.containerStatuses or [] if each.name == APP_CONTAINER]
         return all(each.state and each.state.running for each in statuses)
 
+    async def _end_app(self, command: DataCommand) -> None:
+        labels = {"app": command.app, "account": command.account}
+        found = [each for each in self._cluster.select("Deployment", **labels) if DEPLOY_LABEL in each.metadata.labels]
+        await self._cluster.delete(*[("Deployment", each.metadata.name) for each in found])
+
     async def _forget(self, pod: DataPod, command: DataCommand) -> DataAnswer:
         """Keeps the data of a deleted app as a snapshot, and removes its volume."""
-        labels = {"app": command.app, "account": command.account}
-        running = [("Deployment", each.metadata.name) for each in self._cluster.select("Deployment", **labels)]
-        claim = claim_name(command.app, command.account)
-        await self._cluster.delete(*[key for key in running if key[1] != claim])
-        answer = DataAnswer()
+        answer, claim = DataAnswer(), claim_name(command.app, command.account)
         async with pod.fetch("/snapshot") as found:
             if found is not None:
                 packed, notes = found

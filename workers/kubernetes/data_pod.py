@@ -18,9 +18,6 @@ with a reason for account holders. All requests can be repeated.
 """
 
 import asyncio
-import fcntl
-import hmac
-import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -33,17 +30,18 @@ from aiohttp import web
 from gateway.cancellation import run_in_background, run_in_thread
 from gateway.loops import every
 from workers.hosting import caddy
-from workers.hosting.data import STOP_POLL_SECONDS, STOP_SECONDS, AppData, is_empty
+from workers.hosting.data import AppData, is_empty
 from workers.hosting.packing import NOT_STOPPED, DataError, Packer
+from workers.kubernetes.pod import DATA_PORT
+from workers.kubernetes.receive import check_token
+from workers.kubernetes.volume import begin, is_new, prepare_volume
 from workers.sandbox.keeper import DataFolder
 from workers.sandbox.sandbox import APP_USERS, TMP, Sandbox
 
 P = ParamSpec("P")
 
-DATA_PORT = 61082  # next to those of `pod.py`
 CHUNK_BYTES = 1 << 18  # per read of an archive
 MEASURE_SECONDS = 1.0  # between looks whether the files must be measured
-NEW = "new"  # a file on a volume on which nothing has run
 NOTES, NOTES_BYTES = "Capsule-Notes", 4_000  # the header with what an archive lacks, as JSON
 
 
@@ -52,50 +50,6 @@ class DataReport(msgspec.Struct, frozen=True):
     full: bool
     held: bool  # nothing of the app runs
     new: bool  # nothing has run on this volume; nothing does until `/begin`
-
-
-def prepare_volume(data: AppData) -> None:
-    """Creates what is missing on the volume. Brings back the files if a pod ended while it replaced them."""
-    data.folder.mkdir(parents=True, exist_ok=True)  # it is the volume
-    lock = os.open(data.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
-    try:
-        ends = time.monotonic() + STOP_SECONDS
-        while not _try_to_lock(lock) and time.monotonic() < ends:
-            if data.exists:  # another pod of the app uses it
-                return
-            time.sleep(STOP_POLL_SECONDS)
-        data.recover()
-        if not data.exists:
-            (data.folder / NEW).touch()
-            data.files.mkdir()
-        if data.files.stat().st_uid == os.geteuid():
-            data.files.chmod(0o2770)
-            os.fchmod(lock, 0o660)
-    finally:
-        os.close(lock)
-
-
-def wait_for_data(data: AppData) -> int:
-    """Waits until the start command may run. Returns the descriptor of a lock that it must hold meanwhile."""
-    lock = os.open(data.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    while True:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if not (data.is_held or data.is_full or _is_new(data)):
-            return lock
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        time.sleep(STOP_POLL_SECONDS)
-
-
-def _is_new(data: AppData) -> bool:
-    return (data.folder / NEW).exists()
-
-
-def _try_to_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 async def keep_data(
@@ -143,13 +97,6 @@ def _authorize(token: str) -> Callable[..., Awaitable[web.StreamResponse]]:
     return authorize
 
 
-def check_token(request: web.Request, token: str) -> None:
-    """Raises HTTPUnauthorized for another token."""
-    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-        raise web.HTTPUnauthorized
-
-
 class _Requests:
     """What each path does."""
 
@@ -159,11 +106,11 @@ class _Requests:
     async def report(self, request: web.Request) -> web.StreamResponse:
         if limit := request.query.get("limit"):
             self._data.limit = int(limit)
-        report = DataReport(self._data.used, self._data.is_full, self._data.is_held, _is_new(self._data))
+        report = DataReport(self._data.used, self._data.is_full, self._data.is_held, is_new(self._data))
         return web.Response(body=msgspec.json.encode(report))
 
     async def begin(self, _: web.Request) -> web.StreamResponse:
-        (self._data.folder / NEW).unlink(missing_ok=True)
+        begin(self._data)
         return web.Response(status=204)
 
     async def snapshot(self, request: web.Request) -> web.StreamResponse:

@@ -25,8 +25,7 @@ from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.settings import Settings
 from workers.hosting.data import AppData
 from workers.hosting.watchdog import LIMITS, PORTS
-from workers.kubernetes.data_pod import DATA_PORT
-from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
+from workers.kubernetes.pod import DATA_PORT, FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
 from workers.sandbox.bwrap import DATA_FILES
 from workers.sandbox.keeper import DRAIN_SECONDS
 from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP

@@ -1,6 +1,6 @@
-"""What runs in the pod of an app: one container for each role (`objects.py`).
+"""What runs in the pod of an app: one container for each role (`objects.py`, `roles.py`).
 
-    receive   waits for the release, which the worker `sites` sends (`applier.py`), and ends
+    receive   waits for the release, which the worker `sites` sends, and ends (`receive.py`)
     web       runs Caddy, with the Caddyfile of a single machine (`workers/hosting/Caddyfile`), and the relay to the app
     run       runs the start command under a keeper, whose exit status is the command's
     data      keeps the data of the app (`data_pod.py`)
@@ -13,7 +13,6 @@ The relay is in `web`, because it cleans the app's responses. `run` waits until 
 while Caddy fails (`web.py`), so the app cannot take visitors' requests itself.
 """
 
-import asyncio
 import os
 import socket
 import sys
@@ -23,20 +22,22 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
-from aiohttp import web
 
-from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.release import ReleaseArchive
 from gateway.settings import Settings
-from workers.hosting import archives, caddy
-from workers.hosting.archive_files import BadArchive
+from workers.hosting import caddy
 from workers.hosting.data import AppData
-from workers.hosting.releases import Releases, Site, remove_folder
+from workers.hosting.releases import Releases, Site
 from workers.hosting.watchdog import LIMITS, PORT, make_command
-from workers.kubernetes.data_pod import check_token, keep_data, prepare_volume, wait_for_data
+from workers.kubernetes.volume import wait_for_data
 from workers.sandbox.sandbox import APP, APP_USERS, TMP, Sandbox
 
 FOLDER, SECRETS = Path("/capsule"), Path("/capsule-secrets")
-WEB_PORT, RECEIVE_PORT = 61080, 61081  # not usual ones: a start command may listen at others than $PORT
+WEB_PORT, RECEIVE_PORT, DATA_PORT = (
+    61080,
+    61081,
+    61082,
+)  # not usual ones: a start command may listen at others than $PORT
 IDLE_PORT = RECEIVE_PORT  # which is free by then
 SITE = "app"  # the name of the only site, in place of a host name: the Ingress decides which names lead here
 WEB_SECONDS = 60.0  # in which `web` must listen, before the command starts
@@ -74,66 +75,6 @@ def lay_out(folder: Path, release: PodRelease) -> Site:
     site = releases.site(release.account, release.app, release.address)
     releases.serve_as(SITE, site)
     return site
-
-
-# -- receive -------------------------------------------------------------------------------------------------
-
-
-async def receive(
-    release: PodRelease, token: str, *, folder: Path = FOLDER, port: int = RECEIVE_PORT, host: str = "::"
-) -> None:
-    """Waits until the release is here. Whoever knows the token sends it: `PUT /release`, the archive as the body.
-
-    The answer is 204, or 401 for another token, or 409 for what is not the expected archive.
-    """
-    if release.keeps_data:
-        await asyncio.to_thread(prepare_volume, AppData(folder, release.app))
-    site = await asyncio.to_thread(lay_out, folder, release)
-    if site.current == release.deploy:  # the pod was started again on the same node
-        return
-    if not token:
-        raise ValueError("the token is empty")
-    received, receiving = asyncio.Event(), asyncio.Lock()
-
-    async def take(request: web.Request) -> web.Response:
-        check_token(request, token)
-        if request.content_length != release.archive.size:
-            raise web.HTTPConflict(text=f"the archive has {release.archive.size} bytes\n")
-        async with receiving:
-            if not received.is_set():
-                await _store(request, site, release)
-                received.set()
-        return web.Response(status=204)
-
-    application = web.Application(client_max_size=0)
-    application.router.add_put("/release", take)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, caddy.open_listener(host, port)).start()
-        await received.wait()
-    finally:
-        await runner.cleanup()
-
-
-async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
-    packed, fresh = site.folder.parent / "received.tar.gz", site.folder.parent / "received"
-    await asyncio.to_thread(remove_folder, fresh)
-    fresh.mkdir(mode=0o755)
-    try:
-        with packed.open("wb") as file:
-            async for chunk in request.content.iter_any():
-                file.write(chunk)
-        await archives.unpack(packed, release.archive, fresh)
-    except BadArchive as error:
-        raise web.HTTPConflict(text=f"{error}\n") from None
-    finally:
-        packed.unlink(missing_ok=True)
-    await asyncio.to_thread(remove_folder, site.release(release.deploy))
-    fresh.rename(site.release(release.deploy))
-    if release.runs:
-        Releases(site.folder.parents[2]).run(site.release(release.deploy))
-    site.swap(release.deploy)
 
 
 # -- web -----------------------------------------------------------------------------------------------------
@@ -224,22 +165,3 @@ def _announce_start(release: PodRelease) -> None:
                 if time.monotonic() > ends:
                     raise
             time.sleep(RETRY_SECONDS)
-
-
-def main() -> None:
-    """Runs the role that the command line names, with `PodRelease` in the variable CAPSULE_POD.
-
-    The secrets are a token, and the variables of the start command as a JSON object of texts.
-    """
-    release = msgspec.json.decode(os.environ["CAPSULE_POD"], type=PodRelease)
-    match sys.argv[1]:
-        case "receive":
-            asyncio.run(receive(release, (SECRETS / TOKEN).read_text()))
-        case "web":
-            serve(release)
-        case "run":
-            run(release, msgspec.json.decode((SECRETS / VARIABLES).read_bytes(), type=dict[str, str]))
-        case "data":
-            asyncio.run(keep_data(AppData(FOLDER, release.app), (SECRETS / TOKEN).read_text()))
-        case role:
-            sys.exit(f"There is no role {role!r}.")

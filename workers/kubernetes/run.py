@@ -26,10 +26,10 @@ from workers.hosting.packing import find_data_limit
 from workers.hosting.serving import find_app, follow_changes
 from workers.hosting.sites import CrashReporter
 from workers.hosting.sleep import SleepLimits
+from workers.kubernetes.activator import Activator, find_own_address
 from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_agent import ClusterDataAgent
-from workers.kubernetes.door import Door, find_own_address
 from workers.kubernetes.objects import describe_policy
 from workers.kubernetes.pod_report import keep_reporting
 
@@ -92,11 +92,11 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(aclosing(agent))
         await agent.catch_up()
         changes = follow_changes(reporter.store, applier.follow_app)
-        door = Door(applier, SleepLimits(reporter.registry, settings.app_sleep))
+        activator = Activator(applier, SleepLimits(reporter.registry, settings.app_sleep))
         data = ClusterDataAgent(settings, reporter.registry, cluster, applier, find_limit)
         suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
-        for part in (agent.run(), suspensions, changes, data.run(), door.run(), reports):
+        for part in (agent.run(), suspensions, changes, data.run(), activator.run(), reports):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address=HOST, domain=settings.apps_domain)
         end_if_canceled()

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.deploys.serving import Records, Release, Wanted
+from gateway.deploys.release import Release
+from gateway.deploys.serving import Records, Wanted
 from gateway.redis.client import Store
 from tests.support.accounts import Account
 from tests.support.deploys import a_hook, an_app, publish, queued_events, report_phase, report_phases, trigger

@@ -13,7 +13,8 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
-from gateway.deploys.serving import Release, Wanted
+from gateway.deploys.release import Release
+from gateway.deploys.serving import Wanted
 from gateway.events.webhooks import Webhooks
 from gateway.ids import now_iso
 from gateway.inference.spend.scripts import admit, settle

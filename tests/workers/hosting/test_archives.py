@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.release import ReleaseArchive
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import pack, read_record, unpack, write_record
 

@@ -16,7 +16,8 @@ from gateway import loops
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.deploys.serving import HostReport, Records, Release, Wanted
+from gateway.deploys.release import Release
+from gateway.deploys.serving import HostReport, Records, Wanted
 from gateway.keys import REPORTS_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings

@@ -14,12 +14,13 @@ import aiohttp
 import pytest
 
 from tests.support.folders import passable_folder
-from tests.workers.kubernetes.test_pod import free_port
+from tests.support.redis_servers import free_port
 from workers.hosting.data import AppData
 from workers.hosting.packing import DataError
-from workers.kubernetes import data_pod
+from workers.kubernetes import volume as volume_module
 from workers.kubernetes.data_agent import DataPod
-from workers.kubernetes.data_pod import DataReport, keep_data, prepare_volume
+from workers.kubernetes.data_pod import DataReport, keep_data
+from workers.kubernetes.volume import prepare_volume
 from workers.sandbox.keeper import ENTRY_BYTES
 
 TOKEN = "t" * 32
@@ -137,7 +138,7 @@ async def test_a_start_command_ends_before_its_files_are_replaced(volume: Volume
     await volume.pod.do("/begin")
     program = (
         "import sys, time; from pathlib import Path; from workers.hosting.data import AppData;"
-        "from workers.kubernetes.data_pod import wait_for_data;"
+        "from workers.kubernetes.volume import wait_for_data;"
         f"data = AppData(Path({str(volume.folder)!r}), 'shop'); lock = wait_for_data(data); print('runs', flush=True);"
         "[time.sleep(0.01) for _ in iter(lambda: data.is_held, True)]; (data.files / 'last').write_text('words')"
     )
@@ -178,7 +179,7 @@ def test_a_pod_that_starts_brings_back_files_that_were_being_replaced(monkeypatc
 
 
 def test_a_pod_that_starts_leaves_the_files_to_another_one_that_replaces_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_pod, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(volume_module, "STOP_SECONDS", 0.3)
     with passable_folder() as folder:
         data = AppData(folder, "shop")
         prepare_volume(data)

@@ -8,7 +8,7 @@ import kubernetes_validate
 import msgspec
 import pytest
 
-from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.release import ReleaseArchive
 from gateway.settings import Settings
 from workers.kubernetes.objects import (
     Object,

@@ -16,7 +16,8 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from workers.hosting.archives import pack
-from workers.kubernetes.pod import PodRelease, receive
+from workers.kubernetes.pod import PodRelease
+from workers.kubernetes.receive import receive
 from workers.sandbox.keeper import listen_for_visitors
 from workers.sandbox.relay import Relay
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gateway.cancellation import run_in_background
 from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, read_pod_report
-from gateway.deploys.serving import ReleaseArchive
+from gateway.deploys.release import ReleaseArchive
 from gateway.keys import PODS_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings

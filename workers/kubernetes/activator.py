@@ -1,8 +1,8 @@
-"""The door: lets apps sleep that nobody asks, and holds requests for them until they run again.
+"""The activator: lets apps sleep that nobody asks, and holds requests for them until they run again.
 
-While an app sleeps, it has no pod, and its Service leads to the door of the present worker, by Endpoints in place of a
-selector. A request that comes to the door wakes the app, and gets its answer from the app's pod. Every connection is
-for one request, so no other app's request can follow on it.
+While an app sleeps, it has no pod, and its Service leads to the activator of the present worker, by Endpoints in place
+of a selector. A request that comes there wakes the app, and gets its answer from the app's pod. Every connection is for
+one request, so no other app's request can follow on it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
 from workers.hosting.sleep import SleepLimits
-from workers.kubernetes.applier import DOOR_PORT, KubernetesApplier
+from workers.kubernetes.applier import ACTIVATOR_PORT, KubernetesApplier
 from workers.sandbox.network import Connection, splice
 
 logger = structlog.get_logger()
@@ -38,7 +38,7 @@ BUSY = "503 Service Unavailable", "The app has too many requests in progress."
 NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
 
 
-class Door:
+class Activator:
     def __init__(self, applier: KubernetesApplier, limits: SleepLimits) -> None:
         self._applier, self._limits = applier, limits
         self._due: dict[tuple[str, str], float] = {}  # by app and address: when its idleness is checked next
@@ -47,7 +47,7 @@ class Door:
 
     async def run(self) -> NoReturn:
         """Runs until canceled."""
-        listener = caddy.open_listener("::", DOOR_PORT)
+        listener = caddy.open_listener("::", ACTIVATOR_PORT)
         server = await asyncio.start_server(self._accept, sock=listener, limit=HEAD_BYTES)
         try:
             async with server, run_in_background(every(LOOK_SECONDS, self._look, "sites.sleep_failed")) as looking:

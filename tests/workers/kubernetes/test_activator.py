@@ -1,4 +1,4 @@
-"""The door: requests for apps that sleep are held until their pods run, and each connection is for one of them."""
+"""The activator: requests for apps that sleep are held until their pods run, and each connection is for one of them."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,9 @@ import pytest
 from gateway.deploys.states import DeployError
 from tests.support.polling import wait_until
 from workers.hosting.sleep import SleepLimits
-from workers.kubernetes import door as door_module
+from workers.kubernetes import activator as activator_module
+from workers.kubernetes.activator import Activator, close_afterwards, find_host
 from workers.kubernetes.applier import KubernetesApplier
-from workers.kubernetes.door import Door, close_afterwards, find_host
 
 
 class Apps:
@@ -46,11 +46,11 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @pytest.fixture
 async def apps(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> AsyncIterator[tuple[Apps, int]]:
-    monkeypatch.setattr(door_module, "DOOR_PORT", unused_tcp_port)
+    monkeypatch.setattr(activator_module, "ACTIVATOR_PORT", unused_tcp_port)
     apps = Apps()
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    door = Door(cast("KubernetesApplier", apps), cast("SleepLimits", None))
-    running = asyncio.create_task(door.run())
+    activator = Activator(cast("KubernetesApplier", apps), cast("SleepLimits", None))
+    running = asyncio.create_task(activator.run())
     try:
         yield apps, unused_tcp_port
     finally:
@@ -93,7 +93,7 @@ async def test_what_cannot_be_answered_is_refused_at_once(
     own, port = apps
     assert (await ask(port, "other.example.org")).startswith(b"HTTP/1.1 404 ")
     assert (await ask(port, more=b"Host: two.example.com\r\n")).startswith(b"HTTP/1.1 404 ")
-    monkeypatch.setattr(door_module, "HELD_OF_APP", 2)
+    monkeypatch.setattr(activator_module, "HELD_OF_APP", 2)
     held = [asyncio.create_task(ask(port)) for _ in range(2)]
     await asyncio.sleep(0.3)
     refused = await ask(port)
@@ -108,7 +108,7 @@ async def test_what_cannot_be_answered_is_refused_at_once(
 
 
 async def test_a_request_is_not_held_for_ever(apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "HOLD_SECONDS", 0.2)
+    monkeypatch.setattr(activator_module, "HOLD_SECONDS", 0.2)
     assert (await ask(apps[1])).startswith(b"HTTP/1.1 503 ")
 
 

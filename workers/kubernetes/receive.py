@@ -1,0 +1,78 @@
+"""Takes the release of a pod from the worker `sites` (`applier.py`), in the pod's first container (`pod.py`)."""
+
+import asyncio
+import hmac
+from pathlib import Path
+
+from aiohttp import web
+
+from workers.hosting import archives, caddy
+from workers.hosting.archive_files import BadArchive
+from workers.hosting.data import AppData
+from workers.hosting.releases import Releases, Site, remove_folder
+from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, PodRelease, lay_out
+from workers.kubernetes.volume import prepare_volume
+
+
+async def receive(
+    release: PodRelease, token: str, *, folder: Path = FOLDER, port: int = RECEIVE_PORT, host: str = "::"
+) -> None:
+    """Waits until the release is here. Whoever knows the token sends it: `PUT /release`, the archive as the body.
+
+    The answer is 204, or 401 for another token, or 409 for what is not the expected archive.
+    """
+    if release.keeps_data:
+        await asyncio.to_thread(prepare_volume, AppData(folder, release.app))
+    site = await asyncio.to_thread(lay_out, folder, release)
+    if site.current == release.deploy:  # the pod was started again on the same node
+        return
+    if not token:
+        raise ValueError("the token is empty")
+    received, receiving = asyncio.Event(), asyncio.Lock()
+
+    async def take(request: web.Request) -> web.Response:
+        check_token(request, token)
+        if request.content_length != release.archive.size:
+            raise web.HTTPConflict(text=f"the archive has {release.archive.size} bytes\n")
+        async with receiving:
+            if not received.is_set():
+                await _store(request, site, release)
+                received.set()
+        return web.Response(status=204)
+
+    application = web.Application(client_max_size=0)
+    application.router.add_put("/release", take)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, caddy.open_listener(host, port)).start()
+        await received.wait()
+    finally:
+        await runner.cleanup()
+
+
+async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
+    packed, fresh = site.folder.parent / "received.tar.gz", site.folder.parent / "received"
+    await asyncio.to_thread(remove_folder, fresh)
+    fresh.mkdir(mode=0o755)
+    try:
+        with packed.open("wb") as file:
+            async for chunk in request.content.iter_any():
+                file.write(chunk)
+        await archives.unpack(packed, release.archive, fresh)
+    except BadArchive as error:
+        raise web.HTTPConflict(text=f"{error}\n") from None
+    finally:
+        packed.unlink(missing_ok=True)
+    await asyncio.to_thread(remove_folder, site.release(release.deploy))
+    fresh.rename(site.release(release.deploy))
+    if release.runs:
+        Releases(site.folder.parents[2]).run(site.release(release.deploy))
+    site.swap(release.deploy)
+
+
+def check_token(request: web.Request, token: str) -> None:
+    """Raises HTTPUnauthorized for another token."""
+    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        raise web.HTTPUnauthorized

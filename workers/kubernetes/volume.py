@@ -1,0 +1,61 @@
+"""The volume of an app's data, which the containers of its pods share (`workers/hosting/data.py`): who may use it when.
+
+data/<app id>/new    nothing has run on the volume: the worker may bring a snapshot before it begins
+"""
+
+import fcntl
+import os
+import time
+
+from workers.hosting.data import STOP_POLL_SECONDS, STOP_SECONDS, AppData
+
+NEW = "new"
+
+
+def prepare_volume(data: AppData) -> None:
+    """Creates what is missing on the volume. Brings back the files if a pod ended while it replaced them."""
+    data.folder.mkdir(parents=True, exist_ok=True)  # it is the volume
+    lock = os.open(data.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+    try:
+        ends = time.monotonic() + STOP_SECONDS
+        while not _try_to_lock(lock) and time.monotonic() < ends:
+            if data.exists:  # another pod of the app uses it
+                return
+            time.sleep(STOP_POLL_SECONDS)
+        data.recover()
+        if not data.exists:
+            (data.folder / NEW).touch()
+            data.files.mkdir()
+        if data.files.stat().st_uid == os.geteuid():
+            data.files.chmod(0o2770)
+            os.fchmod(lock, 0o660)
+    finally:
+        os.close(lock)
+
+
+def wait_for_data(data: AppData) -> int:
+    """Waits until the start command may run. Returns the descriptor of a lock that it must hold meanwhile."""
+    lock = os.open(data.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    while True:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if not (data.is_held or data.is_full or is_new(data)):
+            return lock
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(STOP_POLL_SECONDS)
+
+
+def is_new(data: AppData) -> bool:
+    return (data.folder / NEW).exists()
+
+
+def begin(data: AppData) -> None:
+    """Lets the app run from now on."""
+    (data.folder / NEW).unlink(missing_ok=True)
+
+
+def _try_to_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
