@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.check_apps import START, app_id, find, find_sites, get, publish, server, serves
+from tests.kubernetes.check_apps import START, app_id, find, find_sites, get, publish, server, serves, visitors
 from tests.kubernetes.cluster import Cluster
 from tests.support.deployment import Host
 from tests.support.polling import wait_until
@@ -43,3 +43,31 @@ async def test_an_app_sleeps_and_its_first_requests_wake_it(host: Host, running:
     assert snapshot.status_code == 404, snapshot.text  # it has no files; a pod beside the app has looked
     await publish(host, app, server("two"))
     await serves(host, app, "two")
+
+
+# It does not start while another process of it runs.
+LOCKED = """
+const fs = require('fs'), lock = process.env.DATA_DIR + '/lock'
+fs.mkdirSync(lock)
+process.on('SIGTERM', () => { fs.rmdirSync(lock); process.exit(0) })
+require('http').createServer((request, answer) => answer.end('TEXT')).listen(process.env.PORT)
+"""
+ALONE = '[build]\nstart = "exec node server.js"\noverlap = false\n'
+
+
+async def test_releases_that_must_not_overlap_are_swapped_without_a_failed_request(host: Host) -> None:
+    app = await host.app(build=START)
+
+    def files(text: str) -> dict[str, str]:
+        return {"capsule.toml": ALONE, "server.js": LOCKED.replace("TEXT", text)}
+
+    await publish(host, app, files("one"))
+    async with visitors(host, app, {"one", "two"}) as seen:
+        await publish(host, app, files("two"))
+        await wait_until(lambda: seen["two"] > 10, 30)
+        failing = await host.in_state(
+            await host.publish(app, {**files("three"), "server.js": "process.exit(7)"}), "failed", "live", timeout=120
+        )
+        assert failing["error"].startswith("health: the start command ended with status 7; the data from before")
+        before = seen["two"]
+        await wait_until(lambda: seen["two"] > before + 10, 60)

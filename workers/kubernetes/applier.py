@@ -24,8 +24,9 @@ from gateway.accounts.suspended import SuspendedList
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.addresses import host, hosts_of, url_of
+from gateway.deploys.manifest import Manifest
 from gateway.deploys.pod_log import APP_CONTAINER, DEPLOY_LABEL
-from gateway.deploys.release import ReleaseArchive
+from gateway.deploys.release import Release, ReleaseArchive
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import StorageUnavailable
@@ -64,6 +65,7 @@ SEND_PAUSE_SECONDS = 1.0  # between attempts
 POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_PORT = 61083
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests there, before the pod of an app that sleeps ends
+STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
 IDLE_ANSWER_SECONDS = 5.0  # in which a pod must say how long it has been idle
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 # How the cluster ends pods and containers itself: the app has not crashed.
@@ -112,6 +114,7 @@ class KubernetesApplier:
         self._marked: dict[tuple[str, str], bool] = {}  # by app and address: whether it was suspended at the last look
         self._addresses_lock, self._sleep_lock = asyncio.Lock(), asyncio.Lock()
         self._activator = activator
+        self._held: set[tuple[str, str]] = set()  # whose requests wait until the next release runs, by app and address
         self._waking: dict[tuple[str, str], asyncio.Task[tuple[str, int]]] = {}  # by app and address
         self.outage = asyncio.Event()
         cluster.on_pod = self._follow_pod
@@ -133,6 +136,8 @@ class KubernetesApplier:
 
     def note(self, wanted: Wanted) -> None:
         self._records[wanted.app, wanted.address] = wanted
+        if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
+            self._held.add((wanted.app, wanted.address))
 
     async def prepare(self, target: Target) -> None:
         await self._cluster.until_synced()
@@ -159,6 +164,7 @@ class KubernetesApplier:
     # -- check, swap, canary ---------------------------------------------------------------------------------
 
     async def check(self, target: Target) -> None:
+        await self._stop_first(target, self._find_served(target.wanted))
         await self._apply_release(target)
         try:
             pod = await self._until_ready(target.deploy, PLACE_SECONDS + START_SECONDS)
@@ -202,8 +208,9 @@ class KubernetesApplier:
         self._checked.discard(target.deploy)
         if served and served in wanted.releases:
             again = Target(wanted, target.app, served, target.output)
+            await self._stop_first(again, target.deploy)
             await self._apply_release(again)
-            if not self.is_asleep(wanted.app, wanted.address):
+            if not self._stays_asleep(again):
                 with suppress(DeployError):
                     await self._until_ready(served, RETURN_SECONDS, whole=True)
             await self._lead_to(again)
@@ -217,6 +224,24 @@ class KubernetesApplier:
         if was_served:
             await asyncio.sleep(DRAIN_SECONDS)
         await self._cluster.delete(*_keys_of([target.deploy]))
+
+    async def _stop_first(self, target: Target, former: str) -> None:
+        """Ends a release if the two must not run side by side. Requests wait at the activator. Raises DeployError."""
+        wanted, key = target.wanted, (target.wanted.app, target.wanted.address)
+        if not _must_be_alone(wanted, target.deploy, former) or ("Deployment", object_name(former)) not in (
+            self._cluster.present
+        ):
+            return
+        self._held.add(key)
+        await self._change_sleep(key, asleep=True)
+        await asyncio.sleep(ACTIVATOR_SECONDS)
+        release = self._describe(wanted, target.app, former)
+        await self._cluster.apply(describe_deployment(release, self._settings, asleep=True))
+        ends = time.monotonic() + STOP_SECONDS
+        while self._cluster.select("Pod", deploy=former):
+            if time.monotonic() > ends:
+                raise DeployError("the release that it replaces could not be stopped; deploy again")
+            await self._cluster.next_change(1.0)
 
     async def _apply_release(self, target: Target) -> None:
         """Applies the release's pod. If the app sleeps, there is none."""
@@ -271,6 +296,8 @@ class KubernetesApplier:
                 self._cluster.leave(("Endpoints", activator["metadata"]["name"]))
             objects = [describe_service(release, asleep=asleep), *([activator] if asleep else [])]
             await self._cluster.apply(*objects, describe_ingress(release, hosts, self._settings))
+            if not asleep:
+                self._held.discard((wanted.app, wanted.address))
 
     async def _is_another_app_s(self, name: str, app: App, address: str) -> bool:
         """Returns whether another app is served at the host name, or has it as its own name."""
@@ -288,7 +315,8 @@ class KubernetesApplier:
         name = hosts_of(app, wanted.address, self._settings.apps_domain)[0]
         archive, suspended = ReleaseArchive(expected.digest, expected.size), (app.account, app.id) in self._suspended
         url = url_of(name, self._settings)
-        return PodRelease(app.account, app.id, wanted.address, deploy, archive, url, expected.runs, suspended)
+        alone = not _may_overlap(expected)
+        return PodRelease(app.account, app.id, wanted.address, deploy, archive, url, expected.runs, suspended, alone)
 
     def _token(self, deploy: str) -> str:
         return hmac.digest(self._key, f"release {deploy}".encode(), "sha256").hex()
@@ -329,8 +357,8 @@ class KubernetesApplier:
         return service is not None and not service["spec"].get("selector")
 
     def _stays_asleep(self, target: Target) -> bool:
-        wanted = target.wanted
-        return self._find_served(wanted) == target.deploy and self.is_asleep(wanted.app, wanted.address)
+        wanted, key = target.wanted, (target.wanted.app, target.wanted.address)
+        return key not in self._held and self._find_served(wanted) == target.deploy and self.is_asleep(*key)
 
     def list_awake(self) -> list[tuple[str, str]]:
         """Returns app and address of the start commands that run and may sleep: no deploy is in progress."""
@@ -392,6 +420,8 @@ class KubernetesApplier:
 
     async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
         """Starts an app that sleeps. Returns where its pod answers. Raises DeployError."""
+        while key in self._held:  # its next release starts it
+            await self._cluster.next_change(1.0)
         if (waking := self._waking.get(key)) is None:
             self._waking[key] = waking = asyncio.create_task(self._wake(key))
             waking.add_done_callback(lambda ended: (self._waking.pop(key), ended.cancelled() or ended.exception()))
@@ -629,6 +659,17 @@ class KubernetesApplier:
                 await self._apply_release(Target(wanted, app, served, []))
             except DeployError as error:
                 logger.error("sites.suspensions_not_marked", app=wanted.app, reason=str(error))
+
+
+def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:
+    """Returns whether the two releases work with the same data and one of them forbids that."""
+    releases = [wanted.releases[deploy] for deploy in {*deploys} if deploy in wanted.releases]
+    both_run = wanted.address == "live" and len(releases) > 1 and all(release.runs for release in releases)
+    return both_run and not all(map(_may_overlap, releases))
+
+
+def _may_overlap(release: Release) -> bool:
+    return not release.manifest or msgspec.json.decode(release.manifest, type=Manifest).overlap
 
 
 def _count_bytes(quantity: str) -> int:

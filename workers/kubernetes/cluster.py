@@ -36,15 +36,16 @@ APPLIED: dict[str, Any] = {
 }
 WATCHED: dict[str, Any] = {**APPLIED, "Pod": Pod}
 # What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
-CHANGES = ("create", "delete", "list", "patch", "watch")
+WRITES = ("create", "list", "patch", "watch")
+CHANGES = (*WRITES, "delete")
 RIGHTS = (
     ("", "persistentvolumeclaims", "", CHANGES),
     ("", "secrets", "", CHANGES),
     ("", "services", "", CHANGES),
-    ("", "endpoints", "", ("create", "list", "patch", "watch")),
+    ("", "endpoints", "", WRITES),
     ("apps", "deployments", "", CHANGES),
     ("networking.k8s.io", "ingresses", "", CHANGES),
-    ("networking.k8s.io", "networkpolicies", "", CHANGES),
+    ("networking.k8s.io", "networkpolicies", "", WRITES),
     ("", "pods", "", ("list", "watch")),
     ("", "pods", "log", ("get",)),
 )

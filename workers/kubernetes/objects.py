@@ -27,7 +27,7 @@ from workers.hosting.data import AppData
 from workers.hosting.watchdog import LIMITS, PORTS
 from workers.kubernetes.pod import DATA_PORT, FOLDER, RECEIVE_PORT, SECRETS, TOKEN, VARIABLES, WEB_PORT, PodRelease
 from workers.sandbox.bwrap import DATA_FILES
-from workers.sandbox.keeper import DRAIN_SECONDS
+from workers.sandbox.keeper import DRAIN_SECONDS, HASTY_DRAIN_SECONDS
 from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP
 
 Object = dict[str, Any]
@@ -43,7 +43,7 @@ NAME_LENGTH = 63
 COPIES = 2  # of the data have room in their volume: a restore keeps the files from before
 # Before a container is stopped: waits until the ingress knows, and no visitor has an established connection (state 01).
 DRAIN = f"""sleep 3
-for _ in $(seq {DRAIN_SECONDS:.0f}); do
+for _ in $(seq SECONDS); do
     grep -q ':{WEB_PORT:04X} [^ ]* 01 ' /proc/net/tcp /proc/net/tcp6 || break
     sleep 1
 done"""
@@ -143,8 +143,9 @@ def describe_deployment(release: PodRelease, settings: Settings, *, asleep: bool
         app["securityContext"] |= {"runAsUser": find_uid(release.app) + 1}
         app["terminationMessagePolicy"] = "FallbackToLogsOnError"  # the last lines of a crash
         drained.append(app)
+    drain = DRAIN.replace("SECONDS", f"{HASTY_DRAIN_SECONDS if release.alone else DRAIN_SECONDS:.0f}")
     for container in drained:
-        container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", DRAIN]}}}
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["sh", "-c", drain]}}}
     containers = [*drained]
     if release.keeps_data:
         labels |= {DATA_LABEL: claim_name(release.app, release.account)}

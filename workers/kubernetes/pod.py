@@ -30,7 +30,8 @@ from workers.hosting.data import AppData
 from workers.hosting.releases import Releases, Site
 from workers.hosting.watchdog import LIMITS, PORT, make_command
 from workers.kubernetes.volume import wait_for_data
-from workers.sandbox.sandbox import APP, APP_USERS, TMP, Sandbox
+from workers.sandbox.keeper import STOPPED_STATUS
+from workers.sandbox.sandbox import APP, APP_USERS, DATA, TMP, Sandbox
 
 FOLDER, SECRETS = Path("/capsule"), Path("/capsule-secrets")
 WEB_PORT, RECEIVE_PORT, DATA_PORT = (
@@ -56,6 +57,7 @@ class PodRelease(msgspec.Struct, frozen=True):
     url: str  # the address, as the start command gets it in APP_URL
     runs: bool = False  # whether the start command runs here
     suspended: bool = False
+    alone: bool = False  # whether it must not run beside another release
 
     @property
     def keeps_data(self) -> bool:
@@ -136,6 +138,7 @@ def run(
     folder: Path = FOLDER,
     app: Path = Path(APP),
     scratch: Path = Path(TMP),
+    mounted: Path = Path(DATA),
     port: int = PORT,
 ) -> NoReturn:
     """Becomes the keeper of the start command. It ends with the command's status: 128 and the number of a signal."""
@@ -150,6 +153,8 @@ def run(
     if release.keeps_data:
         data = AppData(folder, release.app)
         command = msgspec.structs.replace(command, data=data.folder, locks=[wait_for_data(data)])
+        if not data.files.samefile(mounted):  # the files were replaced since this container started
+            sys.exit(STOPPED_STATUS)
     _announce_start(release)
     sandbox.become_keeper(command)
 

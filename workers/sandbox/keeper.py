@@ -622,6 +622,14 @@ def run(spec: Spec) -> dict[str, Any]:
     return {"code": code, "why": why}
 
 
+def _wait_for_data(spec: Spec) -> None:
+    """Waits while the worker replaces the app's data. A container that starts again has the new ones."""
+    for lock in spec["inherited"]:
+        os.close(lock)
+    while spec["data"] and DataFolder(spec["data"]).is_held():
+        time.sleep(CHECK_SECONDS)
+
+
 def raise_file_limit() -> None:
     """Lets this process open as many files as the machine allows."""
     with contextlib.suppress(ValueError, OSError):  # macOS does not accept "unlimited"
@@ -655,6 +663,7 @@ def main() -> None:
         result = {"code": 126, "error": f"{type(error).__name__}: {error}"}
     if spec["report"] is None:
         if result.get("why") == "stopped":
+            _wait_for_data(spec)
             os._exit(STOPPED_STATUS)
         os._exit(128 - result["code"] if result["code"] < 0 else result["code"])
     os.write(spec["report"], json.dumps(result).encode())

@@ -16,9 +16,10 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
 from workers.hosting.archives import pack
+from workers.hosting.data import AppData
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.receive import receive
-from workers.sandbox.keeper import listen_for_visitors
+from workers.sandbox.keeper import STOPPED_STATUS, listen_for_visitors
 from workers.sandbox.relay import Relay
 
 TOKEN = "t" * 32
@@ -218,7 +219,7 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
         scratch.mkdir()
         run = (
             f"pod.run(r, {{'GREETING': 'good day to you'}}, folder=folder, app=pathlib.Path({str(app)!r}),"
-            f" scratch=pathlib.Path({str(scratch)!r}), port={pod.app_port})"
+            f" scratch=pathlib.Path({str(scratch)!r}), mounted=folder / 'data/shop/files', port={pod.app_port})"
         )
         async with pod.container(run) as process, pod.serving() as serving:
             said = await pod.ask("/")
@@ -237,5 +238,13 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
             assert output.startswith(b"asked, with ***\n")
             said = await pod.ask("/")
             assert (said.status, said.body) == (502, b"The app does not answer at the moment.\n")
-            async with pod.container(run):  # as the cluster starts it again
+            async with pod.container(run) as process:  # as the cluster starts it again
                 await pod.until(200)
+                with AppData(pod.folder, "shop").stopped():
+                    assert (await pod.ask("/")).status != 200
+                async with asyncio.timeout(10):
+                    assert await process.wait() == STOPPED_STATUS
+            (folder / "former").mkdir()
+            stale = run.replace("folder / 'data/shop/files'", f"pathlib.Path({str(folder / 'former')!r})")
+            async with pod.container(stale) as process, asyncio.timeout(20):  # its volume was mounted too early
+                assert await process.wait() == STOPPED_STATUS
