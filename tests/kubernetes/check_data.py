@@ -10,6 +10,7 @@ import pytest
 from tests.kubernetes.check_apps import START, app_id, count, find, find_sites, get, publish, serves
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import NAMESPACE
+from tests.kubernetes.volumes import Volumes
 from tests.support.deployment import Host
 from tests.support.polling import wait_until
 
@@ -134,6 +135,19 @@ async def test_a_volume_that_is_lost_begins_with_the_newest_snapshot(host: Host,
     await serves(host, app, "one 3", 90)
     await add(host, app, 1)
     await serves(host, app, "one 4")
+
+
+async def test_a_claim_without_a_volume_fails_the_deploy_with_the_reason(host: Host, volumes: Volumes | None) -> None:
+    assert volumes is not None, "the test needs a cluster of its own"
+    app = await host.app(build=START)
+    volumes.paused = True
+    try:
+        deploy = await host.in_state(await host.publish(app, counter("one")), "failed", "live", timeout=240)
+    finally:
+        volumes.paused = False
+    assert deploy["state"] == "failed"
+    assert "there is no volume for its data" in deploy["error"]
+    await publish(host, app, counter("two"))
 
 
 async def test_a_worker_that_is_killed_while_data_are_restored(host: Host, running: Host) -> None:

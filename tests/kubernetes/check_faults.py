@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.kubernetes.check_apps import START, find_sites, publish, server, serves, visitors
+from tests.kubernetes.check_apps import START, app_id, find_sites, publish, server, serves, visitors
+from tests.kubernetes.check_data import add, counter
 from tests.kubernetes.cluster import OwnCluster
+from tests.kubernetes.conftest import NAMESPACE
 from tests.support.deployment import Host
 from tests.support.polling import wait_until
 
@@ -26,6 +28,26 @@ async def test_a_killed_part_of_the_cluster(host: Host, cluster: OwnCluster, par
         assert deploy["state"] == "live", (deploy["error"], deploy["log"])
     await serves(host, app, "two")
     assert [event for event, _ in await host.events(coming)] == ["deploy.succeeded"]
+
+
+async def test_data_stay_when_their_node_is_lost_for_a_while(host: Host, cluster: OwnCluster) -> None:
+    app = await host.app(build=START)
+    await publish(host, app, counter("one"))
+    await add(host, app, 3)
+    own = await app_id(host, app)
+
+    def evicted() -> bool:
+        pods = cluster.find("pods", NAMESPACE, f"capsule/app={own}")
+        return any("deletionTimestamp" in pod["metadata"] for pod in pods)
+
+    cluster.kill("kubelet")
+    try:
+        await wait_until(evicted, 180)  # the cluster has given the node up
+    finally:
+        cluster.start("kubelet")
+    await serves(host, app, "one 3", 180)
+    await add(host, app, 1)
+    assert await host.call("GET", f"/account/apps/{app}/crashes") == []
 
 
 @pytest.mark.parametrize("state", ["checking", "canary"])

@@ -92,8 +92,22 @@ def read_token(cluster: Cluster, account: str) -> str:
 
 
 @folder_fixture
-async def running(
+async def volumes(
     cluster: Cluster, tokens: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Volumes | None]:
+    """What provides the volumes of our own cluster."""
+    if "KUBERNETES_CLUSTER" in os.environ:
+        yield None
+    else:
+        async with Volumes(
+            cluster.read_access()[0], tokens["tests"], tmp_path_factory.mktemp("volumes")
+        ).running() as own:
+            yield own
+
+
+@folder_fixture
+async def running(
+    cluster: Cluster, tokens: dict[str, str], volumes: Volumes | None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Host]:
     """The service, with two `sites` workers, of which one is active. `apps_port` is the ingress's."""
     folder = tmp_path_factory.mktemp("service")
@@ -101,9 +115,8 @@ async def running(
     server, _ = cluster.read_access()
     ingress = Ingress(server, tokens["tests"], NAMESPACE)
     policies = Policies(server, tokens["tests"], f"capsule-{os.getpid()}").running()
-    provider_of_volumes = Volumes(server, tokens["tests"], folder / "volumes").running()
-    if "KUBERNETES_CLUSTER" in os.environ:  # it has its own
-        policies, provider_of_volumes = contextlib.nullcontext(), contextlib.nullcontext()
+    if "KUBERNETES_CLUSTER" in os.environ:
+        policies = contextlib.nullcontext()  # its network enforces them
     for account, token in tokens.items():
         cluster.write_kubeconfig(folder / f"{account}.kubeconfig", token)
     settings = {
@@ -119,7 +132,6 @@ async def running(
         async with (
             ingress.running(),
             policies,
-            provider_of_volumes,
             FakeProvider() as provider,
             FakeReceiver() as receiver,
             gateway_with_redis(provider, folder, **settings) as gw,

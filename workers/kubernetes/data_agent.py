@@ -48,7 +48,7 @@ logger = structlog.get_logger()
 Report = tuple[str, str, DataStatus]  # account, app and status
 
 POLL_SECONDS = 0.5  # between looks for commands
-REPORT_SECONDS = 5.0  # between reports of how large the data are
+REPORT_SECONDS = 15.0  # between reports of how large the data are
 REPORTS, REPORT_TIMEOUT_SECONDS = 50, 5.0  # pods that are asked at once
 FIRST = "first"  # in place of a deploy, when a new volume gets a snapshot
 WRITE_SECONDS = 3_600.0  # between two writes of a report that has not changed, because reports expire
