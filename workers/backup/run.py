@@ -31,7 +31,8 @@ from workers.backup.files import CERTIFICATES, copy_files, list_certificates, li
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
 from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
 from workers.hosting.data import AppData
-from workers.hosting.packing import DataError, DataPacker
+from workers.hosting.data_packer import DataPacker
+from workers.hosting.packing import DataError
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import APP_USERS, open_sandbox
 

@@ -22,7 +22,8 @@ from gateway.ids import now_iso
 from gateway.storage import Storage
 from workers.hosting.claims import Claim, Claims, Copy, StoredClaim
 from workers.hosting.data import AppData
-from workers.hosting.packing import DataError, DataPacker
+from workers.hosting.data_packer import DataPacker
+from workers.hosting.packing import DataError
 from workers.sandbox.keeper import read_number, write_number
 
 logger = structlog.get_logger()

@@ -27,7 +27,8 @@ from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from workers.hosting.data import FOLDER, AppData, is_empty, list_data
 from workers.hosting.data_commands import CommandAgent, describe_status, snapshot_id_of
-from workers.hosting.packing import NOT_STOPPED, DataError, DataPacker
+from workers.hosting.data_packer import DataPacker
+from workers.hosting.packing import NOT_STOPPED, DataError
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, Releases, Site, remove_folder
 from workers.hosting.watchdog import is_running, read_state
 from workers.sandbox.sandbox import MIB

@@ -20,7 +20,8 @@ from gateway.ids import now_iso
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import open_storage
-from workers.hosting.packing import DataError, Turns
+from workers.hosting.data_packer import Turns
+from workers.hosting.packing import DataError
 from workers.sandbox.keeper import UNMEASURABLE
 from workers.sandbox.sandbox import MIB
 

@@ -32,9 +32,10 @@ from gateway.storage import open_storage
 from workers.hosting.claims import Claim, Claims, StoredClaim, make_claim
 from workers.hosting.copies import Copies, HeldClaim
 from workers.hosting.data import AppData, DataHeld
+from workers.hosting.data_packer import DataPacker
 from workers.hosting.leases import LeaseLost, Leases
 from workers.hosting.neighbors import Neighbors, find_own_address
-from workers.hosting.packing import DataError, DataPacker
+from workers.hosting.packing import DataError
 from workers.hosting.releases import Releases, Site
 from workers.hosting.watchdog import AppState, is_running, read_state
 from workers.sandbox import lease

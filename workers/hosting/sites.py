@@ -33,13 +33,13 @@ from workers.heartbeat import keep_heartbeat
 from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.data_agent import DataAgent
+from workers.hosting.data_packer import DataPacker
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch
 from workers.hosting.ownership import AlwaysOwner, Owner, Ownership
-from workers.hosting.packing import DataPacker
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.serving import Serving, find_app, follow_changes
-from workers.hosting.sleep import SleepLimits
+from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import LIMITS, Watchdog
 from workers.sandbox.machine import Unsafe

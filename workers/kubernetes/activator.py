@@ -20,7 +20,7 @@ from gateway.cancellation import run_in_background
 from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
-from workers.hosting.sleep import SleepLimits
+from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.applier import ACTIVATOR_PORT, KubernetesApplier
 from workers.sandbox.network import Connection, splice
 

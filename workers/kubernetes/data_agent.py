@@ -29,7 +29,8 @@ from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import fetch_object
 from workers.hosting.data_commands import CommandAgent, describe_status, snapshot_id_of
-from workers.hosting.packing import ARCHIVE_BYTES, DataError, Turns
+from workers.hosting.data_packer import ARCHIVE_BYTES, Turns
+from workers.hosting.packing import DataError
 from workers.kubernetes.applier import PLACE_SECONDS, KubernetesApplier
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_pod import NOTES, DataReport

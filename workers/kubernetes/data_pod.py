@@ -18,6 +18,8 @@ with a reason for account holders. All requests can be repeated.
 """
 
 import asyncio
+import contextlib
+import hmac
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -28,12 +30,9 @@ import msgspec
 from aiohttp import web
 
 from gateway.cancellation import run_in_background, run_in_thread
-from gateway.loops import every
-from workers.hosting import caddy
 from workers.hosting.data import AppData, is_empty
 from workers.hosting.packing import NOT_STOPPED, DataError, Packer
 from workers.kubernetes.pod import DATA_PORT
-from workers.kubernetes.receive import check_token
 from workers.kubernetes.volume import begin, is_new, prepare_volume
 from workers.sandbox.keeper import DataFolder
 from workers.sandbox.sandbox import APP_USERS, TMP, Sandbox
@@ -53,9 +52,9 @@ class DataReport(msgspec.Struct, frozen=True):
 
 
 async def keep_data(
-    data: AppData, token: str, *, scratch: Path = Path(TMP), port: int = DATA_PORT, host: str = "::"
+    data: AppData, token: str, *, scratch: Path = Path(TMP), port: int = DATA_PORT, host: str | None = None
 ) -> None:
-    """Answers the worker until SIGTERM. `scratch`: where archives are made."""
+    """Answers the worker until SIGTERM. `scratch`: where archives are made. Without a host, listens everywhere."""
     if not token:
         raise ValueError("the token is empty")
     await run_in_thread(prepare_volume, data)
@@ -68,16 +67,19 @@ async def keep_data(
     application.router.add_put("/restore", requests.restore)
     folder = DataFolder(str(data.folder))
 
-    async def measure() -> None:
-        await run_in_thread(folder.is_full)
+    async def keep_measuring() -> None:
+        while True:
+            with contextlib.suppress(OSError):  # a file has just gone
+                await run_in_thread(folder.is_full)
+            await asyncio.sleep(MEASURE_SECONDS)
 
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=5)
     await runner.setup()
     try:
-        await web.SockSite(runner, caddy.open_listener(host, port)).start()
-        async with run_in_background(every(MEASURE_SECONDS, measure, "data.not_measured")):
+        await web.TCPSite(runner, host, port).start()
+        async with run_in_background(keep_measuring()):
             await stopped.wait()
     finally:
         await runner.cleanup()
@@ -95,6 +97,13 @@ def _authorize(token: str) -> Callable[..., Awaitable[web.StreamResponse]]:
             raise web.HTTPConflict(text=str(error)) from None
 
     return authorize
+
+
+def check_token(request: web.Request, token: str) -> None:
+    """Raises HTTPUnauthorized for another token."""
+    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        raise web.HTTPUnauthorized
 
 
 class _Requests:

@@ -1,7 +1,6 @@
 """Takes the release of a pod from the worker `sites` (`applier.py`), in the pod's first container (`pod.py`)."""
 
 import asyncio
-import hmac
 from pathlib import Path
 
 from aiohttp import web
@@ -10,7 +9,9 @@ from workers.hosting import archives, caddy
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.data import AppData
 from workers.hosting.releases import Releases, Site, remove_folder
-from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, PodRelease, lay_out
+from workers.kubernetes.data_pod import check_token
+from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, PodRelease
+from workers.kubernetes.serve import lay_out
 from workers.kubernetes.volume import prepare_volume
 
 
@@ -69,10 +70,3 @@ async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
     if release.runs:
         Releases(site.folder.parents[2]).run(site.release(release.deploy))
     site.swap(release.deploy)
-
-
-def check_token(request: web.Request, token: str) -> None:
-    """Raises HTTPUnauthorized for another token."""
-    given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
-        raise web.HTTPUnauthorized

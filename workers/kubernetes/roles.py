@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from workers.hosting.data import AppData
-from workers.kubernetes.pod import FOLDER, SECRETS, TOKEN, VARIABLES, PodRelease, run, serve
+from workers.kubernetes.pod import FOLDER, SECRETS, TOKEN, VARIABLES, PodRelease
 
 
 def main() -> None:
@@ -22,8 +22,12 @@ def main() -> None:
 
             asyncio.run(receive(release, (SECRETS / TOKEN).read_text()))
         case "web":
+            from workers.kubernetes.serve import serve
+
             serve(release)
         case "run":
+            from workers.kubernetes.start import run
+
             run(release, msgspec.json.decode((SECRETS / VARIABLES).read_bytes(), type=dict[str, str]))
         case "data":
             from workers.kubernetes.data_pod import keep_data

@@ -21,11 +21,11 @@ from gateway.loops import every
 from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
+from workers.hosting.data_packer import find_data_limit
 from workers.hosting.host_agent import HostAgent
-from workers.hosting.packing import find_data_limit
 from workers.hosting.serving import find_app, follow_changes
 from workers.hosting.sites import CrashReporter
-from workers.hosting.sleep import SleepLimits
+from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import Activator, find_own_address
 from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster

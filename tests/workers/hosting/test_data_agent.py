@@ -31,7 +31,7 @@ from tests.support.stores import change_plan
 from workers.hosting import data_agent
 from workers.hosting.data import AppData
 from workers.hosting.data_agent import DataAgent
-from workers.hosting.packing import DataPacker
+from workers.hosting.data_packer import DataPacker
 from workers.hosting.releases import Releases
 from workers.sandbox.sandbox import Command
 

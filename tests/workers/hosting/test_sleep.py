@@ -19,7 +19,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.stores import change_plan
 from tests.support.watched_apps import Watch, watching
-from workers.hosting.sleep import SleepLimits
+from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.watchdog import is_running
 from workers.sandbox.relay import MONITOR
 

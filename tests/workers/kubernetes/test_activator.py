@@ -9,7 +9,7 @@ import pytest
 
 from gateway.deploys.states import DeployError
 from tests.support.polling import wait_until
-from workers.hosting.sleep import SleepLimits
+from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes import activator as activator_module
 from workers.kubernetes.activator import Activator, close_afterwards, find_host
 from workers.kubernetes.applier import KubernetesApplier

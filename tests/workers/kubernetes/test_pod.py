@@ -90,7 +90,7 @@ class Pod:
     @contextlib.asynccontextmanager
     async def container(self, call: str) -> AsyncIterator[asyncio.subprocess.Process]:
         text = (
-            "import os, msgspec, pathlib; from workers.kubernetes import pod;"
+            "import os, msgspec, pathlib; from workers.kubernetes import pod, serve, start;"
             "r = msgspec.json.decode(os.environ['CAPSULE_POD'], type=pod.PodRelease);"
             f"folder = pathlib.Path({str(self.folder)!r}); {call}"
         )
@@ -107,7 +107,9 @@ class Pod:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        call = f"pod.serve(r, folder=folder, port={self.port}, host='127.0.0.1', app_port={self.app_port}, idle_port=0)"
+        call = (
+            f"serve.serve(r, folder=folder, port={self.port}, host='127.0.0.1', app_port={self.app_port}, idle_port=0)"
+        )
         async with self.container(call) as process:
             await self.until(200)
             yield process
@@ -205,7 +207,7 @@ async def test_a_pod_answers_as_a_single_machine_does(address: str) -> None:
 async def test_a_suspended_app_s_pod_says_so() -> None:
     with passable_folder() as folder:
         pod = await make_pod(Hosting(folder / "host"), folder, FILES, suspended=True)
-        async with pod.container(f"pod.serve(r, folder=folder, port={pod.port}, host='127.0.0.1')"):
+        async with pod.container(f"serve.serve(r, folder=folder, port={pod.port}, host='127.0.0.1')"):
             await pod.until(503)
             assert (await pod.ask("/about")).body == b"This app is suspended.\n"
 
@@ -218,7 +220,7 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
         app, scratch = pod.folder / "releases/shop/live/dep_1/app", folder / "scratch"
         scratch.mkdir()
         run = (
-            f"pod.run(r, {{'GREETING': 'good day to you'}}, folder=folder, app=pathlib.Path({str(app)!r}),"
+            f"start.run(r, {{'GREETING': 'good day to you'}}, folder=folder, app=pathlib.Path({str(app)!r}),"
             f" scratch=pathlib.Path({str(scratch)!r}), mounted=folder / 'data/shop/files', port={pod.app_port})"
         )
         async with pod.container(run) as process, pod.serving() as serving:
