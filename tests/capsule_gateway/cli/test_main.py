@@ -136,7 +136,11 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
                 assert part in shown
             assert secret not in shown
             page = await capsule("deliveries", "list", "--limit", "1")
-            assert page.err.strip() == f"More: capsule deliveries list --before {row['attempt']}"
+            assert page.err == f"More: capsule deliveries list --limit 1 --before {row['attempt']}\n"
+            page = await capsule(*failed, "--limit", "1")
+            more = page.err.removeprefix("More: capsule ").split()
+            assert {*failed, "--limit"} < {*more}
+            assert (await capsule(*more)).line == "No such deliveries."  # the older ones were delivered
             assert [each["id"] for each in await in_json("deliveries", "list", "--before", row["attempt"])] == [
                 first[0]
             ] * 2
