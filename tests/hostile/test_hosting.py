@@ -14,7 +14,6 @@ from tests.support.hosted_apps import Hosting, Said
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
-from tests.support.sites_process import Sites
 from workers.sandbox.relay import WAIT_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,16 +50,11 @@ async def hosting() -> AsyncIterator[Hosting]:
             site.swap(deploy.id)
             hosting.releases.serve_as(f"{name}.apps.test", site)
             hosting.releases.run(site.release(deploy.id))
-        worker = Sites(hosting, server.url)
-        worker.start()
-        try:
-            await worker.wait_until_serving()
+        async with hosting.worker(server.url) as worker:
+            await worker.serving()
             for host in BYSTANDERS:
                 await wait_until(lambda host=host: is_answered(hosting, host), 20)
             yield hosting
-        finally:
-            await worker.stop()
-        assert "Traceback" not in worker.log, worker.log[-4_000:]
 
 
 async def is_answered(hosting: Hosting, host: str) -> bool:

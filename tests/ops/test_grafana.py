@@ -22,7 +22,7 @@ from tests.support.polling import wait_until
 from tests.support.programs import require
 from tests.support.redis_servers import free_port
 from tests.support.responses import refused
-from tests.support.worker_process import CRASH, Queue, Worker
+from tests.support.worker_process import CRASH, Queue
 
 OPS = Path(__file__).parents[2] / "ops"
 DASHBOARDS = sorted((OPS / "grafana/dashboards").glob("*.json"))
@@ -70,8 +70,8 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
             await app.events("x")
         refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
         refused(await app.ask(gw.provider.plays(answer(500)), token=app.token("eve")), 502, "PROVIDER_ERROR")
-        worker = await Worker(gw.redis.url, gw.folder).start()
         queue = Queue(gw.redis.url, gw.folder)
+        await queue.worker()
         await queue.webhooks.emit(Record(id=app.name, name=app.name, account=app.account.id, createdAt=""), CRASH)
         missing = set(PARTITION_TAGS)
         while missing:
@@ -84,7 +84,6 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
             await wait_until(lambda: client.keys("{ops}:spend:*") and client.keys("{ops}:processes"))
         yield app
         await queue.close()
-        await worker.stop()
 
 
 @pytest.fixture(scope="module")

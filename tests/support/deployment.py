@@ -4,7 +4,7 @@ import contextlib
 import io
 import secrets
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,23 @@ class Host:
         self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
 
     async def worker(
-        self, *names: str, joined: bool = True, constants: Mapping[str, float] = {}, **settings: str
+        self,
+        *names: str,
+        joined: bool = True,
+        constants: Mapping[str, float] = {},
+        prefix: Sequence[str] = (),
+        **settings: str,
     ) -> Worker:
-        environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}", **settings}
-        worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
-        worker.names, worker.environment = names, {**worker.environment, **environment}
-        worker.constants = {**QUICK, **constants}
+        settings = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}", **settings}
+        worker = Worker(
+            settings.pop("GATEWAY_REDIS_URL"),
+            self.gateway.folder,
+            *names,
+            confidential=self.gateway.confidential,
+            constants={**QUICK, **constants},
+            prefix=prefix,
+            **settings,
+        )
         self.workers.append(worker)
         await worker.start()
         return await worker.joined() if joined else worker
@@ -158,9 +169,8 @@ async def all_processes(url: str, provider: FakeProvider, site: FakeReceiver, fo
         gateway(url, provider, folder, **settings) as gw,
         host_on(gw, receiver, free_port()) as host,
     ):
-        await host.worker("sites", joined=False)
-        await wait_until(lambda: "sites.serving" in host.workers[0].log, 60)
+        await (await host.worker("sites", joined=False)).serving()
         await host.worker("webhooks", "deploys", "monitors")
         yield host
         for worker in host.workers:
-            assert worker.process.poll() is None, worker.log
+            assert worker.code is None, worker.log

@@ -16,6 +16,7 @@ from gateway.deploys.serving import Release, ReleaseArchive, Step, Wanted
 from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
+from tests.support.worker_process import Worker
 from workers.hosting import caddy
 from workers.hosting.applier import Target
 from workers.hosting.archives import write_record
@@ -89,6 +90,14 @@ class Hosting:
             yield self
         finally:
             await server.stop()
+
+    def worker(self, redis_url: str) -> Worker:
+        """Returns a worker that serves the folder as in production, at no other port than this."""
+        settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}"}
+        settings["GATEWAY_ALLOW_PRIVATE_ADDRESSES"] = ""
+        # Most tests have no records of their apps in Redis, so their addresses would be removed.
+        constants = {"workers.hosting.host_agent.TIDY_SECONDS": 3_600.0}
+        return Worker(redis_url, self.folder, "sites", constants=constants, **settings)
 
     def runs(self, site: Site) -> bool:
         return site.current is not None and (site.release(site.current) / "start").exists()

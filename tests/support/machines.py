@@ -43,7 +43,7 @@ class Machine:
         settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
         self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
         if "sites" in names:
-            await wait_until(lambda: "sites.serving" in self.worker.log, 60)
+            await self.worker.serving()
         return self
 
     async def ask(self, app: str, method: str = "GET", path: str = "/", **headers: str) -> httpx.Response | None:

@@ -27,15 +27,12 @@ async def test_every_worker_trusts_the_configured_authority(tls: tuple[ssl.SSLCo
             "GATEWAY_STORAGE_URL": f"file://{folder / 'storage'}",
             "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}",
         }
-        worker = Worker(f"rediss://127.0.0.1:{port}", tmp_path, **settings)
-        worker.names = ("webhooks", "monitors", "deploys", "sites")
         try:
-            await worker.start()
-            with server.client() as client:
-                await wait_until(lambda: client.zcard(HOSTS_KEY) == 1, 30)
-                for group in ("webhooks", "monitors", "deploys"):
-                    await wait_until(lambda group=group: client.keys(worker_key(group, "*")), 30)
-            assert await worker.stop() == 0
+            names = ("webhooks", "monitors", "deploys", "sites")
+            async with Worker(f"rediss://127.0.0.1:{port}", tmp_path, *names, **settings):
+                with server.client() as client:
+                    await wait_until(lambda: client.zcard(HOSTS_KEY) == 1, 30)
+                    for group in ("webhooks", "monitors", "deploys"):
+                        await wait_until(lambda group=group: client.keys(worker_key(group, "*")), 30)
         finally:
-            worker.kill()
             server.stop()

@@ -123,16 +123,15 @@ async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
     # Hosts without a heartbeat do not count.
     server = caddy.read_process(stops.folder)
     assert server is not None
-    stops.worker.signal(signal.SIGSTOP)
-    os.kill(server.pid, signal.SIGSTOP)
-    coming = await host.publish(app, page("second"))
-    await host.in_state(coming, "checking")
-    dies.worker.kill()
-    assert (await host.over(coming))["state"] == "live"
-    assert await one.page(app) == "second"
-    assert await dies.page(app) == "good", "Caddy goes on without its worker"
+    with stops.worker.paused():
+        os.kill(server.pid, signal.SIGSTOP)
+        coming = await host.publish(app, page("second"))
+        await host.in_state(coming, "checking")
+        dies.worker.kill()
+        assert (await host.over(coming))["state"] == "live"
+        assert await one.page(app) == "second"
+        assert await dies.page(app) == "good", "Caddy goes on without its worker"
     # They catch up before they serve again.
-    stops.worker.signal(signal.SIGCONT)
     await wait_until(lambda: "sites.was_paused" in stops.worker.log)
     os.kill(server.pid, signal.SIGCONT)
     pages: set[str] = set()
@@ -157,9 +156,8 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
     app = await host.app(build=PAGE)
     deploy = await host.publish(app, page("first"))
     await host.in_state(deploy, "canary")
-    pauses.worker.signal(signal.SIGSTOP)
-    await asyncio.sleep(3.5)
-    pauses.worker.signal(signal.SIGCONT)
+    with pauses.worker.paused():
+        await asyncio.sleep(3.5)
     ended = await host.over(deploy)
     assert ended["state"] == "live", ended
 

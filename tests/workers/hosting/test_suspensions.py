@@ -19,7 +19,6 @@ from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
-from tests.support.sites_process import Sites
 from tests.support.watched_apps import Watch, watching
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import is_running
@@ -161,10 +160,9 @@ async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str)
     suspended = Suspension("test", "2026-07-02T10:00:00.000Z")
     await registry.change_app(app, lambda record: replace(record, suspension=suspended))
     await registry.put_app(app, app)
-    worker = Sites(hosting, redis_url)
-    worker.start()
+    worker = hosting.worker(redis_url)
     try:
-        await worker.wait_until_serving()
+        await (await worker.start()).serving()
         assert (await hosting.ask("/")).status == 503, "it is marked before Caddy serves it"
         await unlist_suspended(store, account.id, "shop")
 
@@ -173,7 +171,7 @@ async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str)
 
         await wait_until(served)
         assert await worker.stop() == 0
-        assert "Traceback" not in worker.log
+        worker.assert_log_is_clean()
     finally:
         worker.kill()
         kill_caddies(hosting.folder)

@@ -36,7 +36,7 @@ async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -
             await client.set(app_key(app.app.name), broken)
         worker = await running.worker()
         await same.probed(3, 20)
-        assert worker.process.poll() is None
+        assert worker.code is None
         lines = [line for line in worker.log.splitlines() if "inspection.unreadable" in line]
         for app in poisoned:
             assert any(app.app.id in line for line in lines), "the log names each"
@@ -52,8 +52,7 @@ async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -
 
 async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
     server = RedisServer()
-    worker = Worker(server.url, tmp_path)
-    worker.names = ("monitors", "webhooks")
+    worker = Worker(server.url, tmp_path, "monitors", "webhooks")
 
     def warnings() -> Counter[str]:
         lines = [msgspec.json.decode(line) for line in worker.log.splitlines()]
