@@ -37,9 +37,7 @@ ATTACKS = {
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hosting() -> AsyncIterator[Hosting]:
     require_control_groups()
-    server = RedisServer().start()
-    with passable_folder() as folder, contextlib.ExitStack() as stack:
-        stack.callback(server.stop)
+    with RedisServer() as server, passable_folder() as folder:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "page"}, "page.apps.test", app_id="page")

@@ -89,8 +89,7 @@ async def test_neighboring_versions_replace_each_other(tmp_path: Path) -> None:
     (former := tmp_path / "former").mkdir()
     (disk := tmp_path / "redis").mkdir()
     prefix = await asyncio.to_thread(unpack_former, former)
-    redis = RedisServer("valkey", folder=disk).start()
-    try:
+    with RedisServer("valkey", folder=disk) as redis:
         async with FakeProvider() as provider, FakeReceiver() as receiver, FakeAppBackend() as backend:
             with passable_folder() as data:
                 settings = {**SETTINGS, "GATEWAY_DATA_DIR": str(data)}
@@ -106,8 +105,6 @@ async def test_neighboring_versions_replace_each_other(tmp_path: Path) -> None:
                         await each.http.aclose()
             for each in (old, new):
                 each.assert_log_is_clean()
-    finally:
-        redis.stop()
 
 
 async def replace_and_return(host: Host, old: Gateway, new: Gateway, app: App, prefix: Sequence[str]) -> None:

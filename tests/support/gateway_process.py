@@ -183,8 +183,7 @@ async def gateway_with_redis(
     provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **options: Any
 ) -> AsyncIterator[Gateway]:
     """Runs a gateway with its own Redis (`.redis`), which is searched afterwards for content and leaked keys."""
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
         async with Wiretap(server) as tap, gateway(server.url, provider, folder, constants, **options) as running:
             running.redis, running.wiretap = server, tap
             yield running
@@ -193,5 +192,3 @@ async def gateway_with_redis(
         if server.running:
             with server.client() as client:
                 assert_no_leak(client)
-    finally:
-        server.stop()

@@ -27,8 +27,7 @@ def start(hosting: Hosting, redis_url: str, *names: str, **settings: str) -> sub
 
 
 async def test_visitors_are_served_while_each_worker_is_killed() -> None:
-    server = RedisServer().start()
-    with passable_folder() as folder:
+    with RedisServer() as server, passable_folder() as folder:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "page"})
@@ -63,7 +62,6 @@ async def test_visitors_are_served_while_each_worker_is_killed() -> None:
             process.kill()
             process.wait()
             await caddy.stop(folder)
-            server.stop()
 
 
 async def test_the_log_goes_on_in_a_pipe(tmp_path: Path) -> None:

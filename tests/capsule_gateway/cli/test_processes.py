@@ -33,9 +33,8 @@ def capsule(tmp_path: Path) -> Tool:
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer("valkey").start()
-    yield server
-    server.stop()
+    with RedisServer("valkey") as server:
+        yield server
 
 
 async def test_the_names_are_those_of_the_workers() -> None:

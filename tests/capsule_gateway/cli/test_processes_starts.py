@@ -70,40 +70,31 @@ async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_
 
 
 async def test_workers_wait_for_redis(tmp_path: Path) -> None:
-    server = RedisServer("valkey")
-    url = f"redis://:secret@127.0.0.1:{server.port}"
-    worker = Worker(url, tmp_path, "webhooks", "monitors", confidential={"secret"})
-    try:
-        await worker.start()
-        await wait_until(lambda: "redis.unavailable" in worker.log, 20)
-        await asyncio.sleep(1.5)  # it retries every second
-        (line,) = warnings_in(worker.log)
-        assert line["reason"] == "Redis is not running"
-        assert "GATEWAY_REDIS_URL" in line["action"]
-        server.start()
-        await worker.joined()
-        assert "redis.available" in worker.log
-        worker.assert_log_is_clean()
-    finally:
-        worker.kill()
-        server.stop()
+    with RedisServer("valkey") as server:
+        server.kill()
+        url = f"redis://:secret@127.0.0.1:{server.port}"
+        async with Worker(url, tmp_path, "webhooks", "monitors", confidential={"secret"}) as worker:
+            await wait_until(lambda: "redis.unavailable" in worker.log, 20)
+            await asyncio.sleep(1.5)  # it retries every second
+            (line,) = warnings_in(worker.log)
+            assert line["reason"] == "Redis is not running"
+            assert "GATEWAY_REDIS_URL" in line["action"]
+            server.start()
+            await worker.joined()
+            assert "redis.available" in worker.log
 
 
 async def test_workers_log_when_redis_is_lost(tmp_path: Path) -> None:
     """Once, and once when it is back: not only gateways do so."""
-    server = RedisServer("valkey").start()
-    worker = Worker(server.url, tmp_path, constants={"gateway.operations.redis_health.CHECK_SECONDS": 0.2})
-    try:
-        await (await worker.start()).joined()
-        server.kill()
-        await wait_until(lambda: "redis.unavailable" in worker.log, 20)
-        server.start()
-        await wait_until(lambda: "redis.available" in worker.log, 20)
-        assert worker.log.count("redis.unavailable") == 1
-        worker.assert_log_is_clean()
-    finally:
-        worker.kill()
-        server.stop()
+    often = {"gateway.operations.redis_health.CHECK_SECONDS": 0.2}
+    with RedisServer("valkey") as server:
+        async with Worker(server.url, tmp_path, constants=often) as worker:
+            await worker.joined()
+            server.kill()
+            await wait_until(lambda: "redis.unavailable" in worker.log, 20)
+            server.start()
+            await wait_until(lambda: "redis.available" in worker.log, 20)
+            assert worker.log.count("redis.unavailable") == 1
 
 
 async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: str, tmp_path: Path) -> None:

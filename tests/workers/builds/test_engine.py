@@ -14,9 +14,9 @@ import pytest_asyncio
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.serving import HostAnswer, Records
 from gateway.keys import HOSTS_KEY, partition_tag, served_apps_key, serving_key
-from gateway.redis.client import Store
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
+from tests.support.background import in_background
 from tests.support.deployment import Host, host_on, hosting, packed
 from tests.support.folders import passable_folder
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -24,6 +24,7 @@ from tests.support.machines import QUICK, Machine, live, start, until_served
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
+from tests.support.stores import opened
 from workers.hosting import caddy
 from workers.hosting.release_files import read_release_manifest
 
@@ -165,10 +166,8 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 @contextlib.asynccontextmanager
 async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> AsyncIterator[None]:
     """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once."""
-    store = Store(host.gateway.environment["GATEWAY_REDIS_URL"])
-    records = Records(store)
 
-    async def haunt() -> None:
+    async def haunt(records: Records) -> None:
         while True:
             end_if_canceled()
             await records.send_heartbeat("phantom")
@@ -179,14 +178,12 @@ async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> Async
                     await records.write_answer(wanted, "phantom", HostAnswer(wanted.token, True))
             await asyncio.sleep(0.05)
 
-    haunting = asyncio.create_task(haunt())
-    try:
-        yield
-    finally:
-        haunting.cancel()
-        await asyncio.gather(haunting, return_exceptions=True)
-        await store.client.zrem(HOSTS_KEY, "phantom")
-        await store.close()
+    async with opened(host.gateway.environment["GATEWAY_REDIS_URL"]) as store:
+        try:
+            async with in_background(haunt(Records(store))):
+                yield
+        finally:
+            await store.client.zrem(HOSTS_KEY, "phantom")
 
 
 @pytest.mark.parametrize(

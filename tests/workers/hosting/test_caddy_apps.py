@@ -16,6 +16,7 @@ from aiohttp import web
 
 from gateway.settings import Settings
 from tests.fakes.shop import Shop
+from tests.support.background import in_background
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
@@ -328,8 +329,7 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
         stack.callback(os.unlink, f"{path}-control")
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             before = asyncio.all_tasks()
-            relaying = asyncio.create_task(relay.relay(server.sockets[0].getsockname()[1], listener, control))
-            try:
+            async with in_background(relay.relay(server.sockets[0].getsockname()[1], listener, control)) as relaying:
                 upgrade = ("Connection: Upgrade", "Upgrade: x") if name == "101" else ("Connection: close",)
                 head = "\r\n".join(["GET / HTTP/1.1", f"Host: {HOST}", "TE: trailers", *upgrade, "", ""])
                 reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
@@ -338,9 +338,6 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
                 writer.close()
                 await writer.wait_closed()
                 await wait_until(lambda: asyncio.all_tasks() <= before | {relaying})
-            finally:
-                relaying.cancel()
-                await asyncio.gather(relaying, return_exceptions=True)
     assert b"domain" not in received.lower(), received
     assert b"server: app" not in received.lower(), received
     assert received.startswith(b"HTTP/1.1 ")

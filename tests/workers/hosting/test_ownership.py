@@ -15,6 +15,7 @@ import pytest_asyncio
 from gateway.keys import claims_key, partition_tag
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
+from tests.support.background import cancel, in_background
 from tests.support.deployment import Host, host_on
 from tests.support.folders import passable_folder
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -102,12 +103,8 @@ class Watch:
                 self.most = max(self.most, len(self.runners()))
                 await asyncio.sleep(0.01)
 
-        watching = asyncio.create_task(watch())
-        try:
+        async with in_background(watch()):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
         assert self.most == 1, "two hosts have run the app at once"
 
     @contextlib.asynccontextmanager
@@ -124,9 +121,7 @@ class Watch:
         try:
             yield seen
         finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await cancel(*asking)
 
     async def until_served(self, machine: Machine, text: str) -> None:
         """Waits until the app answers at the machine, which answers nothing else than 503 before."""

@@ -13,6 +13,7 @@ from gateway.deploys.manifest import Manifest, ManifestBuild
 from gateway.deploys.serving import Step
 from gateway.deploys.states import DeployError
 from gateway.settings import Settings
+from tests.support.background import cancel
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import DOMAIN, HOST, Hosting
 from tests.support.polling import wait_until
@@ -142,8 +143,7 @@ async def test_a_builder_that_dies_leaves_no_app_stopped(shop: Shop) -> None:
     shop.build("dep_2")
     checking = asyncio.create_task(shop.serving.check(shop.target("dep_2")))
     await wait_until(lambda: (shop.hosting.releases.running / "dep_2").is_symlink(), 20)
-    checking.cancel()
-    await asyncio.gather(checking, return_exceptions=True)
+    await cancel(checking)
     await shop.serving.resume(shop.target("dep_2"))
     assert shop.site.current == "dep_1"
     await wait_until(lambda: shop.watch.state("dep_1").socket, 10)

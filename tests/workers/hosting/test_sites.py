@@ -15,13 +15,14 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.keys import PARTITION_TAGS, bodies_key
-from gateway.redis.client import Store
 from gateway.settings import Settings
+from tests.support.background import cancel
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
+from tests.support.stores import opened
 from tests.support.worker_process import Worker
 from workers.hosting import caddy, sites
 from workers.hosting.suspensions import Suspensions
@@ -78,38 +79,37 @@ async def test_it_serves_reports_crashes_and_stops_cleanly(
     pair: tuple[Worker, Worker], hosting: Hosting, redis_url: str
 ) -> None:
     worker, _ = pair
-    store = Store(redis_url)
-    registry = Registry(store, Vault(""))
-    account, _ = await registry.create_account("A", "free")
-    await registry.put_app(App(id="live", name="renamed", account=account.id, createdAt=""), None)
-    await (await worker.start()).serving()
-    assert (await hosting.ask("/")).body == b"files"
-    assert caddy.read_address(hosting.folder) == f"http://127.0.0.1:{hosting.port}"
-    first = await app_birth(hosting)
-    await hosting.ask("/exit", host="live.apps.test")
+    async with opened(redis_url) as store:
+        registry = Registry(store, Vault(""))
+        account, _ = await registry.create_account("A", "free")
+        await registry.put_app(App(id="live", name="renamed", account=account.id, createdAt=""), None)
+        await (await worker.start()).serving()
+        assert (await hosting.ask("/")).body == b"files"
+        assert caddy.read_address(hosting.folder) == f"http://127.0.0.1:{hosting.port}"
+        first = await app_birth(hosting)
+        await hosting.ask("/exit", host="live.apps.test")
 
-    async def queued_events() -> list[dict[str, str]]:
-        entries = [entry for tag in PARTITION_TAGS for entry in await store.client.xrange(f"{tag}:events")]
-        return [fields for _, fields in entries]
+        async def queued_events() -> list[dict[str, str]]:
+            entries = [entry for tag in PARTITION_TAGS for entry in await store.client.xrange(f"{tag}:events")]
+            return [fields for _, fields in entries]
 
-    [event] = await wait_until(queued_events, 30)
-    data = msgspec.json.decode(await store.client.hget(bodies_key(event["account"]), event["id"]))
-    assert (data["appName"], data["reason"], data["exitCode"]) == ("renamed", "exit", 3)
-    second = await app_birth(hosting)
-    assert second != first
-    server = caddy.read_process(hosting.folder)
-    assert await worker.stop() == 0
-    for _ in range(20):
-        assert (await hosting.ask("/")).body == b"files", "visitors do not notice"
-        assert await app_birth(hosting) == second, "an app outlives the worker"
-    again = hosting.worker(redis_url)
-    await (await again.start()).serving()
-    assert caddy.read_process(hosting.folder) == server, "Caddy is adopted"
-    assert (await hosting.ask("/")).body == b"files"
-    assert await app_birth(hosting) == second
-    assert await again.stop() == 0
-    assert len(await queued_events()) == 1, "an app that is stopped on purpose has not crashed"
-    await store.close()
+        [event] = await wait_until(queued_events, 30)
+        data = msgspec.json.decode(await store.client.hget(bodies_key(event["account"]), event["id"]))
+        assert (data["appName"], data["reason"], data["exitCode"]) == ("renamed", "exit", 3)
+        second = await app_birth(hosting)
+        assert second != first
+        server = caddy.read_process(hosting.folder)
+        assert await worker.stop() == 0
+        for _ in range(20):
+            assert (await hosting.ask("/")).body == b"files", "visitors do not notice"
+            assert await app_birth(hosting) == second, "an app outlives the worker"
+        again = hosting.worker(redis_url)
+        await (await again.start()).serving()
+        assert caddy.read_process(hosting.folder) == server, "Caddy is adopted"
+        assert (await hosting.ask("/")).body == b"files"
+        assert await app_birth(hosting) == second
+        assert await again.stop() == 0
+        assert len(await queued_events()) == 1, "an app that is stopped on purpose has not crashed"
 
 
 async def test_a_killed_worker_is_replaced_and_no_visitor_notices(
@@ -215,23 +215,22 @@ async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Worker, Worker], hosti
 async def test_an_app_sleeps_as_its_plan_says_and_wakes_after_a_kill_of_its_worker(
     pair: tuple[Worker, Worker], hosting: Hosting, redis_url: str
 ) -> None:
-    store = Store(redis_url)
-    registry = Registry(store, Vault(""))
-    account, _ = await registry.create_account("A", "starter")
-    await registry.put_app(App(id="live", name="live", account=account.id, createdAt=""), None)
-    for worker in pair:
-        worker.environment["GATEWAY_APP_SLEEP"] = "starter=1"
-    worker, standby = pair
-    await (await worker.start()).serving()
-    first = await app_birth(hosting)
-    await wait_until(lambda: read_state(hosting.folder, "dep_2").asleep, 20)
-    await standby.start()  # beforehand, because Caddy holds a request for ten seconds only
-    await wait_until(lambda: "worker.standing_by" in standby.log, 60)
-    worker.kill()
-    said = await hosting.ask("/", host="live.apps.test")
-    assert said.status == 200
-    assert int(said.body) > first
-    await store.close()
+    async with opened(redis_url) as store:
+        registry = Registry(store, Vault(""))
+        account, _ = await registry.create_account("A", "starter")
+        await registry.put_app(App(id="live", name="live", account=account.id, createdAt=""), None)
+        for worker in pair:
+            worker.environment["GATEWAY_APP_SLEEP"] = "starter=1"
+        worker, standby = pair
+        await (await worker.start()).serving()
+        first = await app_birth(hosting)
+        await wait_until(lambda: read_state(hosting.folder, "dep_2").asleep, 20)
+        await standby.start()  # beforehand, because Caddy holds a request for ten seconds only
+        await wait_until(lambda: "worker.standing_by" in standby.log, 60)
+        worker.kill()
+        said = await hosting.ask("/", host="live.apps.test")
+        assert said.status == 200
+        assert int(said.body) > first
 
 
 async def test_a_stop_that_redis_py_loses_at_the_start_ends_the_worker(
@@ -253,6 +252,5 @@ async def test_a_stop_that_redis_py_loses_at_the_start_ends_the_worker(
     await begun.wait()
     working.cancel()
     done, _ = await asyncio.wait([working], timeout=30)
-    working.cancel()
-    await asyncio.gather(working, return_exceptions=True)
+    await cancel(working)
     assert done == {working}

@@ -14,11 +14,13 @@ from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
+from tests.support.background import in_background
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
+from tests.support.stores import opened
 from tests.support.watched_apps import Watch, watching
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import is_running
@@ -45,12 +47,8 @@ async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 @contextlib.asynccontextmanager
 async def following(store: Store, hosting: Hosting) -> AsyncIterator[None]:
-    task = asyncio.create_task(Suspensions(store, hosting.releases).run())
-    try:
+    async with in_background(Suspensions(store, hosting.releases).run()):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_pages_of_a_suspended_app_answer_503(hosting: Hosting, store: Store) -> None:
@@ -92,15 +90,14 @@ async def test_without_redis_what_is_suspended_stays_so(hosting: Hosting, valkey
     store = Store(redis_url)
     await list_suspended(store, ACCOUNT, "shop")
     await Suspensions(store, hosting.releases).catch_up()
-    away = Store(f"redis://127.0.0.1:{free_port()}/0")
-    fresh = Suspensions(away, hosting.releases)
-    await fresh.catch_up()
-    fresh.mark(suspended)
-    assert (suspended.is_suspended, served.is_suspended) == (True, False)
-    with pytest.raises(BackboneUnavailable):
-        await list_suspended(away, ACCOUNT, "other")
-    await store.close()
-    await away.close()
+    async with opened(f"redis://127.0.0.1:{free_port()}/0") as away:
+        fresh = Suspensions(away, hosting.releases)
+        await fresh.catch_up()
+        fresh.mark(suspended)
+        assert (suspended.is_suspended, served.is_suspended) == (True, False)
+        with pytest.raises(BackboneUnavailable):
+            await list_suspended(away, ACCOUNT, "other")
+        await store.close()
 
 
 async def test_start_commands_stop_and_start_again(watch: Watch, hosting: Hosting) -> None:
