@@ -43,11 +43,8 @@ async def hosting() -> AsyncIterator[Hosting]:
         hosting.publish("dep_1", {"index.html": "page"}, "page.apps.test", app_id="page")
         hosting.publish("dep_2", {"big.bin": b"x" * 20_000_000}, "static.apps.test", app_id="static")
         for number, (name, code) in enumerate({"hanging": HANGING, "honest": HONEST}.items()):
-            deploy = hosting.deploy(f"dep_{3 + number}", name)
-            site = hosting.build(deploy, {"app.js": code}, start="exec node app.js")
-            site.swap(deploy.id)
-            hosting.releases.serve_as(f"{name}.apps.test", site)
-            hosting.releases.run(site.release(deploy.id))
+            host, start = f"{name}.apps.test", "exec node app.js"
+            hosting.publish(f"dep_{3 + number}", {"app.js": code}, host, start, app_id=name)
         async with hosting.worker(server.url) as worker:
             await worker.serving()
             for host in BYSTANDERS:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from tests.fakes.server import answer
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
-from tests.support.programs import require
+from tests.support.programs import require, running
 from tests.support.redis_servers import free_port
 from tests.support.responses import refused
 from tests.support.worker_process import CRASH, Queue
@@ -92,10 +91,8 @@ def exporter(gw: Gateway) -> Iterator[str]:
     path = require("prometheus-redis-exporter", "redis_exporter")
     port = free_port()
     address = [f"--redis.addr=redis://127.0.0.1:{gw.redis.port}", f"--web.listen-address=127.0.0.1:{port}"]
-    process = subprocess.Popen([path, *address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    yield f"http://127.0.0.1:{port}/metrics"
-    process.kill()
-    process.wait()
+    with running(path, *address):
+        yield f"http://127.0.0.1:{port}/metrics"
 
 
 # -- the dashboards ------------------------------------------------------------------------------------------

@@ -29,6 +29,22 @@ QUICK: dict[str, float] = {
 }
 
 
+# How an app of `page` is built, and how one of `server` is started.
+BUILD = {"command": "sh build.sh", "output": "dist"}
+START = {"start": "exec node server.js"}
+
+
+def page(text: str, before: str = "") -> dict[str, str]:
+    """Returns the files of an app with one page. Its build runs the commands `before`."""
+    return {"build.sh": f"{before} mkdir dist; echo {text} > dist/index.html"}
+
+
+def server(text: str, more: str = "") -> dict[str, str]:
+    """Returns the files of an app that answers with the text."""
+    serve = f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)"
+    return {"server.js": f"{serve}\n{more}\n"}
+
+
 def packed(files: dict[str, str]) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -126,6 +142,13 @@ class Host:
         return received()
 
 
+async def live(host: Host, app: str, files: dict[str, str]) -> str:
+    """Publishes the files, and waits until they are live."""
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "live", (deploy, [worker.log[-3000:] for worker in host.workers])
+    return deploy["id"]
+
+
 @contextlib.asynccontextmanager
 async def hosting(provider: FakeProvider, folder: Path, **more: str) -> AsyncIterator[Host]:
     settings = {"GATEWAY_CANARY": "0.5", **more}
@@ -152,6 +175,16 @@ async def host_on(gw: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncI
         for folder in {worker.environment.get("GATEWAY_DATA_DIR", str(gw.folder)) for worker in host.workers}:
             kill_caddies(Path(folder))
         await host.web.aclose()
+
+
+@contextlib.asynccontextmanager
+async def account_on(host: Host) -> AsyncIterator[Host]:
+    """Yields a host with a new account, whose apps the workers of this one serve, and removes its apps."""
+    async with host_on(host.gateway, host.receiver, host.apps_port) as own:
+        try:
+            yield own
+        finally:
+            await own.remove_apps()
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from gateway.deploys.serving import Release, ReleaseArchive, Step, Wanted
 from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
+from tests.support.folders import passable_folder
 from tests.support.worker_process import Worker
 from workers.hosting import caddy
 from workers.hosting.applier import Target
@@ -24,6 +25,15 @@ from workers.hosting.releases import Releases, Site
 
 DOMAIN = "apps.test"
 HOST = f"shop.{DOMAIN}"
+
+
+@contextlib.contextmanager
+def hosted() -> Iterator["Hosting"]:
+    """Makes a folder with an app that the test runs."""
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        hosting.publish("dep_1", {"index.html": "not to be served"}, start="any")
+        yield hosting
 
 
 class Hosting:
@@ -72,11 +82,21 @@ class Hosting:
             (release / "start").write_text(start)
         return site
 
-    def publish(self, deploy_id: str, files: Mapping[str, str | bytes], host: str = HOST, **which: str) -> Site:
+    def publish(
+        self,
+        deploy_id: str,
+        files: Mapping[str, str | bytes],
+        host: str = HOST,
+        start: str | None = None,
+        **which: str,
+    ) -> Site:
+        """Serves a build at the host. With a start command, it is an app that is to run."""
         deploy = self.deploy(deploy_id, **which)  # type: ignore[arg-type]
-        site = self.build(deploy, files)
+        site = self.build(deploy, files, start)
         site.swap(deploy_id)
         self.releases.serve_as(host, site)
+        if start is not None:
+            self.releases.run(site.release(deploy_id))
         return site
 
     @contextlib.asynccontextmanager

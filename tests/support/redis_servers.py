@@ -23,7 +23,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.programs import require
+from tests.support.programs import require, running
 
 BINARIES = ("valkey", "redis")
 
@@ -305,14 +305,11 @@ def sentinels(primary: RedisServer, service: str = "gateway", name: str = "valke
         f"sentinel monitor {service} 127.0.0.1 {primary.port} 1\n"
         f"sentinel down-after-milliseconds {service} 500\nsentinel failover-timeout {service} 2000\n"
     )
-    command = [binary(name), str(folder / "sentinel.conf"), "--sentinel"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for_servers(lambda: _knows_a_replica(port, service))
-        yield f"redis+sentinel://127.0.0.1:{port}/{service}"
+        with running(binary(name), folder / "sentinel.conf", "--sentinel"):
+            wait_for_servers(lambda: _knows_a_replica(port, service))
+            yield f"redis+sentinel://127.0.0.1:{port}/{service}"
     finally:
-        process.kill()
-        process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -43,10 +43,7 @@ def hosting() -> Iterator[Hosting]:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "files"})
-        site = hosting.build(hosting.deploy("dep_2", "live"), {"app.js": APP}, start="exec node app.js")
-        site.swap("dep_2")
-        hosting.releases.serve_as("live.apps.test", site)
-        hosting.releases.run(site.release("dep_2"))
+        hosting.publish("dep_2", {"app.js": APP}, "live.apps.test", "exec node app.js", app_id="live")
         yield hosting
 
 

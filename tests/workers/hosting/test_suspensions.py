@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from msgspec.structs import replace
 
 from gateway.accounts.records import App, Suspension
@@ -15,13 +14,13 @@ from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
 from tests.support.background import in_background
-from tests.support.folders import kill_caddies, passable_folder
+from tests.support.folders import kill_caddies
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
 from tests.support.stores import opened
-from tests.support.watched_apps import Watch, watching
+from tests.support.watched_apps import Watch
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import is_running
 
@@ -31,18 +30,6 @@ STUBBORN = """
 process.on('SIGTERM', () => {})
 require('http').createServer((request, response) => response.end('stubborn')).listen(process.env.PORT)
 """
-
-
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    with passable_folder() as folder:
-        yield Hosting(folder)
-
-
-@pytest_asyncio.fixture
-async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
-    async with watching(hosting, monkeypatch) as watch:
-        yield watch
 
 
 @contextlib.asynccontextmanager
