@@ -128,9 +128,8 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[RedisServer]:
     """Runs a Valkey server for the whole session."""
-    server = RedisServer("valkey").start()
-    yield server
-    server.stop()
+    with RedisServer("valkey") as server:
+        yield server
 
 
 @pytest.fixture

@@ -250,7 +250,7 @@ def deliveries_list(
     rows = fetch(limit)
     empty = "No such deliveries." if any(query.values()) else NO_DELIVERIES
     show_table(rows, DELIVERY_COLUMNS, **DELIVERY_LAYOUT, empty=empty)
-    print_next_page("capsule deliveries list", rows, limit, "attempt")
+    print_next_page(rows, limit, "attempt")
 
 
 @deliveries.shows("show ID", "GET /account/deliveries/{id}", "outcome")

@@ -67,7 +67,7 @@ def deploys_list(app: str | None, limit: int, before: str | None) -> None:
         less=["commit", "by", "kind", "took", "result"],
         empty="No older deploys." if before else NO_DEPLOYS,
     )
-    print_next_page("capsule deploys list" + (f" --app {app}" if app else ""), rows, limit, "id")
+    print_next_page(rows, limit, "id")
 
 
 def _require_app(service: Service, name: str) -> None:

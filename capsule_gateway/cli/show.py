@@ -13,11 +13,13 @@ import csv
 import itertools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from capsule_gateway.cli.cells import Cell, Columns, Row, strip_controls, text_of
 
@@ -133,10 +135,20 @@ def show_table(
     Table(columns, prose=prose, cut=cut, less=less).print_rows(rows)
 
 
-def print_next_page(command: str, rows: Sequence[Row], limit: int, cursor: str) -> None:
-    """Prints the command that lists the rows after a full page. `cursor` is the field that it continues from."""
-    if len(rows) == limit and wants_table():
-        print_note(strip_controls(f"More: {command} --before {text_of(cursor)(rows[-1])}"))
+def print_next_page(rows: Sequence[Row], limit: int, cursor: str) -> None:
+    """Prints the command that lists the rows after a full page, with the filters of the running command.
+
+    `cursor` is the field that it continues from.
+    """
+    if len(rows) < limit or not wants_table():
+        return
+    context, given = click.get_current_context(), dict[str, str]()
+    for option in context.command.params:
+        if context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE and option.expose_value:
+            given[option.opts[0]] = str(context.params[option.name or ""])
+    given["--before"] = text_of(cursor)(rows[-1])
+    command = shlex.join([*context.command_path.split(), *itertools.chain(*given.items())])
+    print_note(strip_controls(f"More: {command}"))
 
 
 def show_fields(answer: Row, fields: Mapping[str, Callable[[Row], Cell] | Cell | None]) -> None:

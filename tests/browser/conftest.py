@@ -53,10 +53,8 @@ async def gw(
 @folder_fixture
 async def worker(gw: Gateway) -> AsyncIterator[Worker]:
     """Starts a worker that delivers the events of `gw`."""
-    worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()
-    yield worker
-    assert await worker.stop() == 0
-    worker.assert_log_is_clean()
+    async with Worker(gw.redis.url, gw.folder, confidential=gw.confidential) as worker:
+        yield worker
 
 
 @fixture

@@ -1,8 +1,6 @@
 """The dashboard with the keyboard, on a phone, with hostile names, and while the service fails."""
 
-import os
 import re
-import signal
 
 import pytest
 from playwright.async_api import Browser, Route, expect
@@ -184,14 +182,10 @@ async def test_a_gateway_that_hangs_shows_an_error(holder: Holder) -> None:
     await holder.hurry(deadlines=True)  # after the login, which is not repeated
     await holder.page.reload()
     await expect(holder.page.get_by_text("No hooks yet")).to_be_visible()
-    assert holder.gateway.process
-    os.kill(holder.gateway.process.pid, signal.SIGSTOP)
-    try:
+    with holder.gateway.paused():
         await expect(holder.page.get_by_text("Out of date: the service does not respond.")).to_be_visible()
         await holder.page.get_by_role("link", name="Deploys").click()
         await expect(holder.page.get_by_role("alert")).to_contain_text("No connection")
-    finally:
-        os.kill(holder.gateway.process.pid, signal.SIGCONT)
     await expect(holder.heading("Deploys")).to_be_visible()  # the page has tried again by itself
 
 

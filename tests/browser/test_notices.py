@@ -9,7 +9,8 @@ from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
 from gateway.events.notices import seal_address
 from tests.fakes import FakeProvider
-from tests.support.gateway_process import ENCRYPTION_KEY, gateway_with_redis
+from tests.support.gateway_process import gateway_with_redis
+from tests.support.processes import ENCRYPTION_KEY
 from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from gateway.events import catalog
 from gateway.events.webhooks import new_secret, sign_event
+from tests.support import programs
 from tests.support.polling import wait_until
-from tests.support.programs import miss
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import queue
 
@@ -43,7 +43,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 def command(commands: dict[str, list[str]], name: str) -> list[str]:
     if name not in commands:
-        miss(TOOLS[name])
+        programs.miss(TOOLS[name])
     return commands[name]
 
 
@@ -66,14 +66,9 @@ class Example:
 async def running(command: list[str], folder: Path, secret: str, port: int) -> AsyncIterator[Example]:
     example = Example(port, secret, folder / "said")
     environment = {"PATH": os.environ["PATH"], "SERVICE_WEBHOOK_SECRET": secret}
-    with (folder / "said").open("wb") as out:
-        process = subprocess.Popen([*command, str(port)], env=environment, stdout=out, stderr=subprocess.STDOUT)
-    try:
+    with programs.running(*command, str(port), log=folder / "said", env=environment):
         await wait_until(lambda: f"listening on {port}" in example.said, 10)
         yield example
-    finally:
-        process.kill()
-        process.wait()
     assert "Error" not in example.said
 
 

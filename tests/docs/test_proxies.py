@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,10 +15,10 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, chunk
 from tests.fakes.server import HANG, answer
+from tests.support import programs
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
-from tests.support.programs import require
 from tests.support.raw_http import request, send
 from tests.support.redis_servers import free_port
 
@@ -71,23 +70,16 @@ def at(text: str, gateway_port: int) -> str:
 @contextlib.asynccontextmanager
 async def running(proxy: str, port: int, gateway_port: int, folder: Path) -> AsyncIterator[Path]:
     """Runs the proxy and yields the file with all its output."""
-    require(proxy.partition(" ")[0])
+    programs.require(proxy.partition(" ")[0])
     configure = {"nginx": nginx, "nginx with upgrades": nginx_with_upgrades, "caddy": caddy}[proxy]
     configuration, command = configure(port, gateway_port, folder)
     (folder / "configuration").write_text(configuration)
     log = folder / "log"
     environment = {"PATH": f"{os.environ['PATH']}:/usr/sbin", "HOME": str(folder)}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, str(folder / "configuration")], env=environment, stdout=out, stderr=subprocess.STDOUT
-        )
-    try:
+    with programs.running(*command, folder / "configuration", log=log, env=environment) as process:
         await wait_until(lambda: process.poll() is not None or listens(port), 30)
         assert process.poll() is None, log.read_text()
         yield log
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def listens(port: int) -> bool:

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Self
 
+from tests.support.background import cancel
+
 REASONS = {200: "OK", 204: "No Content", 302: "Found"}
 
 
@@ -176,9 +178,7 @@ class FakeServer:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
     @property
     def address(self) -> str:
@@ -232,6 +232,4 @@ class FakeServer:
                 exchange.canceled.set()
             raise
         finally:
-            for task in (watch, play):
-                task.cancel()
-            await asyncio.gather(watch, play, return_exceptions=True)
+            await cancel(watch, play)

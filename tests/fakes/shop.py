@@ -1,6 +1,10 @@
 """A hosted app that records its requests and behaves as their path says."""
 
 import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from typing import Self
 
 import aiohttp
 from aiohttp import web
@@ -13,6 +17,20 @@ class Shop:
         self.left = self.sockets = self.endless = 0
         self.cookies: list[str] = []
         self.closed_with: list[int | None] = []
+
+    @contextlib.asynccontextmanager
+    async def listening(self, path: str) -> AsyncIterator[Self]:
+        """Answers at a Unix socket."""
+        server = web.Server(self.answer, handler_cancellation=True, auto_decompress=False)
+        runner = web.ServerRunner(server, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.UnixSite(runner, path).start()
+            os.chmod(path, 0o666)
+            yield self
+        finally:
+            self.go_on.set()
+            await runner.cleanup()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.path:

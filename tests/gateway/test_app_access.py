@@ -27,22 +27,18 @@ OTHERS = ("CLUSTER SLOTS", "ASKING", "WAIT 1 1")
 async def test_the_documented_acl(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     rule = re.search(r"ACL SETUSER gateway on '>…' (.*)$", PAGE.read_text(), re.MULTILINE)
     assert rule
-    server = RedisServer("valkey").start()
-    try:
-        with redis.Redis(port=server.port, decode_responses=True) as node:
-            node.execute_command("ACL SETUSER", "gateway", "on", ">password", *rule[1].replace("'", "").split())
-            for command in OTHERS:
-                assert node.execute_command("ACL DRYRUN", "gateway", *command.split()) == "OK"
-            url = f"redis://gateway:password@127.0.0.1:{server.port}"
-            async with FakeReceiver() as site, all_processes(url, provider, site, tmp_path) as host:
-                app, hosted = await host.gateway.app(backend), await host.app()
-                answered(await app.ask(provider.plays(tokens("x", usage=(7, 3)))))
-                assert await app.account.settled() == cost(7, 3)
-                deploy = await host.over(await host.publish(hosted, {"index.html": "one"}))
-                assert deploy["state"] == "live", deploy
-                assert [kind for kind, _ in await host.events(deploy["id"])] == ["deploy.succeeded"]
-                await wait_until(site.got)
-                assert (await host.gateway.http.get("/ready")).json() == {"status": "ready"}
-            assert node.acl_log() == []
-    finally:
-        server.stop()
+    with RedisServer("valkey") as server, redis.Redis(port=server.port, decode_responses=True) as node:
+        node.execute_command("ACL SETUSER", "gateway", "on", ">password", *rule[1].replace("'", "").split())
+        for command in OTHERS:
+            assert node.execute_command("ACL DRYRUN", "gateway", *command.split()) == "OK"
+        url = f"redis://gateway:password@127.0.0.1:{server.port}"
+        async with FakeReceiver() as site, all_processes(url, provider, site, tmp_path) as host:
+            app, hosted = await host.gateway.app(backend), await host.app()
+            answered(await app.ask(provider.plays(tokens("x", usage=(7, 3)))))
+            assert await app.account.settled() == cost(7, 3)
+            deploy = await host.over(await host.publish(hosted, {"index.html": "one"}))
+            assert deploy["state"] == "live", deploy
+            assert [kind for kind, _ in await host.events(deploy["id"])] == ["deploy.succeeded"]
+            await wait_until(site.got)
+            assert (await host.gateway.http.get("/ready")).json() == {"status": "ready"}
+        assert node.acl_log() == []

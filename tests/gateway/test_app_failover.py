@@ -167,8 +167,7 @@ async def test_the_gateway_waits_while_redis_loads_its_data(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
 ) -> None:
     prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
-    server = RedisServer(folder=tmp_path).start()
-    try:
+    with RedisServer(folder=tmp_path) as server:
         async with gateway(server.url, provider, tmp_path) as gw:
             app = await gw.app(backend)
             with server.client() as client, client.pipeline() as pipe:
@@ -186,5 +185,3 @@ async def test_the_gateway_waits_while_redis_loads_its_data(
             await wait_until(lambda: gw.answers("/ready"), RECOVERY_SECONDS)
             answered(await app.ask(prompt))
             assert "LOADING" in gw.log
-    finally:
-        server.stop()

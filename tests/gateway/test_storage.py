@@ -34,9 +34,8 @@ LARGE = os.urandom(12_000_000)  # of several parts
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def s3(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S3Server]:
-    server = await S3Server(tmp_path_factory.mktemp("s3")).start()
-    yield server
-    server.stop()
+    async with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture(params=["folder", "s3"])

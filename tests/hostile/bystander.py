@@ -16,7 +16,6 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.hosted_apps import Hosting
-from tests.support.processes import count_descriptors, find_pid, read_cpu_seconds, read_memory
 from tests.support.raw_http import request
 
 FULL = os.environ.get("HOSTILE") == "full"
@@ -69,19 +68,18 @@ async def run_bystander(
 
 
 async def measure_app(app: App, seconds: float = SECONDS) -> Figures:
-    pid = find_pid(app.gateway)
-    waits, failed = [], 0
-    began, spent = time.monotonic(), read_cpu_seconds(pid)
+    process, waits, failed = app.gateway, [], 0
+    began, spent = time.monotonic(), process.cpu_seconds
     peak_memory = peak_descriptors = 0.0
     while time.monotonic() < began + seconds:
         try:
             waits.append(await measure_first_token(app))
         except (OSError, AssertionError, TimeoutError, asyncio.IncompleteReadError):
             failed += 1
-        peak_memory = max(peak_memory, read_memory(pid))
-        peak_descriptors = max(peak_descriptors, count_descriptors(pid))
+        peak_memory = max(peak_memory, process.memory)
+        peak_descriptors = max(peak_descriptors, process.descriptors)
         await asyncio.sleep(PAUSE_SECONDS)
-    cpu = (read_cpu_seconds(pid) - spent) / (time.monotonic() - began)
+    cpu = (process.cpu_seconds - spent) / (time.monotonic() - began)
     waits = sorted(waits) or [float("inf")]
     p50, p99 = (waits[min(int(len(waits) * part), len(waits) - 1)] * 1000 for part in (0.5, 0.99))
     return Figures(p50, p99, failed, cpu, peak_memory, int(peak_descriptors))

@@ -16,9 +16,8 @@ from tests.hostile.bystander import (
     run_bystander,
     scale_attack,
 )
-from tests.support.gateway_process import limit_descriptors
 from tests.support.polling import wait_until
-from tests.support.processes import count_descriptors, find_pid
+from tests.support.processes import limit_descriptors
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -46,7 +45,7 @@ async def measure_attack(bystander: Bystander, attack: str, count: int, title: s
         during = await measure_app(bystander.app)
     report_row(title, bystander.before, during)
     assert_unharmed(bystander.before, during)
-    await wait_until(lambda: count_descriptors(find_pid(bystander.gateway)) < bystander.before.descriptors + 20, 20)
+    await wait_until(lambda: bystander.gateway.descriptors < bystander.before.descriptors + 20, 20)
     return during
 
 

@@ -14,7 +14,6 @@ from tests.support.hosted_apps import Hosting, Said
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
-from tests.support.sites_process import Sites
 from workers.sandbox.relay import WAIT_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -38,29 +37,19 @@ ATTACKS = {
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def hosting() -> AsyncIterator[Hosting]:
     require_control_groups()
-    server = RedisServer().start()
-    with passable_folder() as folder, contextlib.ExitStack() as stack:
-        stack.callback(server.stop)
+    with RedisServer() as server, passable_folder() as folder:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "page"}, "page.apps.test", app_id="page")
         hosting.publish("dep_2", {"big.bin": b"x" * 20_000_000}, "static.apps.test", app_id="static")
         for number, (name, code) in enumerate({"hanging": HANGING, "honest": HONEST}.items()):
-            deploy = hosting.deploy(f"dep_{3 + number}", name)
-            site = hosting.build(deploy, {"app.js": code}, start="exec node app.js")
-            site.swap(deploy.id)
-            hosting.releases.serve_as(f"{name}.apps.test", site)
-            hosting.releases.run(site.release(deploy.id))
-        worker = Sites(hosting, server.url)
-        worker.start()
-        try:
-            await worker.wait_until_serving()
+            host, start = f"{name}.apps.test", "exec node app.js"
+            hosting.publish(f"dep_{3 + number}", {"app.js": code}, host, start, app_id=name)
+        async with hosting.worker(server.url) as worker:
+            await worker.serving()
             for host in BYSTANDERS:
                 await wait_until(lambda host=host: is_answered(hosting, host), 20)
             yield hosting
-        finally:
-            await worker.stop()
-        assert "Traceback" not in worker.log, worker.log[-4_000:]
 
 
 async def is_answered(hosting: Hosting, host: str) -> bool:

@@ -8,7 +8,6 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import flood, joined
 from tests.hostile.bystander import FULL, Bystander, assert_unharmed, measure_app, report_row, run_attack
 from tests.support.polling import wait_until
-from tests.support.processes import count_descriptors, find_pid
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -36,4 +35,4 @@ async def test_streams_whose_readers_stop(
         # The gateway reads the answers to the end, and disconnects clients above the account's share of memory. One or
         # two reads of the provider's socket, of 256 KiB each, may wait as well.
         assert during.memory - before.memory < 50 + STREAMS * HELD_MIB
-        await wait_until(lambda: count_descriptors(find_pid(bystander.gateway)) < before.descriptors + 100, 60)
+        await wait_until(lambda: bystander.gateway.descriptors < before.descriptors + 100, 60)

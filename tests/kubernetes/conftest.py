@@ -22,7 +22,7 @@ from tests.kubernetes.image import NAME
 from tests.kubernetes.ingress import Ingress
 from tests.kubernetes.policies import Policies
 from tests.kubernetes.volumes import STORAGE_CLASS, Volumes
-from tests.support.deployment import Host, host_on
+from tests.support.deployment import Host, account_on, host_on
 from tests.support.fixtures import folder_fixture
 from tests.support.gateway_process import gateway_with_redis
 from tests.support.kustomize import build
@@ -152,8 +152,5 @@ async def running(
 @pytest_asyncio.fixture(loop_scope="session")
 async def host(running: Host) -> AsyncIterator[Host]:
     """A new account on the running service."""
-    async with host_on(running.gateway, running.receiver, running.apps_port) as host:
-        try:
-            yield host
-        finally:
-            await host.remove_apps()
+    async with account_on(running) as host:
+        yield host

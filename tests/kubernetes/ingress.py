@@ -11,6 +11,7 @@ from typing import Self
 
 from gateway.cancellation import run_in_background
 from tests.kubernetes.watching import Watching
+from tests.support.background import cancel
 from tests.support.redis_servers import free_port
 
 HEAD_BYTES = PIECE_BYTES = 65_536
@@ -37,9 +38,7 @@ class Ingress:
                 yield self
             finally:
                 listener.close()
-                for task in self.answering:
-                    task.cancel()
-                await asyncio.gather(*self.answering, return_exceptions=True)
+                await cancel(*self.answering)
 
     def find_pods(self, host: str) -> list[tuple[str, int]]:
         """Returns addresses and ports of the pods that answer for a host name."""

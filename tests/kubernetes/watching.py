@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from tests.support.background import cancel
+
 RETRY_SECONDS = 0.1
 
 
@@ -32,9 +34,7 @@ class Watching:
             try:
                 yield self
             finally:
-                for follower in followers:
-                    follower.cancel()
-                await asyncio.gather(*followers, return_exceptions=True)
+                await cancel(*followers)
 
     async def _follow(self, session: aiohttp.ClientSession, kind: str) -> None:
         while True:

@@ -22,9 +22,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer | Fake]:
     if request.param == "fakeredis":
         yield Fake()
         return
-    server = RedisServer(request.param).start()
-    yield server
-    server.stop()
+    with RedisServer(request.param) as server:
+        yield server
 
 
 @pytest.fixture

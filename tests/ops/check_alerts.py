@@ -27,7 +27,7 @@ from tests.support.deployment import Host, host_on
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
-from tests.support.programs import miss, require
+from tests.support.programs import miss, require, running
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.worker_process import Worker
 
@@ -50,16 +50,6 @@ WORKERS = ("webhooks", "monitors", "deploys")  # the last one runs `sites` too
 def shorten(rules: str) -> str:
     """Makes each alert wait for two seconds, and look back for forty."""
     return re.sub(r"\[\d+[mh]\]", "[40s]", re.sub(r"for: \w+", "for: 2s", rules))
-
-
-@contextlib.contextmanager
-def running(*command: str | Path) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager

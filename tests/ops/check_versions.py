@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import App
-from tests.support.deployment import QUICK, Host, host_on
+from tests.support.deployment import Host, host_on
 from tests.support.folders import passable_folder
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -82,22 +82,14 @@ async def applied(load: Load, name: str) -> AsyncIterator[None]:
 
 
 async def start_workers(host: Host, prefix: Sequence[str]) -> list[Worker]:
-    started = []
-    for names in GROUPS:
-        environment = {**host.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{host.apps_port}"}
-        worker = Worker(environment.pop("GATEWAY_REDIS_URL"), host.gateway.folder, host.gateway.confidential)
-        worker.names, worker.environment, worker.constants = names, {**worker.environment, **environment}, QUICK
-        host.workers.append(worker)
-        started.append(await worker.start(*prefix))
-    return started
+    return [await host.worker(*names, joined=False, prefix=prefix) for names in GROUPS]
 
 
 async def test_neighboring_versions_replace_each_other(tmp_path: Path) -> None:
     (former := tmp_path / "former").mkdir()
     (disk := tmp_path / "redis").mkdir()
     prefix = await asyncio.to_thread(unpack_former, former)
-    redis = RedisServer("valkey", folder=disk).start()
-    try:
+    with RedisServer("valkey", folder=disk) as redis:
         async with FakeProvider() as provider, FakeReceiver() as receiver, FakeAppBackend() as backend:
             with passable_folder() as data:
                 settings = {**SETTINGS, "GATEWAY_DATA_DIR": str(data)}
@@ -113,8 +105,6 @@ async def test_neighboring_versions_replace_each_other(tmp_path: Path) -> None:
                         await each.http.aclose()
             for each in (old, new):
                 each.assert_log_is_clean()
-    finally:
-        redis.stop()
 
 
 async def replace_and_return(host: Host, old: Gateway, new: Gateway, app: App, prefix: Sequence[str]) -> None:

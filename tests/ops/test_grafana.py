@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from tests.fakes.server import answer
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
-from tests.support.programs import require
+from tests.support.programs import require, running
 from tests.support.redis_servers import free_port
 from tests.support.responses import refused
-from tests.support.worker_process import CRASH, Queue, Worker
+from tests.support.worker_process import CRASH, Queue
 
 OPS = Path(__file__).parents[2] / "ops"
 DASHBOARDS = sorted((OPS / "grafana/dashboards").glob("*.json"))
@@ -70,8 +69,8 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
             await app.events("x")
         refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
         refused(await app.ask(gw.provider.plays(answer(500)), token=app.token("eve")), 502, "PROVIDER_ERROR")
-        worker = await Worker(gw.redis.url, gw.folder).start()
         queue = Queue(gw.redis.url, gw.folder)
+        await queue.worker()
         await queue.webhooks.emit(Record(id=app.name, name=app.name, account=app.account.id, createdAt=""), CRASH)
         missing = set(PARTITION_TAGS)
         while missing:
@@ -84,7 +83,6 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
             await wait_until(lambda: client.keys("{ops}:spend:*") and client.keys("{ops}:processes"))
         yield app
         await queue.close()
-        await worker.stop()
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +91,8 @@ def exporter(gw: Gateway) -> Iterator[str]:
     path = require("prometheus-redis-exporter", "redis_exporter")
     port = free_port()
     address = [f"--redis.addr=redis://127.0.0.1:{gw.redis.port}", f"--web.listen-address=127.0.0.1:{port}"]
-    process = subprocess.Popen([path, *address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    yield f"http://127.0.0.1:{port}/metrics"
-    process.kill()
-    process.wait()
+    with running(path, *address):
+        yield f"http://127.0.0.1:{port}/metrics"
 
 
 # -- the dashboards ------------------------------------------------------------------------------------------

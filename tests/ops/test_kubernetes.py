@@ -227,8 +227,7 @@ async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> N
     """A pod without Redis takes no requests, but is not restarted, because its streams continue."""
     (container,) = containers(find_document("Deployment", "capsule", "gateway"))
     paths = {name: probe["httpGet"]["path"] for name, probe in find_probes(container).items()}
-    server = RedisServer().start()
-    try:
+    with RedisServer() as server:
         async with gateway(server.url, provider, tmp_path) as gw:
             assert [await gw.answers(path) for path in paths.values()] == [True] * 3
             metrics = (
@@ -241,8 +240,6 @@ async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> N
             server.stop()
             answers = {name: await gw.answers(path) for name, path in paths.items()}
             assert answers == {"startupProbe": True, "readinessProbe": False, "livenessProbe": True}
-    finally:
-        server.stop()
 
 
 def find_autoscaler() -> Document:

@@ -4,7 +4,7 @@ import contextlib
 import io
 import secrets
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,22 @@ QUICK: dict[str, float] = {
 }
 
 
+# How an app of `page` is built, and how one of `server` is started.
+BUILD = {"command": "sh build.sh", "output": "dist"}
+START = {"start": "exec node server.js"}
+
+
+def page(text: str, before: str = "") -> dict[str, str]:
+    """Returns the files of an app with one page. Its build runs the commands `before`."""
+    return {"build.sh": f"{before} mkdir dist; echo {text} > dist/index.html"}
+
+
+def server(text: str, more: str = "") -> dict[str, str]:
+    """Returns the files of an app that answers with the text."""
+    serve = f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)"
+    return {"server.js": f"{serve}\n{more}\n"}
+
+
 def packed(files: dict[str, str]) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -49,12 +65,23 @@ class Host:
         self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
 
     async def worker(
-        self, *names: str, joined: bool = True, constants: Mapping[str, float] = {}, **settings: str
+        self,
+        *names: str,
+        joined: bool = True,
+        constants: Mapping[str, float] = {},
+        prefix: Sequence[str] = (),
+        **settings: str,
     ) -> Worker:
-        environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}", **settings}
-        worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
-        worker.names, worker.environment = names, {**worker.environment, **environment}
-        worker.constants = {**QUICK, **constants}
+        settings = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}", **settings}
+        worker = Worker(
+            settings.pop("GATEWAY_REDIS_URL"),
+            self.gateway.folder,
+            *names,
+            confidential=self.gateway.confidential,
+            constants={**QUICK, **constants},
+            prefix=prefix,
+            **settings,
+        )
         self.workers.append(worker)
         await worker.start()
         return await worker.joined() if joined else worker
@@ -115,6 +142,13 @@ class Host:
         return received()
 
 
+async def live(host: Host, app: str, files: dict[str, str]) -> str:
+    """Publishes the files, and waits until they are live."""
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "live", (deploy, [worker.log[-3000:] for worker in host.workers])
+    return deploy["id"]
+
+
 @contextlib.asynccontextmanager
 async def hosting(provider: FakeProvider, folder: Path, **more: str) -> AsyncIterator[Host]:
     settings = {"GATEWAY_CANARY": "0.5", **more}
@@ -144,6 +178,16 @@ async def host_on(gw: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncI
 
 
 @contextlib.asynccontextmanager
+async def account_on(host: Host) -> AsyncIterator[Host]:
+    """Yields a host with a new account, whose apps the workers of this one serve, and removes its apps."""
+    async with host_on(host.gateway, host.receiver, host.apps_port) as own:
+        try:
+            yield own
+        finally:
+            await own.remove_apps()
+
+
+@contextlib.asynccontextmanager
 async def all_processes(url: str, provider: FakeProvider, site: FakeReceiver, folder: Path) -> AsyncIterator[Host]:
     """Runs the gateway and two processes with every kind of worker on a Redis. The uptime probes go to `site`."""
     settings = {
@@ -158,9 +202,8 @@ async def all_processes(url: str, provider: FakeProvider, site: FakeReceiver, fo
         gateway(url, provider, folder, **settings) as gw,
         host_on(gw, receiver, free_port()) as host,
     ):
-        await host.worker("sites", joined=False)
-        await wait_until(lambda: "sites.serving" in host.workers[0].log, 60)
+        await (await host.worker("sites", joined=False)).serving()
         await host.worker("webhooks", "deploys", "monitors")
         yield host
         for worker in host.workers:
-            assert worker.process.poll() is None, worker.log
+            assert worker.code is None, worker.log

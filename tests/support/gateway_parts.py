@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from gateway.services import Services
 from gateway.settings import Settings
+from tests.support.background import cancel
 
 
 @asynccontextmanager
@@ -17,7 +18,6 @@ async def open_gateway(url: str) -> AsyncIterator[Services]:
     try:
         yield gateway
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await cancel(following)
         await gateway.http.close()
         await gateway.store.close()

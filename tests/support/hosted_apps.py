@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -17,6 +17,8 @@ from gateway.deploys.serving import Step, Wanted
 from gateway.deploys.states import Deploy
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
+from tests.support.folders import passable_folder
+from tests.support.worker_process import Worker
 from workers.hosting import caddy
 from workers.hosting.applier import Target
 from workers.hosting.archives import write_record
@@ -24,6 +26,15 @@ from workers.hosting.releases import Releases, Site
 
 DOMAIN = "apps.test"
 HOST = f"shop.{DOMAIN}"
+
+
+@contextlib.contextmanager
+def hosted() -> Iterator["Hosting"]:
+    """Makes a folder with an app that the test runs."""
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        hosting.publish("dep_1", {"index.html": "not to be served"}, start="any")
+        yield hosting
 
 
 class Hosting:
@@ -72,11 +83,21 @@ class Hosting:
             (release / "start").write_text(start)
         return site
 
-    def publish(self, deploy_id: str, files: Mapping[str, str | bytes], host: str = HOST, **which: str) -> Site:
+    def publish(
+        self,
+        deploy_id: str,
+        files: Mapping[str, str | bytes],
+        host: str = HOST,
+        start: str | None = None,
+        **which: str,
+    ) -> Site:
+        """Serves a build at the host. With a start command, it is an app that is to run."""
         deploy = self.deploy(deploy_id, **which)  # type: ignore[arg-type]
-        site = self.build(deploy, files)
+        site = self.build(deploy, files, start)
         site.swap(deploy_id)
         self.releases.serve_as(host, site)
+        if start is not None:
+            self.releases.run(site.release(deploy_id))
         return site
 
     @contextlib.asynccontextmanager
@@ -90,6 +111,14 @@ class Hosting:
             yield self
         finally:
             await server.stop()
+
+    def worker(self, redis_url: str) -> Worker:
+        """Returns a worker that serves the folder as in production, at no other port than this."""
+        settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}"}
+        settings["GATEWAY_ALLOW_PRIVATE_ADDRESSES"] = ""
+        # Most tests have no records of their apps in Redis, so their addresses would be removed.
+        constants = {"workers.hosting.host_agent.TIDY_SECONDS": 3_600.0}
+        return Worker(redis_url, self.folder, "sites", constants=constants, **settings)
 
     def runs(self, site: Site) -> bool:
         return site.current is not None and (site.release(site.current) / "start").exists()

@@ -2,12 +2,18 @@
 
 import asyncio
 import contextlib
+import shutil
+from collections.abc import AsyncIterator
 from typing import Self
 
 import httpx
 
+from tests.fakes import FakeProvider
+from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import Host
+from tests.support.deployment import Host, host_on
+from tests.support.folders import passable_folder
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import Worker
@@ -43,7 +49,7 @@ class Machine:
         settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
         self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
         if "sites" in names:
-            await wait_until(lambda: "sites.serving" in self.worker.log, 60)
+            await self.worker.serving()
         return self
 
     async def ask(self, app: str, method: str = "GET", path: str = "/", **headers: str) -> httpx.Response | None:
@@ -73,8 +79,23 @@ async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
     return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
 
 
-async def live(host: Host, app: str, files: dict[str, str]) -> str:
-    """Publishes the files, and waits until they are live."""
-    deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "live", (deploy, [worker.log[-3000:] for worker in host.workers])
-    return deploy["id"]
+@contextlib.asynccontextmanager
+async def sharing_gateway(**settings: str) -> AsyncIterator[Gateway]:
+    """Runs a gateway whose storage is a folder that all hosts mount."""
+    with passable_folder() as folder:
+        settings = {"GATEWAY_STORAGE_URL": f"file://{folder}/storage", "GATEWAY_CANARY": "0.5", **settings}
+        async with FakeProvider() as provider, gateway_with_redis(provider, folder, **settings) as gateway:
+            yield gateway
+
+
+@contextlib.asynccontextmanager
+async def empty_host(gateway: Gateway) -> AsyncIterator[Host]:
+    (gateway.folder / "storage").mkdir()
+    try:
+        async with FakeReceiver() as receiver, host_on(gateway, receiver, free_port()) as host:
+            yield host
+    finally:
+        gateway.empty()
+        for path in gateway.folder.iterdir():  # the storage, and a folder for each host
+            if path.is_dir():
+                shutil.rmtree(path)

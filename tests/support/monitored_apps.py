@@ -22,8 +22,8 @@ from gateway.keys import (
 from gateway.monitors import health
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Script, answer
-from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.polling import wait_until
+from tests.support.processes import ENCRYPTION_KEY
 from tests.support.worker_process import Account, Queue, Worker, queue
 
 DOWN: Script = answer(503)
@@ -107,10 +107,7 @@ class Fleet:
             "GATEWAY_PROBE_URL": self.site.url("/{app}"),
             "GATEWAY_UNHEALTHY_COOLDOWN": "60",
         }
-        worker = Worker(self.queue.url, self.queue.folder, self.queue.confidential, **{**quick, **settings})
-        worker.names = names or ("monitors", "webhooks")
-        self.queue.workers.append(worker)
-        return await worker.start()
+        return await self.queue.worker(*(names or ("monitors", "webhooks")), **{**quick, **settings})
 
 
 @contextlib.asynccontextmanager

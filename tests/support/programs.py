@@ -1,7 +1,11 @@
-"""Finds programs that tests need and that may not be installed."""
+"""Finds and runs programs that tests need and that may not be installed."""
 
+import contextlib
 import os
 import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -43,3 +47,17 @@ def miss(program: str) -> NoReturn:
     if os.environ.get("CI"):
         raise RuntimeError(f"{program} is missing, and CI must run every test")
     pytest.skip(f"{program} is not installed: the package {PACKAGES[program]}")
+
+
+@contextlib.contextmanager
+def running(
+    *command: str | Path, log: Path | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a program with its output in the file until the block ends, and kills it."""
+    with open(log or os.devnull, "wb") as out:
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -5,6 +5,7 @@ import contextlib
 import re
 from typing import Self
 
+from tests.support.background import cancel
 from tests.support.redis_servers import RedisServer
 
 # `1750000000.123456 [0 127.0.0.1:4711] "GET" "key"`; commands of a script have "lua" as the address.
@@ -29,8 +30,7 @@ class Wiretap:
                 self._heard += data
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()

@@ -17,12 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.programs import require
+from tests.support.programs import require, running
 
 BINARIES = ("valkey", "redis")
 
@@ -92,7 +93,13 @@ class RedisServer:
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, socket_timeout=5)
 
-    def start(self) -> "RedisServer":
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
         keep = "yes" if self.folder else "no"
         if not self.folder and not self._scratch:
             self._scratch = tempfile.mkdtemp(prefix="redis-test-")
@@ -298,14 +305,11 @@ def sentinels(primary: RedisServer, service: str = "gateway", name: str = "valke
         f"sentinel monitor {service} 127.0.0.1 {primary.port} 1\n"
         f"sentinel down-after-milliseconds {service} 500\nsentinel failover-timeout {service} 2000\n"
     )
-    command = [binary(name), str(folder / "sentinel.conf"), "--sentinel"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for_servers(lambda: _knows_a_replica(port, service))
-        yield f"redis+sentinel://127.0.0.1:{port}/{service}"
+        with running(binary(name), folder / "sentinel.conf", "--sentinel"):
+            wait_for_servers(lambda: _knows_a_replica(port, service))
+            yield f"redis+sentinel://127.0.0.1:{port}/{service}"
     finally:
-        process.kill()
-        process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 

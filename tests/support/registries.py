@@ -1,6 +1,5 @@
 """Registries of two processes on one Redis, and the apps that they share."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -9,8 +8,9 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.redis import servers
-from gateway.redis.client import Store
+from tests.support.background import in_background
 from tests.support.polling import PATIENCE_SECONDS, wait_until
+from tests.support.stores import opened
 
 KEY = "k" * 32
 
@@ -18,17 +18,12 @@ KEY = "k" * 32
 @asynccontextmanager
 async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registry]:
     """Yields a process's registry. Its subscription can use another URL than its commands."""
-    store = Store(url)
-    store._servers = servers.parse(subscription_url or url)
-    registry = Registry(store, Vault(KEY))
-    following = asyncio.create_task(registry.cache.follow_changes())
-    try:
-        await wait_until(lambda: registry.cache.is_current)
-        yield registry
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        await store.close()
+    async with opened(url) as store:
+        store._servers = servers.parse(subscription_url or url)
+        registry = Registry(store, Vault(KEY))
+        async with in_background(registry.cache.follow_changes()):
+            await wait_until(lambda: registry.cache.is_current)
+            yield registry
 
 
 def an_app(name: str = "shop", account: str = "acc_one", **fields: object) -> App:

@@ -27,6 +27,12 @@ class S3Server:
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
         }
 
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+
     async def start(self) -> Self:
         command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         with self.log_file.open("ab") as log:

@@ -12,8 +12,8 @@ from gateway.settings.model import Plan
 
 
 @asynccontextmanager
-async def opened(url: str, replicas: int = 0) -> AsyncIterator[Store]:
-    store = Store(url, replicas=replicas)
+async def opened(url: str, replicas: int = 0, ca_file: str = "") -> AsyncIterator[Store]:
+    store = Store(url, replicas=replicas, ca_file=ca_file)
     try:
         yield store
     finally:

@@ -5,6 +5,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Self
 
+from tests.support.background import cancel
+
 
 @dataclass(eq=False)
 class Link:
@@ -57,9 +59,7 @@ class Proxy:
         self.down = True  # for a connection that was accepted before the server closed and is served afterwards
         self._server.close()
         self.cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(*self._tasks)
 
     def cut(self) -> None:
         for link in self.links:

@@ -1,11 +1,9 @@
-"""Runs webhook workers as processes, on their own Redis server."""
+"""Runs workers as processes, and webhook workers on their own Redis server."""
 
 import asyncio
 import contextlib
-import os
 import secrets
-import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,41 +17,36 @@ from gateway.events.webhooks import Webhooks
 from gateway.keys import PARTITION_TAGS, partition_tag
 from gateway.redis.client import Store
 from tests.fakes.receiver import FakeReceiver
-from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.key_leaks import assert_no_leak
 from tests.support.polling import wait_until
-from tests.support.preloaded import Running, launch
+from tests.support.processes import ENCRYPTION_KEY, ServiceProcess
 from tests.support.redis_servers import RedisServer
 
 CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
-class Worker:
-    """`kill` sends SIGKILL, and `stop` SIGTERM. The log must have no secret, and no traceback unless allowed."""
+class Worker(ServiceProcess):
+    """A process with the workers of these names: `async with Worker(…):` runs it, and fails if it does not end well."""
 
-    def __init__(self, redis_url: str, folder: Path, confidential: Iterable[str] = (), **settings: str) -> None:
-        self.log_file = folder / f"worker-{secrets.token_hex(4)}.log"
-        self.confidential = confidential
-        self.tracebacks_allowed = False
-        self.names: tuple[str, ...] = ("webhooks",)
-        self.constants: Mapping[str, float] = {}
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder),
-            "GATEWAY_REDIS_URL": redis_url,
-            "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
-            "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
-            "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
-            "GATEWAY_LOG_LEVEL": "debug",
-            **settings,
-        }
-        self.process: Running | None = None
+    def __init__(
+        self,
+        redis_url: str,
+        folder: Path,
+        *names: str,
+        confidential: set[str] | None = None,
+        constants: Mapping[str, float] = {},
+        prefix: Sequence[str] = (),
+        **settings: str,
+    ) -> None:
+        self.names = names or ("webhooks",)
+        settings = {"GATEWAY_REDIS_URL": redis_url, "GATEWAY_WEBHOOK_CLAIM_IDLE": "10", **settings}
+        log_file = folder / f"worker-{secrets.token_hex(4)}.log"
+        super().__init__(log_file, set() if confidential is None else confidential, constants, prefix, settings)
 
-    async def start(self, *wrapper: str) -> Self:
-        folder = self.log_file.parent
-        self.process = launch("workers", self.names, self.constants, self.environment, folder, self.log_file, wrapper)
-        await wait_until(lambda: "workers.started" in self.log or self.process.poll() is not None, 60)
-        assert self.process.poll() is None, self.log
+    async def start(self) -> Self:
+        self.launch("workers", *self.names)
+        await wait_until(lambda: "workers.started" in self.log or self.code is not None, 60)
+        assert self.code is None, self.log
         return self
 
     async def joined(self) -> Self:
@@ -61,44 +54,19 @@ class Worker:
         await wait_until(lambda: "stream.joined" in self.log, 60)
         return self
 
-    def kill(self) -> None:
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+    async def serving(self) -> Self:
+        """Waits until a worker with `sites` serves them."""
+        await wait_until(lambda: "sites.serving" in self.log, 60)
+        return self
 
-    def signal(self, number: signal.Signals) -> None:
-        assert self.process
-        self.process.send_signal(number)
+    async def __aenter__(self) -> Self:
+        return await self.start()
 
-    async def stop(self, timeout: float = 20) -> int | None:
-        """Stops the worker and returns its exit code."""
-        if not self.process:
-            return None
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return await asyncio.to_thread(self.process.wait, timeout)
-        finally:
-            self.kill()
-
-    @property
-    def log(self) -> str:
-        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
-
-    @property
-    def memory(self) -> int:
-        """Resident memory in bytes."""
-        assert self.process
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
-
-    def assert_log_is_clean(self) -> None:
-        log = self.log
-        leaked = [secret for secret in {ENCRYPTION_KEY, *self.confidential} if secret in log]
-        assert not leaked, f"the log contains {leaked}"
-        if not self.tracebacks_allowed:
-            for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed"):
-                assert sign not in log, log[max(0, log.index(sign) - 1000) :][:4000]
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            return self.kill()
+        assert await self.stop() in (0, None), self.log  # None if the test has killed it
+        self.assert_log_is_clean()
 
 
 class Account:
@@ -148,18 +116,10 @@ class Queue:
         self.webhooks = Webhooks(self.store, Vault(ENCRYPTION_KEY), allow_private=True)
         self.workers: list[Worker] = []
 
-    async def worker(
-        self,
-        url: str | None = None,
-        *,
-        wrapper: Sequence[str] = (),
-        constants: Mapping[str, float] = {},
-        **settings: str,
-    ) -> Worker:
-        worker = Worker(url or self.url, self.folder, self.confidential, **settings)
-        worker.constants = constants
+    async def worker(self, *names: str, url: str | None = None, **options: Any) -> Worker:
+        worker = Worker(url or self.url, self.folder, *names, confidential=self.confidential, **options)
         self.workers.append(worker)
-        return await worker.start(*wrapper)
+        return await worker.start()
 
     def unset_account(self, accepts: Callable[[str], bool] = bool) -> Account:
         """Creates an account without a receiver, in a partition that `accepts` the caller's condition."""

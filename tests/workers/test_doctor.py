@@ -38,8 +38,7 @@ REDIS = ("redis version", "redis persistence", "redis eviction", "redis memory",
 @pytest.mark.parametrize("name", ["valkey", "redis"])
 async def test_a_good_machine(name: str, tmp_path: Path) -> None:
     (tmp_path / "redis").mkdir()
-    server = RedisServer(name, "--maxmemory", "500mb", folder=tmp_path / "redis").start()
-    try:
+    with RedisServer(name, "--maxmemory", "500mb", folder=tmp_path / "redis") as server:
         async with FakeProvider() as provider:
             settings = Settings(
                 redis_url=server.url,
@@ -56,8 +55,6 @@ async def test_a_good_machine(name: str, tmp_path: Path) -> None:
             refused = await rows_of(settings)
             assert refused["provider"].state == "fail"
         assert not [path.name for path in (tmp_path / "data").iterdir() if path.name.startswith("doctor")]
-    finally:
-        server.stop()
 
 
 async def test_a_redis_with_other_settings(redis_url: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,32 +9,31 @@ import pytest_asyncio
 
 from gateway.keys import HEARTBEAT_SECONDS, worker_key
 from gateway.redis.client import Store
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
+from tests.support.stores import opened
 from workers import heartbeat
 
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer("valkey").start()
-    yield server
-    server.stop()
+    with RedisServer("valkey") as server:
+        yield server
 
 
 @pytest_asyncio.fixture
 async def store(redis: RedisServer) -> AsyncIterator[Store]:
-    store = Store(redis.url)
-    await store.client.flushdb()
-    yield store
-    await store.close()
+    async with opened(redis.url) as store:
+        await store.client.flushdb()
+        yield store
 
 
 @contextlib.asynccontextmanager
 async def beating(store: Store) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(heartbeat.keep_heartbeat(store, "monitors"))
     yield task
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancel(task)
 
 
 def key(number: int) -> str:
@@ -63,10 +62,8 @@ async def test_a_heartbeat_is_renewed(store: Store, monkeypatch: pytest.MonkeyPa
 
 async def test_a_heartbeat_returns_soon_after_a_fault_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "RENEWAL_SECONDS", 0.05)
-    server = RedisServer("valkey").start()
-    store = Store(server.url)
-    try:
-        async with beating(store) as task:
+    with RedisServer("valkey") as server:
+        async with opened(server.url) as store, beating(store) as task:
             await wait_until(lambda: store.client.exists(key(1)))
             server.kill()
             await asyncio.sleep(0.2)  # a renewal whose last answer had already arrived ends
@@ -75,6 +72,3 @@ async def test_a_heartbeat_returns_soon_after_a_fault_of_redis(monkeypatch: pyte
             assert not task.done()
             server.start()
             await wait_until(lambda: store.client.exists(key(1)))
-    finally:
-        await store.close()
-        server.stop()

@@ -12,27 +12,22 @@ import pytest
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from tests.support.polling import wait_until
+from tests.support.processes import list_children
 from tests.support.redis_servers import RedisServer, free_port
-from tests.support.sites_process import Sites
 from workers.hosting import caddy
 
 pytestmark = pytest.mark.asyncio
 
 
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def start(hosting: Hosting, redis_url: str, *names: str, **settings: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **Sites(hosting, redis_url).environment, "GATEWAY_KEEP_SERVING": "off", **settings}
+    environment = {**os.environ, **hosting.worker(redis_url).environment, "GATEWAY_KEEP_SERVING": "off", **settings}
     command = [sys.executable, "-m", "capsule_gateway", "worker", "--restart", *names]
     with (hosting.folder / "worker.log").open("wb") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
 async def test_visitors_are_served_while_each_worker_is_killed() -> None:
-    server = RedisServer().start()
-    with passable_folder() as folder:
+    with RedisServer() as server, passable_folder() as folder:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "page"})
@@ -49,11 +44,11 @@ async def test_visitors_are_served_while_each_worker_is_killed() -> None:
             visiting = asyncio.create_task(visit())
             served_by = caddy.read_process(folder)
             for which in range(2):  # of two workers, which started in this order
-                await wait_until(lambda: len(children(process.pid)) == 2, 20)
-                workers = children(process.pid)
+                await wait_until(lambda: len(list_children(process.pid)) == 2, 20)
+                workers = list_children(process.pid)
                 os.kill(workers[which], signal.SIGKILL)
-                await wait_until(lambda workers=workers: len(set(children(process.pid)) - set(workers)) == 1, 20)
-                assert workers[1 - which] in children(process.pid), "the other one goes on"
+                await wait_until(lambda workers=workers: len(set(list_children(process.pid)) - set(workers)) == 1, 20)
+                assert workers[1 - which] in list_children(process.pid), "the other one goes on"
                 await asyncio.sleep(1)
             assert process.poll() is None
             visiting.cancel()
@@ -67,14 +62,13 @@ async def test_visitors_are_served_while_each_worker_is_killed() -> None:
             process.kill()
             process.wait()
             await caddy.stop(folder)
-            server.stop()
 
 
 async def test_the_log_goes_on_in_a_pipe(tmp_path: Path) -> None:
     """As a container's log. A forked process has none of the threads that write it."""
     hosting = Hosting(tmp_path)
     hosting.port = free_port()
-    environment = {**os.environ, **Sites(hosting, "redis://127.0.0.1:1/0").environment}
+    environment = {**os.environ, **hosting.worker("redis://127.0.0.1:1/0").environment}
     command = [sys.executable, "-m", "capsule_gateway", "worker", "--restart", "webhooks"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
@@ -82,7 +76,7 @@ async def test_the_log_goes_on_in_a_pipe(tmp_path: Path) -> None:
         for _ in range(2):
             while b"workers.started" not in (line := await asyncio.to_thread(process.stdout.readline)):
                 assert line
-            for worker in children(process.pid):
+            for worker in list_children(process.pid):
                 os.kill(worker, signal.SIGKILL)
     finally:
         process.terminate()

@@ -70,7 +70,7 @@ async def test_pages_of_deploys_and_a_redeploy(capsule: Tool, hosted: App, tmp_p
     queued = (await capsule("deploys", "redeploy", first)).out.split()[2].rstrip(".")
     page = await capsule("deploys", "list", "--limit", "1", "--app", hosted.name)
     assert queued in page.out
-    assert page.err == f"More: capsule deploys list --app {hosted.name} --before {queued}\n"
+    assert page.err == f"More: capsule deploys list --app {hosted.name} --limit 1 --before {queued}\n"
     assert not (await capsule("deploys", "list", "--limit", "1", "--json")).err
     older = (await capsule("deploys", "list", "--before", queued)).out
     assert first in older

@@ -97,59 +97,56 @@ async def test_the_webhook(capsule: Tool, app: App) -> None:
 
 async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
     assert "No deliveries yet" in (await capsule("deliveries", "list")).line
-    worker = Worker(
-        app.gateway.redis.url, tmp_path, GATEWAY_ENCRYPTION_KEY=app.gateway.environment["GATEWAY_ENCRYPTION_KEY"]
-    )
-    async with FakeReceiver() as receiver:
-        await worker.start()
-        try:
-            secret = (await capsule("webhook", "set", receiver.url())).line
-            app.gateway.confidential.add(secret)
-            sent = (await capsule("webhook", "test", "deploy.failed")).line
-            first = re.search(r"evt_\w+", sent)
-            assert first
-            await wait_until(lambda: receiver.got(), 10)
-            assert verified(receiver.got()[0], secret)["data"]["sample"] is True
+    async with FakeReceiver() as receiver, Worker(app.gateway.redis.url, tmp_path):
+        secret = (await capsule("webhook", "set", receiver.url())).line
+        app.gateway.confidential.add(secret)
+        sent = (await capsule("webhook", "test", "deploy.failed")).line
+        first = re.search(r"evt_\w+", sent)
+        assert first
+        await wait_until(lambda: receiver.got(), 10)
+        assert verified(receiver.got()[0], secret)["data"]["sample"] is True
 
-            async def in_json(*command: str) -> list[dict[str, str]]:
-                return (await capsule(*command, "--json")).json
+        async def in_json(*command: str) -> list[dict[str, str]]:
+            return (await capsule(*command, "--json")).json
 
-            assert (await wait_until(lambda: in_json("deliveries", "list"), 10))[0]["id"] == first[0]
-            headings, row = (await capsule("deliveries", "list")).rows
-            assert headings == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME", "NOTES"]
-            assert row[:3] == [first[0], "deploy.failed", app.name]
-            assert row[-2:] == ["delivered", "sample"]
-            assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
-            await wait_until(lambda: receiver.ids()[first[0]] == 2, 10)
-            receiver.plays("/events", answer(500, b"why\x1b[31m\nand more"))
-            await capsule("webhook", "test", "app.crashed")
-            await wait_until(lambda: len(receiver.got()) == 3, 10)
-            failed = ("deliveries", "list", "--outcome", "failed", "--type", "app.crashed", "--app", app.name)
-            (row,) = await wait_until(lambda: in_json(*failed), 10)
-            shown = (await capsule("deliveries", "show", row["attempt"])).out
-            for part in (
-                receiver.url(),
-                "failed (status 500)",
-                "X-Service-Event: app.crashed",
-                "  why[31m\n  and more",
-            ):
-                assert part in shown
-            assert secret not in shown
-            page = await capsule("deliveries", "list", "--limit", "1")
-            assert page.err.strip() == f"More: capsule deliveries list --before {row['attempt']}"
-            assert [each["id"] for each in await in_json("deliveries", "list", "--before", row["attempt"])] == [
-                first[0]
-            ] * 2
-            assert (await capsule("deliveries", "list", "--outcome", "dropped")).line == "No such deliveries."
-            receiver.plays("/events")
-            again = ("deliveries", "redeliver", "--failed", "--since")
-            queued = (await capsule(*again, "1h")).line
-            assert queued == "Queued 1 failed event again. See the outcome with: capsule deliveries list"
-            await wait_until(lambda: len(receiver.got()) == 4, 10)
-            assert "RATE_LIMITED, retry after" in await capsule.refused(*again, "2026-07-02T10:00:00Z")
-            assert "sample, redelivery 1" in (await capsule("deliveries", "list", "--limit", "1")).out
-        finally:
-            await worker.stop()
+        assert (await wait_until(lambda: in_json("deliveries", "list"), 10))[0]["id"] == first[0]
+        headings, row = (await capsule("deliveries", "list")).rows
+        assert headings == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME", "NOTES"]
+        assert row[:3] == [first[0], "deploy.failed", app.name]
+        assert row[-2:] == ["delivered", "sample"]
+        assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
+        await wait_until(lambda: receiver.ids()[first[0]] == 2, 10)
+        receiver.plays("/events", answer(500, b"why\x1b[31m\nand more"))
+        await capsule("webhook", "test", "app.crashed")
+        await wait_until(lambda: len(receiver.got()) == 3, 10)
+        failed = ("deliveries", "list", "--outcome", "failed", "--type", "app.crashed", "--app", app.name)
+        (row,) = await wait_until(lambda: in_json(*failed), 10)
+        shown = (await capsule("deliveries", "show", row["attempt"])).out
+        for part in (
+            receiver.url(),
+            "failed (status 500)",
+            "X-Service-Event: app.crashed",
+            "  why[31m\n  and more",
+        ):
+            assert part in shown
+        assert secret not in shown
+        page = await capsule("deliveries", "list", "--limit", "1")
+        assert page.err == f"More: capsule deliveries list --limit 1 --before {row['attempt']}\n"
+        page = await capsule(*failed, "--limit", "1")
+        more = page.err.removeprefix("More: capsule ").split()
+        assert {*failed, "--limit"} < {*more}
+        assert (await capsule(*more)).line == "No such deliveries."  # the older ones were delivered
+        assert [each["id"] for each in await in_json("deliveries", "list", "--before", row["attempt"])] == [
+            first[0]
+        ] * 2
+        assert (await capsule("deliveries", "list", "--outcome", "dropped")).line == "No such deliveries."
+        receiver.plays("/events")
+        again = ("deliveries", "redeliver", "--failed", "--since")
+        queued = (await capsule(*again, "1h")).line
+        assert queued == "Queued 1 failed event again. See the outcome with: capsule deliveries list"
+        await wait_until(lambda: len(receiver.got()) == 4, 10)
+        assert "RATE_LIMITED, retry after" in await capsule.refused(*again, "2026-07-02T10:00:00Z")
+        assert "sample, redelivery 1" in (await capsule("deliveries", "list", "--limit", "1")).out
     for command in ("redeliver", "show"):
         assert "no delivery" in await capsule.refused("deliveries", command, "evt_unknown")
 

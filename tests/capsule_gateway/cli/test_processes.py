@@ -33,9 +33,8 @@ def capsule(tmp_path: Path) -> Tool:
 
 @pytest.fixture
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer("valkey").start()
-    yield server
-    server.stop()
+    with RedisServer("valkey") as server:
+        yield server
 
 
 async def test_the_names_are_those_of_the_workers() -> None:
@@ -77,10 +76,7 @@ async def check(capsule: Tool, redis_url: str, *names: str, **settings: str) -> 
 
 
 async def test_workers_with_a_heartbeat(capsule: Tool, redis: RedisServer, tmp_path: Path) -> None:
-    worker = Worker(redis.url, tmp_path)
-    worker.names = ("webhooks", "monitors")
-    await worker.start()
-    try:
+    async with Worker(redis.url, tmp_path, "webhooks", "monitors"):
 
         async def healthy() -> bool:
             return (await check(capsule, redis.url, "webhooks", "monitors")).code == 0
@@ -95,8 +91,6 @@ async def test_workers_with_a_heartbeat(capsule: Tool, redis: RedisServer, tmp_p
         assert run.err.endswith(" has a heartbeat\n")
         run = await check(capsule, redis.url, GATEWAY_DEPLOY_ENGINE="external")
         assert run.line == "running: webhooks, deploys, monitors"
-    finally:
-        await worker.stop()
 
 
 async def test_a_worker_without_redis_is_found_within_seconds(capsule: Tool, redis: RedisServer) -> None:

@@ -70,41 +70,31 @@ async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_
 
 
 async def test_workers_wait_for_redis(tmp_path: Path) -> None:
-    server = RedisServer("valkey")
-    worker = Worker(f"redis://:secret@127.0.0.1:{server.port}", tmp_path, ["secret"])
-    worker.names = ("webhooks", "monitors")
-    try:
-        await worker.start()
-        await wait_until(lambda: "redis.unavailable" in worker.log, 20)
-        await asyncio.sleep(1.5)  # it retries every second
-        (line,) = warnings_in(worker.log)
-        assert line["reason"] == "Redis is not running"
-        assert "GATEWAY_REDIS_URL" in line["action"]
-        server.start()
-        await worker.joined()
-        assert "redis.available" in worker.log
-        worker.assert_log_is_clean()
-    finally:
-        worker.kill()
-        server.stop()
+    with RedisServer("valkey") as server:
+        server.kill()
+        url = f"redis://:secret@127.0.0.1:{server.port}"
+        async with Worker(url, tmp_path, "webhooks", "monitors", confidential={"secret"}) as worker:
+            await wait_until(lambda: "redis.unavailable" in worker.log, 20)
+            await asyncio.sleep(1.5)  # it retries every second
+            (line,) = warnings_in(worker.log)
+            assert line["reason"] == "Redis is not running"
+            assert "GATEWAY_REDIS_URL" in line["action"]
+            server.start()
+            await worker.joined()
+            assert "redis.available" in worker.log
 
 
 async def test_workers_log_when_redis_is_lost(tmp_path: Path) -> None:
     """Once, and once when it is back: not only gateways do so."""
-    server = RedisServer("valkey").start()
-    worker = Worker(server.url, tmp_path)
-    worker.constants = {"gateway.operations.redis_health.CHECK_SECONDS": 0.2}
-    try:
-        await (await worker.start()).joined()
-        server.kill()
-        await wait_until(lambda: "redis.unavailable" in worker.log, 20)
-        server.start()
-        await wait_until(lambda: "redis.available" in worker.log, 20)
-        assert worker.log.count("redis.unavailable") == 1
-        worker.assert_log_is_clean()
-    finally:
-        worker.kill()
-        server.stop()
+    often = {"gateway.operations.redis_health.CHECK_SECONDS": 0.2}
+    with RedisServer("valkey") as server:
+        async with Worker(server.url, tmp_path, constants=often) as worker:
+            await worker.joined()
+            server.kill()
+            await wait_until(lambda: "redis.unavailable" in worker.log, 20)
+            server.start()
+            await wait_until(lambda: "redis.available" in worker.log, 20)
+            assert worker.log.count("redis.unavailable") == 1
 
 
 async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: str, tmp_path: Path) -> None:
@@ -158,19 +148,15 @@ async def test_a_redis_that_returns_with_data_of_a_newer_version(
     folder = Path(newer._scratch or "")
     gw = Gateway(server.url, provider, tmp_path)
     gw.workers = processes
-    worker = Worker(server.url, tmp_path)
-    worker.names = ("webhooks", "sites")
-    worker.environment["GATEWAY_DATA_DIR"] = str(tmp_path / "data")
+    worker = Worker(server.url, tmp_path, "webhooks", "sites", GATEWAY_DATA_DIR=str(tmp_path / "data"))
     try:
         await gw.start()
         await worker.start()
         assert not await gw.answers("/ready")
         server.options, server._scratch = ("--appendonly", "no"), str(folder)
         server.start()
-        assert gw.process
-        assert worker.process
-        await wait_until(lambda: gw.process.poll() is not None and worker.process.poll() is not None, 30)
-        assert (gw.process.poll(), worker.process.poll()) == (78, 78)
+        await wait_until(lambda: gw.code is not None and worker.code is not None, 30)
+        assert (gw.code, worker.code) == (78, 78)
         assert NEWER in gw.log
         assert NEWER in worker.log
     finally:

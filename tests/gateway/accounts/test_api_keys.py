@@ -20,12 +20,12 @@ from gateway.accounts.sessions import ACCOUNT
 from gateway.errors import LastKey
 from gateway.ids import now_iso
 from gateway.keys import api_key_key, api_keys_used_key
-from gateway.redis.client import Store
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
+from tests.support.stores import opened
 
 session = pytest.mark.asyncio(loop_scope="session")
 KEYS = "/account/keys"
@@ -313,8 +313,7 @@ async def test_many_requests_write_one_use_per_minute(here: Registry, monkeypatc
 async def test_a_use_waits_while_redis_fails(valkey: RedisServer, here: Registry, proxy: Any) -> None:
     account, secret = await here.create_account("One", "free")
     key = await here.api_keys.identify(secret)
-    store = Store(proxy.url)
-    try:
+    async with opened(proxy.url) as store:
         away = ApiKeys(store)
         away.note_use(key)
         proxy.go_down()
@@ -323,8 +322,6 @@ async def test_a_use_waits_while_redis_fails(valkey: RedisServer, here: Registry
         assert (await only_key(here, account.id)).lastUsedAt is None
         await away.write_uses()
         assert (await only_key(here, account.id)).lastUsedAt is not None
-    finally:
-        await store.close()
 
 
 async def only_key(registry: Registry, account_id: str) -> api_keys.ListedKey:

@@ -6,9 +6,8 @@ import redis.asyncio
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import NotFound
-from gateway.redis.client import Store
 from tests.support.registries import KEY
-from tests.support.stores import change_plan
+from tests.support.stores import change_plan, opened
 
 
 async def test_an_api_key_is_kept_only_as_its_hash(here: Registry, raw: redis.asyncio.Redis) -> None:
@@ -40,6 +39,5 @@ async def test_the_plan_of_an_unknown_account(here: Registry) -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "Shop", "shop:x", "sh--op", "-shop", "shöp", "a" * 64, "*", "shop\n"])
 async def test_an_invalid_name_is_never_looked_up(redis_url: str, name: str) -> None:
-    store = Store("redis://127.0.0.1:1/0")
-    assert await Registry(store, Vault(KEY)).find_app(name) is None
-    await store.close()
+    async with opened("redis://127.0.0.1:1/0") as store:
+        assert await Registry(store, Vault(KEY)).find_app(name) is None

@@ -18,6 +18,7 @@ from tests.support.accounts import Account, App
 from tests.support.agents import call, over_http
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
+from tests.support.stores import opened
 
 session = pytest.mark.asyncio(loop_scope="session")
 
@@ -165,14 +166,11 @@ async def test_the_trail_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_fault_of_redis_stops_no_change(proxy: Any) -> None:
-    store = Store(proxy.url)
-    kept = AccountTrail(store)
-    try:
+    async with opened(proxy.url) as store:
+        kept = AccountTrail(store)
         proxy.go_down()
         entry = await kept.begin(ACCESS, "publish", "notes")
         assert entry == ""
         await kept.forget(ACCESS, entry)
         await kept.forget(ACCESS, "1-1")
         await kept.add_operators_change("acc_1", "ana", "change_account", "")
-    finally:
-        await store.close()

@@ -15,8 +15,9 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.accounts import Account
 from tests.support.fixtures import module_fixture
-from tests.support.gateway_process import ENCRYPTION_KEY, Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
+from tests.support.processes import ENCRYPTION_KEY
 from tests.support.responses import refused
 from tests.support.stores import opened
 from tests.support.visitor import Visitor

@@ -144,16 +144,14 @@ async def test_the_figures_follow_events(launch: Launch, backend: FakeAppBackend
         assert (seen["webhooks"]["waiting"], seen["webhooks"]["pending"], seen["workers"]) == (1, 0, [])
         assert [process["streams"] for process in seen["gateways"]] == [0]
 
-        worker = await Worker(gw.redis.url, gw.folder).start()
-
         async def dropped() -> bool:
             seen = await snapshot(gw)
             outcomes = seen["outcomes"].get("dropped")
             alive = [worker["group"] for worker in seen["workers"] if worker["heartbeatMs"] is not None]
             return (seen["webhooks"]["waiting"], outcomes, alive) == (0, 1, ["webhooks"])
 
-        await wait_until(dropped)
-        worker.kill()
+        async with Worker(gw.redis.url, gw.folder):
+            await wait_until(dropped)
 
 
 async def test_open_streams_show(gw: Gateway, app: App) -> None:

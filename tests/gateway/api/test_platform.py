@@ -13,9 +13,10 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.gateway.conftest import Launch
 from tests.support.accounts import DOMAIN, App
-from tests.support.gateway_process import ENCRYPTION_KEY, OPERATOR, Gateway
+from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import wait_until
 from tests.support.prices import EURO, cost
+from tests.support.processes import ENCRYPTION_KEY
 from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -17,14 +17,9 @@ async def receiver() -> AsyncIterator[FakeReceiver]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def worker(gw: Gateway, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    worker = Worker(gw.redis.url, tmp_path_factory.mktemp("worker"))
-    worker.constants = {"workers.webhooks.sender.BUDGET_SECONDS": 2}
-    try:
-        yield await worker.start()
-        assert await worker.stop() == 0
-    finally:
-        worker.kill()
-    worker.assert_log_is_clean()
+    constants = {"workers.webhooks.sender.BUDGET_SECONDS": 2}
+    async with Worker(gw.redis.url, tmp_path_factory.mktemp("worker"), constants=constants) as worker:
+        yield worker
 
 
 @pytest_asyncio.fixture(loop_scope="session")

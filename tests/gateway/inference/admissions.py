@@ -1,6 +1,5 @@
 """One gateway process's admission, and the records that it leaves in Redis."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +14,8 @@ from gateway.redis.client import Store
 from gateway.settings import RateLimits, Settings
 from gateway.telemetry.metrics import Metrics
 from tests.lua.scripts import SECOND, day_of
+from tests.support.background import in_background
+from tests.support.stores import opened
 
 CAP = Settings().daily_caps["free"]
 EVALSHA = b"EVALSHA"
@@ -23,10 +24,9 @@ EVALSHA = b"EVALSHA"
 class AdmissionProcess:
     """One process's admission, with its background task."""
 
-    def __init__(self, url: str, limits: tuple[int, int], replicas: int = 0) -> None:
-        self.metrics = Metrics()
-        self.store = Store(url, replicas=replicas)
-        settings = Settings(redis_url=url, rate_limits=RateLimits(*limits))
+    def __init__(self, store: Store, limits: tuple[int, int]) -> None:
+        self.metrics, self.store = Metrics(), store
+        settings = Settings(redis_url=store.url, rate_limits=RateLimits(*limits))
         self.admission = Admission(settings, self.store, self.metrics)
         self.settle = self.admission.settle
 
@@ -69,14 +69,10 @@ class AdmissionProcess:
 async def admission_process(
     url: str, limits: tuple[int, int] = (10_000, 10_000), *, replicas: int = 0
 ) -> AsyncIterator[AdmissionProcess]:
-    running = AdmissionProcess(url, limits, replicas)
-    task = asyncio.create_task(running.admission.repeat_settlements())
-    try:
-        yield running
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await running.store.close()
+    async with opened(url, replicas) as store:
+        running = AdmissionProcess(store, limits)
+        async with in_background(running.admission.repeat_settlements()):
+            yield running
 
 
 class Books:

@@ -17,6 +17,7 @@ from gateway.inference.upstream import MIN_WAIT_SECONDS
 from gateway.redis.client import COMMAND_SECONDS, Store
 from tests.lua.leases import MESSAGES, with_kept_messages
 from tests.lua.scripts import CLOCK, SECOND, on_test_clock
+from tests.support.background import cancel
 
 LATENCY_SECONDS = 0.002  # of the simulated network, one way
 
@@ -126,14 +127,12 @@ class Processes:
 
     async def kill(self, permits: Process) -> None:
         task, store = self.running.pop(permits)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
         await store.close()
 
     async def stop(self, permits: Process) -> None:
         task, _ = self.running[permits]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
         await permits.close()
         await self.kill(permits)
 

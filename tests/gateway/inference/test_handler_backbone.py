@@ -25,15 +25,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @contextlib.asynccontextmanager
 async def durable(provider: FakeProvider, folder: Path) -> AsyncIterator[Gateway]:
     """A gateway with a Redis that persists its data."""
-    server = RedisServer(folder=folder).start()
-    try:
+    with RedisServer(folder=folder) as server:
         async with gateway(server.url, provider, folder) as gw:
             gw.redis = server
             yield gw
         with server.client() as client:
             assert_no_leak(client)
-    finally:
-        server.stop()
 
 
 async def heals(app: App) -> None:

@@ -52,17 +52,16 @@ async def test_the_oldest_records_are_removed(store: Store, monkeypatch: pytest.
 
 
 async def test_a_change_that_cannot_be_recorded_is_refused(proxy: Proxy) -> None:
-    store = Store(proxy.url)
-    record = await AuditTrail(store).begin_record("changes", ANA, "change_account", "acc_1", "request")
-    proxy.go_down()
-    with pytest.raises(BackboneUnavailable):
-        await AuditTrail(store).begin_record("changes", ANA, "change_account", "acc_2", "request")
-    record.status = 200
-    with captured(audit) as lines:
-        await AuditTrail(store).finish_record("changes", record)
-    (line,) = [line for line in lines if line["event"] == "audit.unfinished"]
-    assert line["record"]["target"] == "acc_1"
-    await store.close()
+    async with opened(proxy.url) as store:
+        record = await AuditTrail(store).begin_record("changes", ANA, "change_account", "acc_1", "request")
+        proxy.go_down()
+        with pytest.raises(BackboneUnavailable):
+            await AuditTrail(store).begin_record("changes", ANA, "change_account", "acc_2", "request")
+        record.status = 200
+        with captured(audit) as lines:
+            await AuditTrail(store).finish_record("changes", record)
+        (line,) = [line for line in lines if line["event"] == "audit.unfinished"]
+        assert line["record"]["target"] == "acc_1"
 
 
 async def test_in_a_cluster() -> None:

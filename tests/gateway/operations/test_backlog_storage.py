@@ -17,6 +17,7 @@ from gateway.keys import PARTITION_TAGS, bodies_key, dead_letters_key, partition
 from gateway.operations.backlog import count_dead_letters, read_dead_letters, read_storage
 from gateway.redis.client import Store
 from tests.support.redis_servers import RedisServer, cluster
+from tests.support.stores import opened
 
 CRASH = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
@@ -27,18 +28,16 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         with cluster("valkey") as address:
             yield address
         return
-    server = RedisServer(request.param).start()
-    yield server.url
-    server.stop()
+    with RedisServer(request.param) as server:
+        yield server.url
 
 
 @pytest_asyncio.fixture
 async def store(url: str) -> AsyncIterator[Store]:
     """Empties."""
-    store = Store(url)
-    await everywhere(store, "FLUSHALL")
-    yield store
-    await store.close()
+    async with opened(url) as store:
+        await everywhere(store, "FLUSHALL")
+        yield store
 
 
 async def everywhere(store: Store, *command: str) -> None:

@@ -14,6 +14,7 @@ from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, read_object
 from tests.support import redis_servers
+from tests.support.background import cancel
 from tests.support.logs import captured
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.stores import opened
@@ -94,8 +95,7 @@ async def test_a_process_that_dies_in_a_step(redis_url: str, store: Store, monke
         other = asyncio.create_task(upgrade_redis(store, steps("a", "b", "c")))
         await asyncio.sleep(0.2)
         assert not other.done(), "the lock is renewed for as long as the step takes"
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
         await asyncio.wait_for(other, 10)
     assert await names(store) == ["a", "b", "c"]
 
@@ -186,13 +186,10 @@ async def test_without_redis(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("server", ["valkey", "redis"])
 async def test_an_upgrade_survives_a_restart_of_redis(server: str, tmp_path: Path) -> None:
-    redis = RedisServer(server, folder=tmp_path).start()
-    try:
+    with RedisServer(server, folder=tmp_path) as redis:
         async with opened(redis.url) as store:
             await upgrade_redis(store, steps("a"))
         redis.kill()
         redis.start()
         async with opened(redis.url) as store:
             assert await store.get(LAYOUT_KEY) == "2"
-    finally:
-        redis.stop()

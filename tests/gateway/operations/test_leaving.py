@@ -125,10 +125,8 @@ async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: P
         before = len(search(client, kept.words))
         assert len(search(client, left.words)) > 20
         assert search_files(gw.data_folder, left.words)
-        worker = Worker(gw.redis.url, tmp_path, gw.confidential, GATEWAY_DATA_DIR=str(gw.data_folder))
-        worker.names, worker.constants = ("monitors",), SOON
-        await worker.start()
-        try:
+        data = {"GATEWAY_DATA_DIR": str(gw.data_folder)}
+        async with Worker(gw.redis.url, tmp_path, "monitors", confidential=gw.confidential, constants=SOON, **data):
             answer = await gw.platform("DELETE", f"accounts/{left.account.id}?now=true")
             assert answer.status_code == 202, answer.text
             await wait_until(left.is_gone, 30)
@@ -148,8 +146,6 @@ async def test_nothing_is_left(gw: Gateway, backend: FakeAppBackend, tmp_path: P
             trail = [each for each in search(client, left.words) if "{ops}:audit:changes" in each]
             assert all(left.app.name not in each for each in trail)
             assert len(search(client, kept.words)) >= before
-        finally:
-            await worker.stop()
     refused(await left.account.get(), 401, "UNAUTHORIZED")
     assert (await kept.account.get()).status_code == 200
     record, *_ = (await gw.platform("GET", f"audit?target={left.account.id}")).json()

@@ -104,11 +104,8 @@ async def test_queues_and_workers_of_all_partitions(kind: str, valkey: RedisServ
         with cluster("valkey") as url:
             await queues_and_workers(url)
         return
-    server = RedisServer(kind).start()
-    try:
+    with RedisServer(kind) as server:
         await queues_and_workers(server.url)
-    finally:
-        server.stop()
 
 
 async def queues_and_workers(url: str) -> None:

@@ -23,6 +23,7 @@ from tests.gateway.inference.admissions import Books, admission_process
 from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, cluster
+from tests.support.stores import opened
 from workers.monitors.run import settle_overdue
 
 STATES = {
@@ -43,18 +44,14 @@ class Watch:
 
 @asynccontextmanager
 async def watched(url: str, replicas: int = 0) -> AsyncIterator[Watch]:
-    store = Store(url, replicas=replicas)
-    try:
+    async with opened(url, replicas=replicas) as store:
         yield Watch(store)
-    finally:
-        await store.close()
 
 
 @pytest.fixture(params=BINARIES)
 def own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    server = RedisServer(request.param).start()
-    yield server
-    server.stop()
+    with RedisServer(request.param) as server:
+        yield server
 
 
 def run(server: RedisServer, command: str) -> None:

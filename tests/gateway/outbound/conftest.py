@@ -11,6 +11,7 @@ import pytest
 
 from gateway.outbound.client import Client
 from tests.gateway.outbound.origins import Handler, Serve
+from tests.support.background import cancel
 
 
 @pytest.fixture
@@ -33,9 +34,7 @@ async def serve() -> AsyncIterator[Serve]:
 
             async def end() -> None:
                 server.close()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancel(*tasks)
 
             stack.push_async_callback(end)
             return int(server.sockets[0].getsockname()[1])

@@ -14,6 +14,7 @@ import pytest
 from gateway.outbound.addresses import BlockedAddress
 from gateway.outbound.client import Client, ResponseTooLarge
 from tests.gateway.outbound.origins import OK, Handler, Recorder, Serve, answering, failure, forever, names, until
+from tests.support.background import cancel
 
 
 async def test_a_call_and_its_kept_connection(serve: Serve, client: Client) -> None:
@@ -235,9 +236,7 @@ async def test_origins_that_hang_leave_room_for_other_tenants(serve: Serve, clie
     for number in range(20):
         tenant = f"other-{number}"
         assert (await client.fetch("GET", healthy, tenant=tenant, budget=0.5, max_bytes=9)).status == 200
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
+    await cancel(*calls)
 
 
 @pytest.mark.parametrize("url", ["http://example.com/", "https://127.1/", "https://[::1]/", "ftp://example.com/"])

@@ -14,6 +14,7 @@ from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Exchange, Head, Raw, Script, answer
+from tests.support.background import cancel
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -256,8 +257,7 @@ async def test_a_canceled_call_closes_its_connection(client: Client, receiver: F
     receiver.hangs("/events")
     call = asyncio.create_task(post(client, receiver.url()))
     exchange: Exchange = await wait_until(lambda: receiver.exchanges and receiver.exchanges[0])
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
+    await cancel(call)
     await asyncio.wait_for(exchange.canceled.wait(), 2)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.outbound.tenant_limiter import TenantLimiter
+from tests.support.background import cancel
 
 
 async def acquire_all(
@@ -26,9 +27,7 @@ async def acquire_all(
 
 
 async def end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel(*tasks)
 
 
 async def test_one_tenant_leaves_most_turns_to_others() -> None:

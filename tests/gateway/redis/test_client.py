@@ -24,6 +24,7 @@ from gateway.redis.errors import map_redis_errors
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from tests.support.background import cancel, in_background
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, cluster
 from tests.support.stores import opened
@@ -200,8 +201,7 @@ async def test_connections_leave_a_demoted_primary(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
-    server = RedisServer("valkey", folder=tmp_path).start()
-    try:
+    with RedisServer("valkey", folder=tmp_path) as server:
         async with opened(server.url) as store:
             await compare_and_set(store, "app:shop", "{}")
             await scripts.list_expired_reservations(store, "{p09}", 1)
@@ -213,8 +213,6 @@ async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
             server.start()
             assert await store.get("app:shop") == "{}"
             assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
-    finally:
-        server.stop()
 
 
 # -- a cluster ---------------------------------------------------------------------------------------------------
@@ -228,17 +226,12 @@ def nodes() -> Iterator[str]:
 
 @asynccontextmanager
 async def following(url: str) -> AsyncIterator[Registry]:
-    store = Store(url)
-    registry = Registry(store, Vault(""))
-    task = asyncio.create_task(registry.cache.follow_changes())
-    try:
-        await wait_until(lambda: registry.cache.is_current or task.done())
-        assert not task.done(), task.exception()
-        yield registry
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await store.close()
+    async with opened(url) as store:
+        registry = Registry(store, Vault(""))
+        async with in_background(registry.cache.follow_changes()) as task:
+            await wait_until(lambda: registry.cache.is_current or task.done())
+            assert not task.done(), task.exception()
+            yield registry
 
 
 def of_every_partition() -> list[Account]:
@@ -309,12 +302,11 @@ async def test_leases_are_found_on_every_node(nodes: str) -> None:
 @pytest.fixture
 async def node() -> AsyncIterator[RedisServer]:
     """A cluster of one node."""
-    server = RedisServer("valkey", "--cluster-enabled", "yes").start()
-    with server.client() as client:
-        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-        await wait_until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-    yield server
-    server.stop()
+    with RedisServer("valkey", "--cluster-enabled", "yes") as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            await wait_until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        yield server
 
 
 async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,5 +340,4 @@ async def test_a_gateway_waits_for_a_cluster(monkeypatch: pytest.MonkeyPatch) ->
             await store.get("app:shop")
         await asyncio.sleep(0.3)
         assert not task.done(), task.exception()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)

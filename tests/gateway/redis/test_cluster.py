@@ -158,15 +158,12 @@ async def test_a_seed_that_is_down_is_skipped(whole: ReplicatedCluster) -> None:
 
 
 async def test_a_node_that_knows_few_slots_is_not_trusted(whole: ReplicatedCluster) -> None:
-    stranger = RedisServer("valkey", *CLUSTER_OPTIONS).start()
-    try:
+    with RedisServer("valkey", *CLUSTER_OPTIONS) as stranger:
         with stranger.client() as client:
             client.execute_command("CLUSTER ADDSLOTS", slot_of("{p09}"))
         for _ in range(10):  # either node may be the first to answer
             async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{whole.url.rpartition(',')[2]}") as store:
                 await count_everywhere(store)
-    finally:
-        stranger.stop()
 
 
 async def test_no_seed_answers() -> None:

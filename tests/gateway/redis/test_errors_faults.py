@@ -12,6 +12,7 @@ from gateway.redis.client import Store
 from gateway.redis.errors import advise, code_of, describe, map_redis_errors
 from gateway.redis.scripts import increment_counters
 from tests.support.redis_servers import RedisServer, free_port
+from tests.support.stores import opened
 
 
 async def faults_of(url: str) -> list[tuple[str, str]]:
@@ -54,24 +55,20 @@ async def test_a_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_certificate_that_is_not_trusted(tls: tuple[ssl.SSLContext, str]) -> None:
     port, (_, file) = free_port(), tls
     options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-auth-clients", "no")
-    server, url = RedisServer("redis", *options).start(), f"rediss://:secret@127.0.0.1:{port}"
-    try:
+    url = f"rediss://:secret@127.0.0.1:{port}"
+    with RedisServer("redis", *options) as server:
         for _, reason in await faults_of(url):
             assert reason == "the certificate of Redis is not trusted"
         with server.client() as client:
             client.config_set("requirepass", "secret")
-        store = Store(url, ca_file=file)
-        assert await store.check_writes() == (1, [])
-        await increment_counters(store, "{p09}:n", "hash", 60, {"n": 1})
-        await store.close()
-    finally:
-        server.stop()
+        async with opened(url, ca_file=file) as store:
+            assert await store.check_writes() == (1, [])
+            await increment_counters(store, "{p09}:n", "hash", 60, {"n": 1})
 
 
 @pytest.mark.parametrize(("login", "code"), [("", "NOAUTH"), ("secret@", "WRONGPASS"), ("me:secret@", "WRONGPASS")])
 async def test_a_password_that_is_wrong(login: str, code: str) -> None:
-    server = RedisServer("valkey").start()
-    try:
+    with RedisServer("valkey") as server:
         with server.client() as client:
             client.config_set("requirepass", "another")
         user, _, password = login.rpartition(":")
@@ -79,8 +76,6 @@ async def test_a_password_that_is_wrong(login: str, code: str) -> None:
         for met, reason in await faults_of(address):
             assert met in (code, "WRONGPASS")
             assert "password" in reason
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize(

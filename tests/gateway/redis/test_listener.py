@@ -1,6 +1,5 @@
 """A listener that loses its subscription and gets it back."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,34 +7,31 @@ import pytest
 
 from gateway.redis import client as store_module
 from gateway.redis import listener as module
-from gateway.redis.client import Store
 from gateway.redis.listener import Listener
+from tests.support.background import in_background
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
+from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 
 
 @asynccontextmanager
 async def listening(url: str) -> AsyncIterator[list[str]]:
     """Runs a listener to two channels, and yields what it has reported."""
-    store, reports = Store(url), list[str]()
-    listener = Listener(
-        store,
-        "one",
-        "two",
-        on_subscribe=lambda: reports.append("subscribed"),
-        on_message=lambda channel, text: reports.append(f"{channel}: {text}"),
-        on_loss=lambda: reports.append("lost"),
-        loss_event="tests.lost",
-    )
-    task = asyncio.create_task(listener.run())
-    try:
-        await wait_until(lambda: "subscribed" in reports)
-        yield reports
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await store.close()
+    reports = list[str]()
+    async with opened(url) as store:
+        listener = Listener(
+            store,
+            "one",
+            "two",
+            on_subscribe=lambda: reports.append("subscribed"),
+            on_message=lambda channel, text: reports.append(f"{channel}: {text}"),
+            on_loss=lambda: reports.append("lost"),
+            loss_event="tests.lost",
+        )
+        async with in_background(listener.run()):
+            await wait_until(lambda: "subscribed" in reports)
+            yield reports
 
 
 async def test_messages_arrive_and_a_canceled_listener_reports_the_loss(redis_url: str, valkey: RedisServer) -> None:

@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 
 from gateway.inference.spend import scripts
 from gateway.redis.pipeline import Pipeline
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.stores import opened
@@ -74,8 +75,7 @@ async def test_a_failed_connection_without_callers_is_not_reported_to_the_loop()
     pipeline = Pipeline(f"redis://127.0.0.1:{free_port()}/0", 1)
     call = asyncio.create_task(pipeline.call("PING"))
     await asyncio.sleep(0)
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
+    await cancel(call)
     await wait_until(lambda: pipeline._connecting is None)
     await asyncio.sleep(0)
     gc.collect()

@@ -19,6 +19,7 @@ from gateway.redis.primary import PrimaryWatch, Sentinels
 from gateway.redis.scripts import increment_counters
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
@@ -114,8 +115,7 @@ async def test_settlements_that_a_former_primary_confirmed_are_repeated(move: Mo
     move.to(move.successor)
     with move.successor.client() as client:
         await wait_until(lambda: client.hget(spend_key("account", day), "settled") == b"120")
-    repeating.cancel()
-    await asyncio.gather(repeating, return_exceptions=True)
+    await cancel(repeating)
 
 
 class Answers:

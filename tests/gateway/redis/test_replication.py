@@ -115,9 +115,10 @@ async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_scrip
 
 
 async def test_behind_sentinel() -> None:
-    primary = RedisServer("redis", "--repl-diskless-sync-delay", "0").start()
-    replica = RedisServer("redis", "--replicaof", f"127.0.0.1 {primary.port}").start()
-    try:
+    with (
+        RedisServer("redis", "--repl-diskless-sync-delay", "0") as primary,
+        RedisServer("redis", "--replicaof", f"127.0.0.1 {primary.port}"),
+    ):
         await wait_until(lambda: asyncio.to_thread(acknowledges, primary))
         with sentinels(primary) as url:
             async with opened(url, replicas=1) as store:
@@ -126,6 +127,3 @@ async def test_behind_sentinel() -> None:
                 with pytest.raises(NotReplicated):
                     await reserve(store, "acc")
                 await scripts.settle(store, partition_tag("acc"), "r", 0)
-    finally:
-        primary.stop()
-        replica.stop()

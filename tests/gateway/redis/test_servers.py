@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BackboneUnavailable
-from gateway.redis.client import Store
 from gateway.redis.scripts import increment_counters
 from gateway.redis.servers import Node, parse
 from gateway.settings import load
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, replicated, sentinels
+from tests.support.stores import opened
 
 
 def test_the_ca_file_applies_unless_the_address_names_another(tmp_path: Path) -> None:
@@ -38,8 +38,7 @@ def test_credentials_and_options_apply_to_every_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BINARIES)
 async def test_sentinel_names_the_new_primary(name: str) -> None:
     with replicated(name) as (primary, replica), sentinels(primary, name=name) as url:
-        store = Store(url)
-        try:
+        async with opened(url) as store:
 
             async def passes() -> bool:
                 try:
@@ -56,5 +55,3 @@ async def test_sentinel_names_the_new_primary(name: str) -> None:
                 assert (
                     int(client.hget("{p09}:tests", "calls") or 0) >= 1
                 )  # replicated before the failover, or written since
-        finally:
-            await store.close()

@@ -47,9 +47,8 @@ async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProv
         first = provider.plays(ROLE, chunk("Gu"), gate, chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE)
         second = provider.plays(ROLE, chunk("Gu"), HANG)
         streams = [await open_stream(finishing, first), await open_stream(hanging, second)]
-        assert gw.process
         signalled = time.monotonic()
-        gw.process.send_signal(signal.SIGTERM)
+        gw.signal(signal.SIGTERM)
 
         async def closed() -> bool:
             if await gw.answers("/ready"):
@@ -59,7 +58,7 @@ async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProv
             return True
 
         await wait_until(closed, 3)
-        assert gw.process.poll() is None, "streams are still running"
+        assert gw.code is None, "streams are still running"
         gate.set()
         heard = await streams[0]
         assert text_of(heard) == "Guten"
@@ -68,8 +67,7 @@ async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProv
         assert 3.5 < time.monotonic() - signalled < 10
         # The stream is interrupted, with or without an error, and never finishes.
         assert cut[-1] is None or cut[-1].event in ("message", "error")
-        await asyncio.wait_for(asyncio.to_thread(gw.process.wait), 5)
-        assert gw.process.returncode in (0, -signal.SIGTERM)
+        assert await wait_until(lambda: gw.code, 5, holds=lambda code: code is not None) in (0, -signal.SIGTERM)
         await asyncio.wait_for(provider.asked(second)[0].canceled.wait(), PATIENCE_SECONDS)
         for app, expected in ((finishing, cost(3, 2)), (hanging, max_cost(second))):
             app.account.gateway = heir
@@ -87,13 +85,12 @@ async def test_a_request_that_passes_admission_after_the_drain_is_refused(
         prompt = provider.plays(ROLE, chunk("a"), HANG)
         late = asyncio.create_task(app.ask(prompt, stream=True))
         await wait_until(lambda: slow.fetches)
-        assert gw.process
-        gw.process.send_signal(signal.SIGTERM)
+        gw.signal(signal.SIGTERM)
         await stream  # the end of the drain interrupts it
         slow.gate.set()
         refused(await late, 503, "BACKBONE_UNAVAILABLE")
         assert provider.asked(prompt) == [], "nothing was sent, so nothing is charged"
-        await asyncio.wait_for(asyncio.to_thread(gw.process.wait), 5)
+        await wait_until(lambda: gw.code is not None, 5)
         with gw.redis.client() as client:
             assert list(client.scan_iter("*:reservations")) == []
 

@@ -10,6 +10,7 @@ from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.support.accounts import App
+from tests.support.background import cancel
 from tests.support.polling import PATIENCE_SECONDS
 from tests.support.prices import cost, max_cost
 from tests.support.raw_http import bearer, error_of, is_healthy, request, send
@@ -98,9 +99,7 @@ async def test_incomplete_requests_do_not_delay_others(app: App) -> None:
     await asyncio.sleep(0.2)
     assert await is_healthy(app)
     assert not any(each.done() for each in slow)
-    for each in slow:
-        each.cancel()
-    await asyncio.gather(*slow, return_exceptions=True)
+    await cancel(*slow)
     assert (await app.account.spend())["reserved"] == 0
 
 

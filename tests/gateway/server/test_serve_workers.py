@@ -20,8 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    server = RedisServer("redis").start()
-    try:
+    with RedisServer("redis") as server:
         async with gateway(server.url, provider, tmp_path, workers=2) as gw:
             app = await gw.app(backend)
             # One connection per request, so that both processes get requests.
@@ -50,32 +49,26 @@ async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_
 
                 await wait_until(everywhere, 1.5, 0.3)
             assert await gw.stop() in (0, -signal.SIGTERM)
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_unix_socket_for_caddy(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, workers: int
 ) -> None:
-    server = RedisServer("redis").start()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = f"{folder}/gateway.sock"
-            Path(path).touch()  # left by an earlier gateway
-            settings = {"GATEWAY_UPSTREAM": f"unix/{path}"}
-            async with gateway(server.url, provider, tmp_path, workers=workers, **settings) as gw:
-                app = await gw.app(backend)
-                allowed = {"domain": f"{app.name}.apps.localhost"}
-                transport = httpx.AsyncHTTPTransport(uds=path)
-                async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as local:
-                    answer = await local.post(f"/capsule/{app.name}/ai", json={"prompt": "x"}, headers=app.headers())
-                    assert answered(answer)
-                    asked = await local.get("/platform/tls/allow", params=allowed)
-                    forwarded = {"X-Forwarded-For": "192.0.2.1"}
-                    passed_on = await local.get("/platform/tls/allow", params=allowed, headers=forwarded)
-                    assert (asked.status_code, passed_on.status_code) == (200, 404)
-                assert os.stat(path).st_mode & 0o777 == 0o666
-                assert await gw.stop() in (0, -signal.SIGTERM)
-    finally:
-        server.stop()
+    with RedisServer("redis") as server, tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/gateway.sock"
+        Path(path).touch()  # left by an earlier gateway
+        settings = {"GATEWAY_UPSTREAM": f"unix/{path}"}
+        async with gateway(server.url, provider, tmp_path, workers=workers, **settings) as gw:
+            app = await gw.app(backend)
+            allowed = {"domain": f"{app.name}.apps.localhost"}
+            transport = httpx.AsyncHTTPTransport(uds=path)
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as local:
+                answer = await local.post(f"/capsule/{app.name}/ai", json={"prompt": "x"}, headers=app.headers())
+                assert answered(answer)
+                asked = await local.get("/platform/tls/allow", params=allowed)
+                forwarded = {"X-Forwarded-For": "192.0.2.1"}
+                passed_on = await local.get("/platform/tls/allow", params=allowed, headers=forwarded)
+                assert (asked.status_code, passed_on.status_code) == (200, 404)
+            assert os.stat(path).st_mode & 0o777 == 0o666
+            assert await gw.stop() in (0, -signal.SIGTERM)

@@ -22,8 +22,9 @@ from gateway.server.supervisor import PREFIX, TICK_SECONDS, Child, metrics_folde
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import CLOSE, HANG, Raw
-from tests.support.gateway_process import Gateway, gateway, limit_descriptors
+from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
+from tests.support.processes import limit_descriptors, list_children
 from tests.support.redis_servers import RedisServer
 from workers.hosting.watchdog import start_time
 
@@ -55,13 +56,11 @@ async def read_metric(gw: Gateway, name: str) -> float | None:
 
 def workers(gw: Gateway) -> list[int]:
     """Returns the pids of the serving processes. The supervisor's other child tracks resources."""
-    assert gw.process
-    pid = gw.process.pid
     found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for child in list_children(gw.pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have exited since
             if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
+                found.append(child)
     return found
 
 

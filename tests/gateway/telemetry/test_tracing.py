@@ -116,15 +116,10 @@ def test_without_the_packages_the_log_says_how_to_install_them(
 
 async def test_a_process_without_the_packages_works(redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['opentelemetry.sdk'] = None")
-    worker = Worker(redis_url, tmp_path, PYTHONPATH=str(tmp_path), **ON)
-    try:
-        await (await worker.start()).joined()
+    async with Worker(redis_url, tmp_path, PYTHONPATH=str(tmp_path), **ON) as worker:
+        await worker.joined()
         assert worker.log.count("traces.off") == 1
         assert "pip install '.[otel]'" in worker.log
-        assert await worker.stop() == 0
-    finally:
-        worker.kill()
-    worker.assert_log_is_clean()
 
 
 def imported(log: str) -> set[str]:
@@ -137,8 +132,9 @@ async def test_no_process_imports_optional_packages_early(launch: Launch, backen
     async with launch(PYTHONPROFILEIMPORTTIME="1") as gw:
         app = await gw.app(backend)
         assert (await app.ask("x")).status_code == 200
-        worker = Worker(gw.redis.url, gw.folder, PYTHONPROFILEIMPORTTIME="1")
-        worker.names = ("webhooks", "monitors", "deploys", "sites")
+        worker = Worker(
+            gw.redis.url, gw.folder, "webhooks", "monitors", "deploys", "sites", PYTHONPROFILEIMPORTTIME="1"
+        )
         try:
             await worker.start()
         finally:

@@ -406,8 +406,7 @@ async def test_two_backups_at_once_under_load(service: Service, empty: Service, 
 async def test_the_target_and_the_storage_are_s3(
     servers: list[RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s3 = await S3Server(tmp_path).start()
-    try:
+    async with S3Server(tmp_path) as s3:
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, value)
         target = f"s3://{BUCKET}/backups/of-this"
@@ -426,8 +425,6 @@ async def test_the_target_and_the_storage_are_s3(
             await plain.restore(target)
         for each in (service, other, plain):
             await each.close()
-    finally:
-        s3.stop()
 
 
 async def test_the_access_list_of_the_documentation(

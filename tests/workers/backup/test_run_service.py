@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.receiver import FakeReceiver
+from tests.support.background import cancel
 from tests.support.deployment import Host, host_on
 from tests.support.folders import passable_folder
 from tests.support.gateway_process import Gateway
@@ -81,8 +82,7 @@ async def back_up_and_restore(provider: FakeProvider, backend: FakeAppBackend, t
 
                     loading = asyncio.create_task(load())
                     printed = await capsule(gw, "backup", str(tmp_path / "target"))
-                    loading.cancel()
-                    await asyncio.gather(loading, return_exceptions=True)
+                    await cancel(loading)
                     assert "Note" not in printed, printed
                     assert (await host.web.post("/", content="lost", headers=headers)).text == "kept"
                 await gw.stop()

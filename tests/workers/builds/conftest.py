@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes import FakeProvider
-from tests.support.deployment import Host, host_on, hosting
+from tests.support.deployment import Host, account_on, host_on, hosting
 from tests.support.fixtures import folder_fixture
 from tests.support.redis_servers import free_port
 
@@ -42,8 +42,5 @@ async def busy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def host(busy: Host) -> AsyncIterator[Host]:
     """A new account on the deployment with a worker."""
-    async with host_on(busy.gateway, busy.receiver, busy.apps_port) as host:
-        try:
-            yield host
-        finally:
-            await host.remove_apps()
+    async with account_on(busy) as host:
+        yield host

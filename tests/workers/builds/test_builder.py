@@ -13,15 +13,13 @@ import pytest
 from gateway.keys import deploy_key
 from gateway.redis.client import COMMAND_SECONDS
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import Host
+from tests.support.deployment import BUILD, START, Host
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-BUILD = {"command": "sh build.sh", "output": "dist"}
-START = {"start": "exec node server.js"}
 OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.hosting.host_agent.TIDY_SECONDS": 0.2}
 # The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}

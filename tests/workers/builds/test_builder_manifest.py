@@ -9,7 +9,7 @@ import pytest_asyncio
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import Host, host_on
+from tests.support.deployment import Host, host_on, live
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.redis_servers import free_port
@@ -70,12 +70,6 @@ async def host(deployment: Gateway) -> AsyncIterator[Host]:
 
 async def settings_of(host: Host, app: str) -> dict[str, Any]:
     return await host.call("GET", f"/account/apps/{app}/settings")
-
-
-async def live(host: Host, app: str, files: dict[str, str]) -> str:
-    deploy = await host.over(await host.publish(app, files))
-    assert deploy["state"] == "live", deploy
-    return deploy["id"]
 
 
 async def ask(host: Host, app: str) -> int:

@@ -6,28 +6,10 @@ import subprocess
 import pytest
 
 from gateway.keys import partition_tag
-from tests.support.deployment import Host
+from tests.support.deployment import BUILD, Host, live, page, server
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-BUILD = {"command": "sh build.sh", "output": "dist"}
-
-
-def page(text: str, before: str = "") -> dict[str, str]:
-    return {"build.sh": f"{before} mkdir dist; echo {text} > dist/index.html"}
-
-
-def server(text: str) -> dict[str, str]:
-    return {
-        "server.js": f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)\n"
-    }
-
-
-async def live(host: Host, app: str, files: dict[str, str]) -> str:
-    deploy = await host.publish(app, files)
-    assert (await host.over(deploy))["state"] == "live"
-    return deploy
 
 
 async def roll_back(host: Host, app: str, deploy: str | None = None) -> str:

@@ -4,17 +4,10 @@ import time
 
 import pytest
 
-from tests.support.deployment import Host, packed
+from tests.support.deployment import BUILD, Host, packed, page
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-BUILD = {"command": "sh build.sh", "output": "dist"}
-SERVER = "require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)\n"
-
-
-def page(text: str, before: str = "") -> dict[str, str]:
-    return {"build.sh": f"{before} mkdir dist; echo {text} > dist/index.html"}
 
 
 async def suspend(host: Host, app: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 from collections.abc import AsyncIterator
 
@@ -14,76 +13,49 @@ import pytest_asyncio
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.serving import HostAnswer, Records
 from gateway.keys import HOSTS_KEY, partition_tag, served_apps_key, serving_key
-from gateway.redis.client import Store
 from tests.fakes import FakeProvider
-from tests.fakes.receiver import FakeReceiver
-from tests.support.deployment import Host, host_on, hosting, packed
+from tests.support.background import in_background
+from tests.support.deployment import BUILD, START, Host, hosting, live, packed, page, server
 from tests.support.folders import passable_folder
-from tests.support.gateway_process import Gateway, gateway_with_redis
-from tests.support.machines import QUICK, Machine, live, start, until_served
+from tests.support.gateway_process import Gateway
+from tests.support.machines import QUICK, Machine, empty_host, sharing_gateway, start, until_served
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
+from tests.support.stores import opened
 from workers.hosting import caddy
 from workers.hosting.release_files import read_release_manifest
 
-PAGE = {"command": "sh build.sh", "output": "dist"}
-START = {"start": "exec node server.js"}
-
-
-def page(text: str, before: str = "") -> dict[str, str]:
-    return {"build.sh": f"{before} mkdir dist; echo {text} > dist/index.html"}
-
-
-def server(text: str, more: str = "") -> dict[str, str]:
-    serve = f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)"
-    return {"server.js": f"{serve}\n{more}\n"}
-
-
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-SERVED = {"GATEWAY_CANARY": "0.5"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gateway() -> AsyncIterator[Gateway]:
-    """A gateway whose storage is a folder that all hosts mount."""
-    with passable_folder() as folder:
-        settings = {"GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
-        async with FakeProvider() as provider, gateway_with_redis(provider, folder, **SERVED, **settings) as gateway:
-            yield gateway
+    async with sharing_gateway() as gateway:
+        yield gateway
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def host(gateway: Gateway) -> AsyncIterator[Host]:
-    (gateway.folder / "storage").mkdir()
-    try:
-        async with FakeReceiver() as receiver, host_on(gateway, receiver, free_port()) as host:
-            yield host
-    finally:
-        gateway.empty()
-        for path in gateway.folder.iterdir():  # the storage, and a folder for each host
-            if path.is_dir():
-                shutil.rmtree(path)
+    async with empty_host(gateway) as host:
+        yield host
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def s3_host() -> AsyncIterator[Host]:
     with passable_folder() as folder:
-        server = S3Server(folder)
-        try:
-            await server.start()
-            async with FakeProvider() as provider, hosting(provider, folder, **SERVED, **server.environment) as host:
-                host.gateway.confidential.add(SECRET)
-                yield host
-        finally:
-            server.stop()
+        async with (
+            S3Server(folder) as storage,
+            FakeProvider() as provider,
+            hosting(provider, folder, **storage.environment) as host,
+        ):
+            host.gateway.confidential.add(SECRET)
+            yield host
 
 
 async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
     host, folder = s3_host, s3_host.gateway.folder
     machines = await start(host, "one", "two")
-    app, runs = await host.app(build=PAGE), await host.app(build=START)
+    app, runs = await host.app(build=BUILD), await host.app(build=START)
     secret = secrets.token_hex(8)
     host.gateway.confidential.add(secret)
     await host.call("PUT", f"/account/apps/{runs}/env", json={"TEXT": secret})
@@ -110,7 +82,7 @@ async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
 
 async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
     one, dies, stops = await start(host, "one", "two", "three", GATEWAY_CANARY="5")
-    app = await host.app(build=PAGE)
+    app = await host.app(build=BUILD)
     await live(host, app, page("good"))
     # A canary that fails on one host is undone on all.
     bad = await host.publish(app, page("bad"))
@@ -123,16 +95,15 @@ async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
     # Hosts without a heartbeat do not count.
     server = caddy.read_process(stops.folder)
     assert server is not None
-    stops.worker.signal(signal.SIGSTOP)
-    os.kill(server.pid, signal.SIGSTOP)
-    coming = await host.publish(app, page("second"))
-    await host.in_state(coming, "checking")
-    dies.worker.kill()
-    assert (await host.over(coming))["state"] == "live"
-    assert await one.page(app) == "second"
-    assert await dies.page(app) == "good", "Caddy goes on without its worker"
+    with stops.worker.paused():
+        os.kill(server.pid, signal.SIGSTOP)
+        coming = await host.publish(app, page("second"))
+        await host.in_state(coming, "checking")
+        dies.worker.kill()
+        assert (await host.over(coming))["state"] == "live"
+        assert await one.page(app) == "second"
+        assert await dies.page(app) == "good", "Caddy goes on without its worker"
     # They catch up before they serve again.
-    stops.worker.signal(signal.SIGCONT)
     await wait_until(lambda: "sites.was_paused" in stops.worker.log)
     os.kill(server.pid, signal.SIGCONT)
     pages: set[str] = set()
@@ -154,12 +125,11 @@ async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
 async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host) -> None:
     """Until it has caught up, it answers its own probes with 503."""
     _, pauses = await start(host, "one", "two", GATEWAY_CANARY="5")
-    app = await host.app(build=PAGE)
+    app = await host.app(build=BUILD)
     deploy = await host.publish(app, page("first"))
     await host.in_state(deploy, "canary")
-    pauses.worker.signal(signal.SIGSTOP)
-    await asyncio.sleep(3.5)
-    pauses.worker.signal(signal.SIGCONT)
+    with pauses.worker.paused():
+        await asyncio.sleep(3.5)
     ended = await host.over(deploy)
     assert ended["state"] == "live", ended
 
@@ -167,10 +137,8 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 @contextlib.asynccontextmanager
 async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> AsyncIterator[None]:
     """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once."""
-    store = Store(host.gateway.environment["GATEWAY_REDIS_URL"])
-    records = Records(store)
 
-    async def haunt() -> None:
+    async def haunt(records: Records) -> None:
         while True:
             end_if_canceled()
             await records.send_heartbeat("phantom")
@@ -181,14 +149,12 @@ async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> Async
                     await records.write_answer(wanted, "phantom", HostAnswer(wanted.token, True))
             await asyncio.sleep(0.05)
 
-    haunting = asyncio.create_task(haunt())
-    try:
-        yield
-    finally:
-        haunting.cancel()
-        await asyncio.gather(haunting, return_exceptions=True)
-        await store.client.zrem(HOSTS_KEY, "phantom")
-        await store.close()
+    async with opened(host.gateway.environment["GATEWAY_REDIS_URL"]) as store:
+        try:
+            async with in_background(haunt(Records(store))):
+                yield
+        finally:
+            await store.client.zrem(HOSTS_KEY, "phantom")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +171,7 @@ async def test_each_step_waits_for_every_host(
     monkeypatch.setitem(QUICK, "workers.builds.engine.STEP_SECONDS", 10.0)  # the good deploy needs some of it
     monkeypatch.setitem(QUICK, "workers.builds.engine.NO_HOST_SECONDS", 8.0)
     (one,) = await start(host, "one")
-    app = await host.app(build=PAGE)
+    app = await host.app(build=BUILD)
     await live(host, app, page("good"))
     async with phantom(host, app, *steps):
         failed = await host.over(await host.publish(app, page("bad")))
@@ -215,7 +181,7 @@ async def test_each_step_waits_for_every_host(
 
 async def test_a_host_that_fails_at_once_fails_the_canary_and_not_the_swap(host: Host) -> None:
     (one,) = await start(host, "one")
-    app = await host.app(build=PAGE)
+    app = await host.app(build=BUILD)
     await live(host, app, page("good"))
     async with phantom(host, app, "check", failure="GET / returned 500"):
         failed = await host.over(await host.publish(app, page("bad")))
@@ -226,7 +192,7 @@ async def test_a_host_that_fails_at_once_fails_the_canary_and_not_the_swap(host:
 async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host) -> None:
     folder = host.gateway.folder
     await start(host, "one")
-    apps = [await host.app(build=PAGE) for _ in range(3)]
+    apps = [await host.app(build=BUILD) for _ in range(3)]
     deploys = [await live(host, app, page(app)) for app in apps]
     truncated, exchanged, _ = archives = [
         folder / "storage" / "archives" / a / f"{d}.tar.gz" for a, d in zip(apps, deploys, strict=True)
@@ -252,7 +218,7 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
 async def test_an_outage_of_the_storage_delays_deploys_and_stops_no_app(host: Host) -> None:
     folder = host.gateway.folder
     [machine] = await start(host, "one")
-    app = await host.app(build=PAGE)
+    app = await host.app(build=BUILD)
     first = await live(host, app, page("first"))
     coming = await host.publish(app, page("second", "echo begun; sleep 1;"))
     await host.in_state(coming, "building")
@@ -280,13 +246,13 @@ async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: 
     soon = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "5"}
     other = await Machine(host, "other").start("deploys", **soon)
     machine = await Machine(host, "one").start("deploys", "sites", **soon)  # one process, one data folder
-    slow = [await host.publish(await host.app(build=PAGE), page("x", "sleep 60;")) for _ in range(4)]
+    slow = [await host.publish(await host.app(build=BUILD), page("x", "sleep 60;")) for _ in range(4)]
 
     async def building() -> list[str]:
         return [deploy for deploy in slow if (await host.deploy(deploy))["state"] == "building"]
 
     await wait_until(building, 20, holds=lambda found: len(found) == 4)
-    app = await host.app(build=PAGE)
+    app = await host.app(build=BUILD)
     behind = await host.publish(app, page("behind"))
     other.worker.kill()
 
@@ -325,7 +291,7 @@ async def test_every_host_serves_a_domain_as_soon_as_it_is_verified(
     """Hosts tidy the addresses only now and then; they hear of changes."""
     monkeypatch.setitem(QUICK, "workers.hosting.host_agent.TIDY_SECONDS", 60.0)
     machines = await start(host, "one", "two")
-    app, domain = await host.app(build=PAGE), f"{secrets.token_hex(6)}.example.org"
+    app, domain = await host.app(build=BUILD), f"{secrets.token_hex(6)}.example.org"
     await live(host, app, page("shop"))
 
     async def shown() -> set[str]:
@@ -333,6 +299,6 @@ async def test_every_host_serves_a_domain_as_soon_as_it_is_verified(
         return {answer.text.strip() if answer.status_code == 200 else "" for answer in answers}
 
     for fields, expected in (({"customDomain": domain, "customDomainVerified": True}, {"shop"}), ({}, {""})):
-        record = {"account": host.account.id, "build": PAGE, **fields}
+        record = {"account": host.account.id, "build": BUILD, **fields}
         assert (await host.gateway.platform("PUT", f"apps/{app}", record)).is_success
         await wait_until(shown, 2, holds=lambda found, expected=expected: found == expected)

@@ -10,7 +10,7 @@ import pytest_asyncio
 from capsule_gateway.dev.registries import find_registries
 from gateway.settings.addresses import read_build_registries
 from tests.fakes import FakeProvider
-from tests.support.deployment import Host, host_on, hosting
+from tests.support.deployment import Host, account_on, hosting
 from tests.support.fixtures import module_fixture
 from tests.support.frameworks import PROJECTS, TEXT, Project
 from workers.builds.registries import Registries
@@ -44,11 +44,8 @@ async def deployment(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def host(deployment: Host) -> AsyncIterator[Host]:
-    async with host_on(deployment.gateway, deployment.receiver, deployment.apps_port) as host:
-        try:
-            yield host
-        finally:
-            await host.remove_apps()
+    async with account_on(deployment) as host:
+        yield host
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda project: project.folder)

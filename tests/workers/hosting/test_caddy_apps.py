@@ -6,34 +6,21 @@ import gzip
 import io
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
 from gateway.settings import Settings
 from tests.fakes.shop import Shop
-from tests.support.folders import passable_folder
-from tests.support.hosted_apps import HOST, Hosting
+from tests.support.background import in_background
+from tests.support.hosted_apps import HOST, Hosting, hosted
 from tests.support.polling import wait_until
 from workers.hosting import caddy
 from workers.hosting.sites import listen
 from workers.sandbox import relay
-
-
-@contextlib.contextmanager
-def hosted() -> Iterator[Hosting]:
-    """Makes a data folder with the app."""
-    with passable_folder() as folder:
-        hosting = Hosting(folder)
-        site = hosting.build(hosting.deploy("dep_1"), {"index.html": "not to be served"}, start="any")
-        site.swap("dep_1")
-        hosting.releases.serve_as(HOST, site)
-        hosting.releases.run(site.release("dep_1"))
-        yield hosting
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -43,33 +30,21 @@ async def hosting() -> AsyncIterator[Hosting]:
             yield hosting
 
 
-def socket_of(hosting: Hosting, deploy_id: str = "dep_1") -> str:
-    """Returns where the app of this deploy listens."""
-    path = hosting.releases.running / f"{deploy_id}.sock"
-    path.unlink(missing_ok=True)
-    return str(path)
-
-
 @pytest_asyncio.fixture
 async def shop(hosting: Hosting) -> AsyncIterator[Shop]:
     async with running(hosting) as shop:
         yield shop
 
 
-@contextlib.asynccontextmanager
-async def running(hosting: Hosting) -> AsyncIterator[Shop]:
-    """Runs the app."""
-    shop = Shop()
-    runner = web.ServerRunner(
-        web.Server(shop.answer, handler_cancellation=True, auto_decompress=False), shutdown_timeout=0.1
-    )
-    await runner.setup()
-    path = socket_of(hosting)
-    await web.UnixSite(runner, path).start()
-    os.chmod(path, 0o666)
-    yield shop
-    shop.go_on.set()
-    await runner.cleanup()
+def running(hosting: Hosting) -> contextlib.AbstractAsyncContextManager[Shop]:
+    return Shop().listening(socket_of(hosting))
+
+
+def socket_of(hosting: Hosting) -> str:
+    """Returns where the app listens, after removing its former socket."""
+    path = hosting.releases.running / "dep_1.sock"
+    path.unlink(missing_ok=True)
+    return str(path)
 
 
 @pytest_asyncio.fixture
@@ -328,8 +303,7 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
         stack.callback(os.unlink, f"{path}-control")
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             before = asyncio.all_tasks()
-            relaying = asyncio.create_task(relay.relay(server.sockets[0].getsockname()[1], listener, control))
-            try:
+            async with in_background(relay.relay(server.sockets[0].getsockname()[1], listener, control)) as relaying:
                 upgrade = ("Connection: Upgrade", "Upgrade: x") if name == "101" else ("Connection: close",)
                 head = "\r\n".join(["GET / HTTP/1.1", f"Host: {HOST}", "TE: trailers", *upgrade, "", ""])
                 reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
@@ -338,9 +312,6 @@ async def test_no_response_sets_a_cookie_for_other_apps(hosting: Hosting, name: 
                 writer.close()
                 await writer.wait_closed()
                 await wait_until(lambda: asyncio.all_tasks() <= before | {relaying})
-            finally:
-                relaying.cancel()
-                await asyncio.gather(relaying, return_exceptions=True)
     assert b"domain" not in received.lower(), received
     assert b"server: app" not in received.lower(), received
     assert received.startswith(b"HTTP/1.1 ")

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.fakes import websocket_flood
-from tests.support.folders import passable_folder
-from tests.support.hosted_apps import DOMAIN, HOST, Hosting
+from tests.support.hosted_apps import DOMAIN, HOST, Hosting, hosted
 
 PAGE = f"page.{DOMAIN}"
 
@@ -32,13 +31,8 @@ async def run(*args: str | int) -> AsyncIterator[Process]:
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[Hosting]:
     """An app that floods, and a page of another app."""
-    with passable_folder() as folder:
-        hosting = Hosting(folder)
-        site = hosting.build(hosting.deploy("dep_1"), {"index.html": "not to be served"}, start="any")
-        site.swap("dep_1")
-        hosting.releases.serve_as(HOST, site)
+    with hosted() as hosting:
         hosting.publish("dep_2", {"index.html": "a page"}, host=PAGE, app_id="page")
-        hosting.releases.run(site.release("dep_1"))
         path = hosting.releases.running / "dep_1.sock"
         async with hosting.served(), run("app", str(path)):
             path.chmod(0o666)

@@ -76,12 +76,6 @@ class Apps:
         return AppData(self.hosting.folder, app_id)
 
 
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    with passable_folder() as folder:
-        yield Hosting(folder)
-
-
 @pytest_asyncio.fixture(params=["sandboxed", "trusted"])
 async def each_apps(
     hosting: Hosting, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -24,6 +24,7 @@ from gateway.ids import new_id
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import open_storage
+from tests.support.background import cancel
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.sandbox import ROOT, checked_sandbox
@@ -364,9 +365,7 @@ async def test_slow_snapshots_of_an_account_do_not_hold_up_others(room: Room, mo
     await asyncio.sleep(0.5)
     async with asyncio.timeout(10):
         await room.snapshot(other)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await cancel(*waiting)
 
 
 async def test_a_hole_is_not_written_to_the_disk(room: Room) -> None:

@@ -3,22 +3,12 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
 
-import pytest
-
-from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from workers.hosting.disk import make_room, read_size
 from workers.hosting.releases import PREVIOUS_SECONDS, Site, remove_folder, replace_link
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    with passable_folder() as folder:
-        yield Hosting(folder)
 
 
 def release(hosting: Hosting, deploy_id: str, app_id: str, branch: str | None = None, *, swap: bool = True) -> Site:

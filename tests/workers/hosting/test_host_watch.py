@@ -22,10 +22,10 @@ from gateway.keys import REPORTS_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.folders import passable_folder
-from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.hosted_apps import DOMAIN, Hosting
 from tests.support.logs import captured
 from tests.support.polling import wait_until
+from tests.support.processes import ENCRYPTION_KEY
 from workers.hosting import host_agent, host_watch
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch, read_certificate_left

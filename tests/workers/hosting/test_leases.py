@@ -13,6 +13,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.keys import LEASES_KEY
 from gateway.redis.client import Store
 from tests.support.redis_servers import free_port
+from tests.support.stores import opened
 from workers.hosting import leases
 from workers.hosting.leases import LEASE_SECONDS, STEADY_SECONDS, TAKEOVER_SECONDS, Leases
 from workers.sandbox import lease
@@ -174,14 +175,13 @@ async def test_a_host_that_has_left_is_not_waited_for(pair: tuple[Host, Host]) -
 
 
 async def test_without_redis_a_new_session_holds_nothing(tmp_path: Path, clock: Clock) -> None:
-    store = Store(f"redis://127.0.0.1:{free_port()}/0")
-    host = Host(store, tmp_path, "one")
-    host.begin_session()
-    with pytest.raises(BackboneUnavailable):
-        await host.renew()
-    assert not host.is_held()
-    assert not host.path.exists()
-    await store.close()
+    async with opened(f"redis://127.0.0.1:{free_port()}/0") as store:
+        host = Host(store, tmp_path, "one")
+        host.begin_session()
+        with pytest.raises(BackboneUnavailable):
+            await host.renew()
+        assert not host.is_held()
+        assert not host.path.exists()
 
 
 async def test_a_renewal_that_loses_the_cancellation_still_ends(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -14,8 +13,7 @@ from aiohttp import web
 
 from gateway.settings import Settings
 from tests.fakes.shop import Shop
-from tests.support.folders import passable_folder
-from tests.support.hosted_apps import HOST, Hosting, Said
+from tests.support.hosted_apps import HOST, Hosting, Said, hosted
 from workers.hosting.neighbors import Neighbors, find_address_towards, find_own_address
 
 KEY = "k" * 32
@@ -23,30 +21,13 @@ KEY = "k" * 32
 
 @contextlib.asynccontextmanager
 async def served(**settings: str) -> AsyncIterator[Hosting]:
-    """Serves a data folder that has the app."""
-    with passable_folder() as folder:
-        hosting = Hosting(folder)
-        site = hosting.build(hosting.deploy("dep_1"), {"index.html": "not to be served"}, start="any")
-        site.swap("dep_1")
-        hosting.releases.serve_as(HOST, site)
-        hosting.releases.run(site.release("dep_1"))
+    with hosted() as hosting:
         async with hosting.served(**{"encryption_key": KEY, **settings}):
             yield hosting
 
 
-@contextlib.asynccontextmanager
-async def running(hosting: Hosting) -> AsyncIterator[Shop]:
-    """Runs the app on the host."""
-    shop, path = Shop(), hosting.releases.running / "dep_1.sock"
-    runner = web.ServerRunner(web.Server(shop.answer, auto_decompress=False), shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.UnixSite(runner, str(path)).start()
-        os.chmod(path, 0o666)
-        yield shop
-    finally:
-        shop.go_on.set()
-        await runner.cleanup()
+def running(hosting: Hosting) -> contextlib.AbstractAsyncContextManager[Shop]:
+    return Shop().listening(str(hosting.releases.running / "dep_1.sock"))
 
 
 def pass_on(hosting: Hosting, to: Hosting | None) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 import signal
 import tarfile
 import time
@@ -13,14 +12,11 @@ import pytest
 import pytest_asyncio
 
 from gateway.keys import claims_key, partition_tag
-from tests.fakes import FakeProvider
-from tests.fakes.receiver import FakeReceiver
-from tests.support.deployment import Host, host_on
-from tests.support.folders import passable_folder
-from tests.support.gateway_process import Gateway, gateway_with_redis
-from tests.support.machines import QUICK, Machine, live, start
+from tests.support.background import cancel, in_background
+from tests.support.deployment import Host, live
+from tests.support.gateway_process import Gateway
+from tests.support.machines import QUICK, Machine, empty_host, sharing_gateway, start
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
 from workers.hosting.claims import Claim
 from workers.hosting.watchdog import is_running, read_state
@@ -47,28 +43,14 @@ def counter(version: str) -> dict[str, str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gateway() -> AsyncIterator[Gateway]:
     require_control_groups()
-    with passable_folder() as folder:
-        settings = {
-            "GATEWAY_STORAGE_URL": f"file://{folder}/storage",
-            "GATEWAY_CANARY": "0.5",
-            "GATEWAY_APP_DATA_SYNC": "1",
-            "GATEWAY_APP_SLEEP": "free=900",
-        }
-        async with FakeProvider() as provider, gateway_with_redis(provider, folder, **settings) as gateway:
-            yield gateway
+    async with sharing_gateway(GATEWAY_APP_DATA_SYNC="1", GATEWAY_APP_SLEEP="free=900") as gateway:
+        yield gateway
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def host(gateway: Gateway) -> AsyncIterator[Host]:
-    (gateway.folder / "storage").mkdir()
-    try:
-        async with FakeReceiver() as receiver, host_on(gateway, receiver, free_port()) as host:
-            yield host
-    finally:
-        gateway.empty()
-        for path in gateway.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
+    async with empty_host(gateway) as host:
+        yield host
 
 
 class Watch:
@@ -102,12 +84,8 @@ class Watch:
                 self.most = max(self.most, len(self.runners()))
                 await asyncio.sleep(0.01)
 
-        watching = asyncio.create_task(watch())
-        try:
+        async with in_background(watch()):
             yield
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
         assert self.most == 1, "two hosts have run the app at once"
 
     @contextlib.asynccontextmanager
@@ -124,9 +102,7 @@ class Watch:
         try:
             yield seen
         finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await cancel(*asking)
 
     async def until_served(self, machine: Machine, text: str) -> None:
         """Waits until the app answers at the machine, which answers nothing else than 503 before."""

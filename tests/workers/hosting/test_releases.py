@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ from workers.hosting.releases import (
     remove_folder,
     replace_link,
 )
-
-
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    with passable_folder() as folder:
-        yield Hosting(folder)
 
 
 def test_each_kind_of_deploy_has_its_own_site(hosting: Hosting) -> None:

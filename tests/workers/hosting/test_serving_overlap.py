@@ -13,8 +13,9 @@ from gateway.deploys.manifest import Manifest, ManifestBuild
 from gateway.deploys.serving import Step
 from gateway.deploys.states import DeployError
 from gateway.settings import Settings
+from tests.support.background import cancel
 from tests.support.folders import passable_folder
-from tests.support.hosted_apps import DOMAIN, HOST, Hosting
+from tests.support.hosted_apps import DOMAIN, HOST, Hosting, hosted
 from tests.support.polling import wait_until
 from tests.support.watched_apps import Watch, watching
 from workers.hosting import caddy
@@ -142,8 +143,7 @@ async def test_a_builder_that_dies_leaves_no_app_stopped(shop: Shop) -> None:
     shop.build("dep_2")
     checking = asyncio.create_task(shop.serving.check(shop.target("dep_2")))
     await wait_until(lambda: (shop.hosting.releases.running / "dep_2").is_symlink(), 20)
-    checking.cancel()
-    await asyncio.gather(checking, return_exceptions=True)
+    await cancel(checking)
     await shop.serving.resume(shop.target("dep_2"))
     assert shop.site.current == "dep_1"
     await wait_until(lambda: shop.watch.state("dep_1").socket, 10)
@@ -162,13 +162,8 @@ async def test_an_open_stream_does_not_hold_up_the_next_release(shop: Shop) -> N
 
 async def test_requests_wait_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caddy, "HELD_SECONDS", 1)
-    with passable_folder() as folder:
-        hosting = Hosting(folder)
-        site = hosting.build(hosting.deploy("dep_1"), {"name": "dep_1"}, start="any")
-        site.swap("dep_1")
-        site.hold_requests("dep_1")
-        hosting.releases.serve_as(HOST, site)
-        hosting.releases.run(site.release("dep_1"))
+    with hosted() as hosting:
+        hosting.site(hosting.deploy("dep_1")).hold_requests("dep_1")
         async with hosting.served():
             began = asyncio.get_running_loop().time()
             said = await hosting.ask("/")

@@ -15,15 +15,15 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.keys import PARTITION_TAGS, bodies_key
-from gateway.redis.client import Store
 from gateway.settings import Settings
+from tests.support.background import cancel
 from tests.support.folders import kill_caddies, passable_folder
-from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.sandbox import require_control_groups
-from tests.support.sites_process import Sites
+from tests.support.stores import opened
+from tests.support.worker_process import Worker
 from workers.hosting import caddy, sites
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import read_state
@@ -43,22 +43,17 @@ def hosting() -> Iterator[Hosting]:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "files"})
-        site = hosting.build(hosting.deploy("dep_2", "live"), {"app.js": APP}, start="exec node app.js")
-        site.swap("dep_2")
-        hosting.releases.serve_as("live.apps.test", site)
-        hosting.releases.run(site.release("dep_2"))
+        hosting.publish("dep_2", {"app.js": APP}, "live.apps.test", "exec node app.js", app_id="live")
         yield hosting
 
 
 @pytest_asyncio.fixture
-async def pair(hosting: Hosting, redis_url: str) -> AsyncIterator[tuple[Sites, Sites]]:
-    pair = (Sites(hosting, redis_url), Sites(hosting, redis_url))
+async def pair(hosting: Hosting, redis_url: str) -> AsyncIterator[tuple[Worker, Worker]]:
+    pair = (hosting.worker(redis_url), hosting.worker(redis_url))
     yield pair
     for worker in pair:
-        if worker.process is not None and worker.process.poll() is None:
-            assert await worker.stop() == 0
-        for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed", ENCRYPTION_KEY):
-            assert sign not in worker.log, worker.log[-4_000:]
+        assert await worker.stop() in (0, None)
+        worker.assert_log_is_clean()
 
 
 async def app_birth(hosting: Hosting, path: str = "/") -> int:
@@ -78,51 +73,49 @@ async def app_birth(hosting: Hosting, path: str = "/") -> int:
 
 
 async def test_it_serves_reports_crashes_and_stops_cleanly(
-    pair: tuple[Sites, Sites], hosting: Hosting, redis_url: str
+    pair: tuple[Worker, Worker], hosting: Hosting, redis_url: str
 ) -> None:
     worker, _ = pair
-    store = Store(redis_url)
-    registry = Registry(store, Vault(""))
-    account, _ = await registry.create_account("A", "free")
-    await registry.put_app(App(id="live", name="renamed", account=account.id, createdAt=""), None)
-    worker.start()
-    await worker.wait_until_serving()
-    assert (await hosting.ask("/")).body == b"files"
-    assert caddy.read_address(hosting.folder) == f"http://127.0.0.1:{hosting.port}"
-    first = await app_birth(hosting)
-    await hosting.ask("/exit", host="live.apps.test")
+    async with opened(redis_url) as store:
+        registry = Registry(store, Vault(""))
+        account, _ = await registry.create_account("A", "free")
+        await registry.put_app(App(id="live", name="renamed", account=account.id, createdAt=""), None)
+        await (await worker.start()).serving()
+        assert (await hosting.ask("/")).body == b"files"
+        assert caddy.read_address(hosting.folder) == f"http://127.0.0.1:{hosting.port}"
+        first = await app_birth(hosting)
+        await hosting.ask("/exit", host="live.apps.test")
 
-    async def queued_events() -> list[dict[str, str]]:
-        entries = [entry for tag in PARTITION_TAGS for entry in await store.client.xrange(f"{tag}:events")]
-        return [fields for _, fields in entries]
+        async def queued_events() -> list[dict[str, str]]:
+            entries = [entry for tag in PARTITION_TAGS for entry in await store.client.xrange(f"{tag}:events")]
+            return [fields for _, fields in entries]
 
-    [event] = await wait_until(queued_events, 30)
-    data = msgspec.json.decode(await store.client.hget(bodies_key(event["account"]), event["id"]))
-    assert (data["appName"], data["reason"], data["exitCode"]) == ("renamed", "exit", 3)
-    second = await app_birth(hosting)
-    assert second != first
-    server = caddy.read_process(hosting.folder)
-    assert await worker.stop() == 0
-    for _ in range(20):
-        assert (await hosting.ask("/")).body == b"files", "visitors do not notice"
-        assert await app_birth(hosting) == second, "an app outlives the worker"
-    again = Sites(hosting, redis_url)
-    again.start()
-    await again.wait_until_serving()
-    assert caddy.read_process(hosting.folder) == server, "Caddy is adopted"
-    assert (await hosting.ask("/")).body == b"files"
-    assert await app_birth(hosting) == second
-    assert await again.stop() == 0
-    assert len(await queued_events()) == 1, "an app that is stopped on purpose has not crashed"
-    await store.close()
+        [event] = await wait_until(queued_events, 30)
+        data = msgspec.json.decode(await store.client.hget(bodies_key(event["account"]), event["id"]))
+        assert (data["appName"], data["reason"], data["exitCode"]) == ("renamed", "exit", 3)
+        second = await app_birth(hosting)
+        assert second != first
+        server = caddy.read_process(hosting.folder)
+        assert await worker.stop() == 0
+        for _ in range(20):
+            assert (await hosting.ask("/")).body == b"files", "visitors do not notice"
+            assert await app_birth(hosting) == second, "an app outlives the worker"
+        again = hosting.worker(redis_url)
+        await (await again.start()).serving()
+        assert caddy.read_process(hosting.folder) == server, "Caddy is adopted"
+        assert (await hosting.ask("/")).body == b"files"
+        assert await app_birth(hosting) == second
+        assert await again.stop() == 0
+        assert len(await queued_events()) == 1, "an app that is stopped on purpose has not crashed"
 
 
-async def test_a_killed_worker_is_replaced_and_no_visitor_notices(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+async def test_a_killed_worker_is_replaced_and_no_visitor_notices(
+    pair: tuple[Worker, Worker], hosting: Hosting
+) -> None:
     worker, standby = pair
-    worker.start()
-    await worker.wait_until_serving()
+    await (await worker.start()).serving()
     first = await app_birth(hosting)
-    standby.start()
+    await standby.start()
     await wait_until(lambda: "worker.standing_by" in standby.log, 60)
     answers: list[int] = []
 
@@ -135,21 +128,21 @@ async def test_a_killed_worker_is_replaced_and_no_visitor_notices(pair: tuple[Si
     await wait_until(lambda: len(answers) > 10)
     assert "sites.serving" not in standby.log
     worker.kill()
-    await standby.wait_until_serving()
+    await standby.serving()
     assert await app_birth(hosting) == first, "an app outlives the worker"
     visiting.cancel()
     assert set(answers) == {200}
     assert await standby.stop() == 0
 
 
-async def test_it_waits_for_its_port_and_works_without_redis(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+async def test_it_waits_for_its_port_and_works_without_redis(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
     worker, _ = pair
     worker.environment["GATEWAY_REDIS_URL"] = f"redis://127.0.0.1:{free_port()}/0"
     with socket.create_server(("127.0.0.1", hosting.port)):
-        worker.start()
+        await worker.start()
         await wait_until(lambda: "sites.port_taken" in worker.log, 60)
         assert '"reason":"Address already in use"' in worker.log
-    await worker.wait_until_serving()
+    await worker.serving()
     assert (await hosting.ask("/", host=HOST)).body == b"files"
     first = await app_birth(hosting)
     await hosting.ask("/exit", host="live.apps.test")
@@ -157,10 +150,9 @@ async def test_it_waits_for_its_port_and_works_without_redis(pair: tuple[Sites, 
     assert (await hosting.ask("/")).body == b"files"
 
 
-async def test_a_caddy_that_ends_is_replaced(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+async def test_a_caddy_that_ends_is_replaced(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
     worker, _ = pair
-    worker.start()
-    await worker.wait_until_serving()
+    await (await worker.start()).serving()
     for ended in (1, 2):
         kill_caddies(hosting.folder)
         await wait_until(lambda: worker.log.count("sites.serving") > ended, 20)  # noqa: B023
@@ -168,14 +160,13 @@ async def test_a_caddy_that_ends_is_replaced(pair: tuple[Sites, Sites], hosting:
     assert worker.log.count("sites.caddy_ended") == 2
 
 
-async def test_it_ends_with_its_worker_if_it_is_to(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+async def test_it_ends_with_its_worker_if_it_is_to(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
     """What is in progress ends first."""
     big = b"x" * 20_000_000
     hosting.publish("dep_9", {"big.bin": big}, "big.apps.test", app_id="big")
     worker, _ = pair
     worker.environment["GATEWAY_KEEP_SERVING"] = "off"
-    worker.start()
-    await worker.wait_until_serving()
+    await (await worker.start()).serving()
     reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
     writer.write(b"GET /big.bin HTTP/1.1\r\nHost: big.apps.test\r\nConnection: close\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
@@ -187,63 +178,56 @@ async def test_it_ends_with_its_worker_if_it_is_to(pair: tuple[Sites, Sites], ho
     assert caddy.read_process(hosting.folder) is None
 
 
-async def test_a_changed_setting_reaches_the_running_caddy(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+async def test_a_changed_setting_reaches_the_running_caddy(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
     worker, again = pair
-    worker.start()
-    await worker.wait_until_serving()
+    await (await worker.start()).serving()
     server = caddy.read_process(hosting.folder)
     await worker.stop()
     again.environment |= {"GATEWAY_UPSTREAM": "127.0.0.1:1", "GATEWAY_BASE_URL": "http://api.test"}
-    again.start()
-    await again.wait_until_serving()
+    await (await again.start()).serving()
     assert caddy.read_process(hosting.folder) == server
     assert (await hosting.ask("/", host="api.test")).status == 502
     await again.stop()
     hosting.port = free_port()
     again.environment["GATEWAY_APPS_LISTEN"] = f"127.0.0.1:{hosting.port}"
     again.log_file.unlink()
-    again.start()
-    await again.wait_until_serving()
+    await (await again.start()).serving()
     assert caddy.read_process(hosting.folder) != server, "only a new Caddy can listen elsewhere"
     assert (await hosting.ask("/")).body == b"files"
 
 
-async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Sites, Sites], hosting: Hosting) -> None:
+async def test_a_caddy_that_hangs_is_replaced(pair: tuple[Worker, Worker], hosting: Hosting) -> None:
     worker, again = pair
-    worker.start()
-    await worker.wait_until_serving()
+    await (await worker.start()).serving()
     server = caddy.read_process(hosting.folder)
     assert server is not None
     await worker.stop()
     os.kill(server.pid, signal.SIGSTOP)
     again.constants = {"workers.hosting.caddy.LOAD_SECONDS": 0.5, "workers.hosting.caddy.DRAIN_SECONDS": 0.5}
-    again.start()
-    await again.wait_until_serving()
+    await (await again.start()).serving()
     assert caddy.read_process(hosting.folder) != server
     assert (await hosting.ask("/")).body == b"files"
 
 
 async def test_an_app_sleeps_as_its_plan_says_and_wakes_after_a_kill_of_its_worker(
-    pair: tuple[Sites, Sites], hosting: Hosting, redis_url: str
+    pair: tuple[Worker, Worker], hosting: Hosting, redis_url: str
 ) -> None:
-    store = Store(redis_url)
-    registry = Registry(store, Vault(""))
-    account, _ = await registry.create_account("A", "starter")
-    await registry.put_app(App(id="live", name="live", account=account.id, createdAt=""), None)
-    for worker in pair:
-        worker.environment["GATEWAY_APP_SLEEP"] = "starter=1"
-    worker, standby = pair
-    worker.start()
-    await worker.wait_until_serving()
-    first = await app_birth(hosting)
-    await wait_until(lambda: read_state(hosting.folder, "dep_2").asleep, 20)
-    standby.start()  # beforehand, because Caddy holds a request for ten seconds only
-    await wait_until(lambda: "worker.standing_by" in standby.log, 60)
-    worker.kill()
-    said = await hosting.ask("/", host="live.apps.test")
-    assert said.status == 200
-    assert int(said.body) > first
-    await store.close()
+    async with opened(redis_url) as store:
+        registry = Registry(store, Vault(""))
+        account, _ = await registry.create_account("A", "starter")
+        await registry.put_app(App(id="live", name="live", account=account.id, createdAt=""), None)
+        for worker in pair:
+            worker.environment["GATEWAY_APP_SLEEP"] = "starter=1"
+        worker, standby = pair
+        await (await worker.start()).serving()
+        first = await app_birth(hosting)
+        await wait_until(lambda: read_state(hosting.folder, "dep_2").asleep, 20)
+        await standby.start()  # beforehand, because Caddy holds a request for ten seconds only
+        await wait_until(lambda: "worker.standing_by" in standby.log, 60)
+        worker.kill()
+        said = await hosting.ask("/", host="live.apps.test")
+        assert said.status == 200
+        assert int(said.body) > first
 
 
 async def test_a_stop_that_redis_py_loses_at_the_start_ends_the_worker(
@@ -265,6 +249,5 @@ async def test_a_stop_that_redis_py_loses_at_the_start_ends_the_worker(
     await begun.wait()
     working.cancel()
     done, _ = await asyncio.wait([working], timeout=30)
-    working.cancel()
-    await asyncio.gather(working, return_exceptions=True)
+    await cancel(working)
     assert done == {working}

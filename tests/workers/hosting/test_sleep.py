@@ -12,12 +12,11 @@ import pytest_asyncio
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.redis.client import Store
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
-from tests.support.stores import change_plan
+from tests.support.stores import change_plan, opened
 from tests.support.watched_apps import Watch, watching
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.watchdog import is_running
@@ -192,22 +191,18 @@ async def test_a_replaced_app_that_sleeps_is_removed(shop: Shop) -> None:
 
 
 async def test_the_plan_decides_and_the_last_one_known_counts_while_redis_is_away() -> None:
-    server = RedisServer().start()
-    store = Store(server.url)
-    try:
-        registry = Registry(store, Vault(""))
-        account, _ = await registry.create_account("A", "max")
-        await registry.put_app(App(id="shop", name="shop", account=account.id, createdAt=""), None)
-        limits = SleepLimits(registry, {"free": 900.0, "max": 0.0})
-        assert await limits.find("shop") is None, "0 is never"
-        assert await limits.find("other") is None
-        await change_plan(registry, account.id, "maker")
-        assert await limits.find("shop") is None, "a plan without a limit"
-        await change_plan(registry, account.id, "free")
-        assert await limits.find("shop") == 900
-        server.kill()
-        assert await limits.find("shop") == 900
-        assert await limits.find("other") is None
-    finally:
-        await store.close()
-        server.stop()
+    with RedisServer() as server:
+        async with opened(server.url) as store:
+            registry = Registry(store, Vault(""))
+            account, _ = await registry.create_account("A", "max")
+            await registry.put_app(App(id="shop", name="shop", account=account.id, createdAt=""), None)
+            limits = SleepLimits(registry, {"free": 900.0, "max": 0.0})
+            assert await limits.find("shop") is None, "0 is never"
+            assert await limits.find("other") is None
+            await change_plan(registry, account.id, "maker")
+            assert await limits.find("shop") is None, "a plan without a limit"
+            await change_plan(registry, account.id, "free")
+            assert await limits.find("shop") == 900
+            server.kill()
+            assert await limits.find("shop") == 900
+            assert await limits.find("other") is None

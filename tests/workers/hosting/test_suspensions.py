@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from msgspec.structs import replace
 
 from gateway.accounts.records import App, Suspension
@@ -14,13 +13,14 @@ from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
-from tests.support.folders import kill_caddies, passable_folder
+from tests.support.background import in_background
+from tests.support.folders import kill_caddies
 from tests.support.hosted_apps import HOST, Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
-from tests.support.sites_process import Sites
-from tests.support.watched_apps import Watch, watching
+from tests.support.stores import opened
+from tests.support.watched_apps import Watch
 from workers.hosting.suspensions import Suspensions
 from workers.hosting.watchdog import is_running
 
@@ -32,26 +32,10 @@ require('http').createServer((request, response) => response.end('stubborn')).li
 """
 
 
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    with passable_folder() as folder:
-        yield Hosting(folder)
-
-
-@pytest_asyncio.fixture
-async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
-    async with watching(hosting, monkeypatch) as watch:
-        yield watch
-
-
 @contextlib.asynccontextmanager
 async def following(store: Store, hosting: Hosting) -> AsyncIterator[None]:
-    task = asyncio.create_task(Suspensions(store, hosting.releases).run())
-    try:
+    async with in_background(Suspensions(store, hosting.releases).run()):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_pages_of_a_suspended_app_answer_503(hosting: Hosting, store: Store) -> None:
@@ -93,15 +77,14 @@ async def test_without_redis_what_is_suspended_stays_so(hosting: Hosting, valkey
     store = Store(redis_url)
     await list_suspended(store, ACCOUNT, "shop")
     await Suspensions(store, hosting.releases).catch_up()
-    away = Store(f"redis://127.0.0.1:{free_port()}/0")
-    fresh = Suspensions(away, hosting.releases)
-    await fresh.catch_up()
-    fresh.mark(suspended)
-    assert (suspended.is_suspended, served.is_suspended) == (True, False)
-    with pytest.raises(BackboneUnavailable):
-        await list_suspended(away, ACCOUNT, "other")
-    await store.close()
-    await away.close()
+    async with opened(f"redis://127.0.0.1:{free_port()}/0") as away:
+        fresh = Suspensions(away, hosting.releases)
+        await fresh.catch_up()
+        fresh.mark(suspended)
+        assert (suspended.is_suspended, served.is_suspended) == (True, False)
+        with pytest.raises(BackboneUnavailable):
+            await list_suspended(away, ACCOUNT, "other")
+        await store.close()
 
 
 async def test_start_commands_stop_and_start_again(watch: Watch, hosting: Hosting) -> None:
@@ -161,10 +144,9 @@ async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str)
     suspended = Suspension("test", "2026-07-02T10:00:00.000Z")
     await registry.change_app(app, lambda record: replace(record, suspension=suspended))
     await registry.put_app(app, app)
-    worker = Sites(hosting, redis_url)
-    worker.start()
+    worker = hosting.worker(redis_url)
     try:
-        await worker.wait_until_serving()
+        await (await worker.start()).serving()
         assert (await hosting.ask("/")).status == 503, "it is marked before Caddy serves it"
         await unlist_suspended(store, account.id, "shop")
 
@@ -173,7 +155,7 @@ async def test_the_worker_suspends_and_resumes(hosting: Hosting, redis_url: str)
 
         await wait_until(served)
         assert await worker.stop() == 0
-        assert "Traceback" not in worker.log
+        worker.assert_log_is_clean()
     finally:
         worker.kill()
         kill_caddies(hosting.folder)

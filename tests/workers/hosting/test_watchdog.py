@@ -8,37 +8,22 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from gateway.accounts.vault import Vault
 from gateway.deploys.runtime_log import FORMER
-from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, swapped_under_load
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.sandbox import marked
-from tests.support.watched_apps import USERS, Watch, watching
+from tests.support.watched_apps import USERS, Watch
 from workers.hosting import watchdog as watchdog_module
 from workers.hosting.release_files import write_environment
 from workers.hosting.watchdog import LIMITS, AppState, Watchdog, output_path
 from workers.sandbox.keeper import CADDY_USER
 from workers.sandbox.sandbox import MIB, Sandbox
-
-
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    with passable_folder() as folder:
-        yield Hosting(folder)
-
-
-@pytest_asyncio.fixture
-async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
-    async with watching(hosting, monkeypatch) as watch:
-        yield watch
 
 
 def test_links_that_are_being_made_are_not_leftovers(hosting: Hosting) -> None:

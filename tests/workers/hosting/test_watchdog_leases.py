@@ -4,25 +4,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from tests.support.folders import passable_folder
 from tests.support.hosted_apps import Hosting
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 from tests.support.watched_apps import Watch, watching
 from workers.hosting.watchdog import AppState
 from workers.sandbox import lease
 from workers.sandbox.lease import Lease
-
-
-@pytest.fixture
-def hosting() -> Iterator[Hosting]:
-    with passable_folder() as folder:
-        yield Hosting(folder)
 
 
 @pytest_asyncio.fixture(params=[False, True], ids=["sandbox", "trusted"])

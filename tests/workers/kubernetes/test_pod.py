@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting, Said
+from tests.support.processes import list_children
 from workers.hosting.archives import pack
 from workers.hosting.data import AppData
 from workers.kubernetes.pod import PodRelease
@@ -145,10 +146,6 @@ async def put(port: int, token: str, body: bytes) -> int:
                 await asyncio.sleep(0.05)
 
 
-def find_child(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-
-
 async def make_pod(hosting: Hosting, folder: Path, files: dict[str, str | bytes], **more: object) -> Pod:
     deploy = hosting.deploy("dep_1", kind="preview" if more.get("address") == "preview" else "live")
     start = str(more.pop("start")) if "start" in more else None
@@ -230,7 +227,8 @@ async def test_the_start_command_runs_with_its_variables_and_its_status_is_the_c
             async with single_machine(hosting, pod):
                 for path in ("/", "/trailers", "/cut"):
                     await assert_same(hosting, pod, path)
-            os.kill(find_child(serving.pid), signal.SIGKILL)  # Caddy, which is started again
+            [server] = list_children(serving.pid)
+            os.kill(server, signal.SIGKILL)  # Caddy, which is started again
             await pod.until(200)
             assert (await pod.ask("/crash")).status == 502
             async with asyncio.timeout(10):

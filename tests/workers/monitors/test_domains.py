@@ -19,6 +19,7 @@ from gateway.ids import new_id
 from gateway.keys import domain_check_key, domain_checks_key, domain_key, partition_tag
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
+from tests.support.background import cancel
 from tests.support.dns_server import DnsServer, dns_server
 from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
@@ -50,9 +51,7 @@ async def checking(own: Fleet, resolver: DnsServer, workers: int = 1) -> AsyncIt
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
 
 async def an_app(own: Fleet, resolver: DnsServer | None = None, *, proven: bool = True, **fields: Any) -> Watched:

@@ -36,7 +36,7 @@ async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -
             await client.set(app_key(app.app.name), broken)
         worker = await running.worker()
         await same.probed(3, 20)
-        assert worker.process.poll() is None
+        assert worker.code is None
         lines = [line for line in worker.log.splitlines() if "inspection.unreadable" in line]
         for app in poisoned:
             assert any(app.app.id in line for line in lines), "the log names each"
@@ -51,27 +51,20 @@ async def test_broken_records_stop_no_inspection_of_other_apps(tmp_path: Path) -
 
 
 async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
-    server = RedisServer()
-    worker = Worker(server.url, tmp_path)
-    worker.names = ("monitors", "webhooks")
 
-    def warnings() -> Counter[str]:
-        lines = [msgspec.json.decode(line) for line in worker.log.splitlines()]
-        found = Counter(line["event"] for line in lines if line["level"] == "warning")
-        found.pop("leases.postponed", None)  # one line every ten seconds
-        return found
+    with RedisServer() as server:
+        async with Worker(server.url, tmp_path, "monitors", "webhooks") as worker:
 
-    try:
-        server.start()
-        await worker.start()
-        await worker.joined()
-        server.kill()
-        await wait_until(lambda: {"inspection.postponed", "stream.waiting"} <= warnings().keys(), 10)
-        await asyncio.sleep(1.2)  # several rounds over sixteen partitions
-        assert max(warnings().values()) <= 3  # one line each for probes, certificates and domains
-        assert sum(warnings().values()) <= 5
-        server.start()
-        assert await worker.stop() == 0
-    finally:
-        worker.kill()
-        server.stop()
+            def warnings() -> Counter[str]:
+                lines = [msgspec.json.decode(line) for line in worker.log.splitlines()]
+                found = Counter(line["event"] for line in lines if line["level"] == "warning")
+                found.pop("leases.postponed", None)  # one line every ten seconds
+                return found
+
+            await worker.joined()
+            server.kill()
+            await wait_until(lambda: {"inspection.postponed", "stream.waiting"} <= warnings().keys(), 10)
+            await asyncio.sleep(1.2)  # several rounds over sixteen partitions
+            assert max(warnings().values()) <= 3  # one line each for probes, certificates and domains
+            assert sum(warnings().values()) <= 5
+            server.start()

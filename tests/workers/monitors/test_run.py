@@ -25,5 +25,5 @@ async def test_a_broken_deploy_of_an_external_engine(tmp_path: Path, entry: dict
         if "id" in entry:
             await wait_until(lambda: "deploys.unreadable" in worker.log, 10)
         await app.probed(3)
-        assert worker.process.poll() is None
+        assert worker.code is None
         assert await worker.stop() == 0

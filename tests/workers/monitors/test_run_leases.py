@@ -18,6 +18,7 @@ from gateway.keys import PARTITION_TAGS, partition_tag, reservation_keys, spend_
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from tests.support.background import in_background
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from workers.monitors import run
@@ -169,24 +170,20 @@ async def test_a_broken_reservation_does_not_delay_the_others(here: Worker) -> N
 
 async def test_the_monitors_survive_an_outage_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SETTLE_SECONDS", 0.05)
-    server = RedisServer()
-    task = asyncio.create_task(run_monitors(Settings(redis_url=server.url)))
-    try:
-        await asyncio.sleep(0.2)
-        assert not task.done()
-        server.start()
-        async with worker(server.url) as gateway:
-            for _ in range(2):
-                await gateway.reserve("acc_1", 100, lease=1)
-                await wait_until(lambda: _is_closed(gateway))
-            assert await gateway.spend("acc_1") == (200, 0)
+    with RedisServer() as server:
         server.kill()
-        await asyncio.sleep(0.2)
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        server.stop()
+        async with in_background(run_monitors(Settings(redis_url=server.url))) as task:
+            await asyncio.sleep(0.2)
+            assert not task.done()
+            server.start()
+            async with worker(server.url) as gateway:
+                for _ in range(2):
+                    await gateway.reserve("acc_1", 100, lease=1)
+                    await wait_until(lambda: _is_closed(gateway))
+                assert await gateway.spend("acc_1") == (200, 0)
+            server.kill()
+            await asyncio.sleep(0.2)
+            assert not task.done()
 
 
 async def _is_closed(gateway: Worker) -> bool:

@@ -31,10 +31,11 @@ from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
+from tests.support.background import in_background
 from tests.support.monitored_apps import DOWN, UP, Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster, free_port
-from tests.support.stores import change_plan
+from tests.support.stores import change_plan, opened
 from tests.support.worker_process import Queue
 from workers.monitors import inspection_loop, uptime
 from workers.monitors.uptime import Uptime, probe
@@ -358,14 +359,12 @@ async def test_a_trusted_certificate(tmp_path: Path) -> None:
 async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(inspection_loop, "IDLE_SECONDS", 0.05)
     with cluster() as url:
-        async with FakeReceiver() as site, FakeReceiver() as receiver:
-            store = Store(url)
+        async with FakeReceiver() as site, FakeReceiver() as receiver, opened(url) as store:
             apps = await _apps_of(store, tmp_path, site, receiver, 12)
             settings = Settings(
                 redis_url=url, allow_private_addresses=True, probe_interval=0.2, probe_url=site.url("/{app}")
             )
-            running = asyncio.create_task(Uptime(settings, apps[0].fleet.registry).run())
-            try:
+            async with in_background(Uptime(settings, apps[0].fleet.registry).run()):
                 for app in apps[:6]:
                     app.fails()
                 for app in apps[:6]:
@@ -374,10 +373,6 @@ async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
                     await app.until("healthy")
                 waiting = [await store.client.xlen(f"{tag}:events") for tag in PARTITION_TAGS]
                 assert sum(waiting) == 6
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-                await store.close()
 
 
 async def _apps_of(store: Store, folder: Path, site: FakeReceiver, receiver: FakeReceiver, count: int) -> list[Watched]:
@@ -399,16 +394,12 @@ async def test_a_crashing_probe_affects_only_its_app(own: Fleet, monkeypatch: py
         probe_url=own.site.url("/{app}"),
     )
     monkeypatch.setattr(uptime, "probe", _crashing_for(apps[0].path, uptime.probe))
-    running = asyncio.create_task(Uptime(settings, own.registry).run())
-    try:
+    async with in_background(Uptime(settings, own.registry).run()) as running:
         for app in apps[1:]:
             await app.until("healthy")
             await app.probed(3)
         assert not running.done()
         assert (await apps[0].health()).status == "unknown"
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 def _crashing_for(path: str, through: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
 from workers.hosting.watchdog import is_running, start_time
@@ -179,8 +180,7 @@ async def test_the_processor_of_its_keeper_is_bounded(room: Room) -> None:
     await wait_until(lambda: room.lines == ["there"], 20)
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     groups = [Path(f"/proc/{pid}/cgroup").read_text() for pid in children]
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await cancel(running)
     assert any(f"capsule-{pid}-keeper\n" in group for pid, group in zip(children, groups, strict=True))
     spin = "import os, time; from workers.sandbox.cgroups import *; enter_keepers_group(find_parents())\n"
     spin += "ends = time.monotonic() + 1.5\nwhile time.monotonic() < ends: pass\nprint(sum(os.times()[:2]))"

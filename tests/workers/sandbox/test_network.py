@@ -57,9 +57,8 @@ OWN = [443, 465, 5432]
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
+    with RedisServer() as server:
+        yield server
 
 
 def own_addresses() -> list[str]:

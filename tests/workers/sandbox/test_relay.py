@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from workers.hosting.sleep import Idle, ask_relay, until_readable
 from workers.sandbox import relay
@@ -56,8 +57,7 @@ def app(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Running:
             for _, writer in app.connections:
                 writer.close()
             await wait_until(lambda: asyncio.all_tasks() <= {relaying, asyncio.current_task()})
-            relaying.cancel()
-            await asyncio.gather(relaying, return_exceptions=True)
+            await cancel(relaying)
             listener.close()
             control.close()
 
@@ -219,7 +219,6 @@ async def test_requests_wait_until_an_app_that_starts_listens(tmp_path: Path) ->
     with contextlib.suppress(ConnectionResetError):
         assert await asyncio.wait_for(reader.read(), 5) == b"", "an app that has listened before is not waited for"
     writer.close()
-    relaying.cancel()
-    await asyncio.gather(relaying, return_exceptions=True)
+    await cancel(relaying)
     listener.close()
     control.close()

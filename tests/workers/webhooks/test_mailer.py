@@ -15,9 +15,9 @@ from gateway.events.notices import NoticeChoices, Notices, count_outcomes, open_
 from gateway.keys import dead_letters_key, partition_tag, stream_key
 from tests.fakes.mail_server import PASSWORD, MailServer, subjects, text_of
 from tests.fakes.receiver import FakeReceiver
-from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.monitored_apps import fleet
 from tests.support.polling import wait_until
+from tests.support.processes import ENCRYPTION_KEY
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import Account, Queue, Worker
 from workers.webhooks import mailer

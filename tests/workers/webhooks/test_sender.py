@@ -381,7 +381,7 @@ async def test_a_huge_answer_is_not_read(own: Queue, receiver: FakeReceiver) -> 
     before = worker.memory
     for event_id in await account.emit_many(10):
         assert await account.outcome(event_id) == ("delivered", 200)
-        assert worker.memory - before < 20 * 2**20
+        assert worker.memory - before < 20
     huge = receiver.got(f"/{account.id}")[1:]
     assert len(huge) == 10
     assert all(exchange.written < 16 * 2**20 for exchange in huge), "at most as much as the sockets buffer"

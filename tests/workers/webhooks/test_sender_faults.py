@@ -4,7 +4,6 @@ The documented second attempt belongs to an event whose worker died before Redis
 """
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -61,7 +60,7 @@ async def assert_each_has_one_outcome(own: Queue, account: Account, ids: list[st
 async def test_a_worker_killed_before_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     proxy.hold_requests = b":webhook:"  # the claim, which reads the receiver
-    worker = await own.worker(proxy.url)
+    worker = await own.worker(url=proxy.url)
     event_id = await account.emit()
     await wait_until(lambda: proxy.held)
     worker.kill()
@@ -94,7 +93,7 @@ async def test_a_worker_killed_after_the_answer(own: Queue, proxy: Proxy, receiv
     """The acknowledgement of the dead worker arrives after another worker has sent the event again."""
     account = await own.account(receiver)
     proxy.hold_requests = b"delivered"
-    worker = await own.worker(proxy.url)
+    worker = await own.worker(url=proxy.url)
     event_id = await account.emit()
     await wait_until(lambda: proxy.held)
     worker.kill()
@@ -121,7 +120,7 @@ async def _more_than(own: Queue, calls: int) -> bool:
 async def test_a_worker_killed_after_the_acknowledgement(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
     """Redis has the outcome, and the event is not sent again."""
     account = await own.account(receiver)
-    worker = await own.worker(proxy.url)
+    worker = await own.worker(url=proxy.url)
     first = await account.emit()
     await account.outcome(first)  # from now on Redis knows the script
     proxy.hold_answers = b"delivered"
@@ -191,9 +190,8 @@ async def test_one_worker_is_killed_and_one_stalls(own: Queue, receiver: FakeRec
     await wait_until(both_hold_some)
     await wait_until(all_have_one_under_way)
     killed.kill()
-    frozen.signal(signal.SIGSTOP)
-    under_way = {exchange.header("x-service-delivery") for exchange in receiver.exchanges}
-    try:
+    with frozen.paused():
+        under_way = {exchange.header("x-service-delivery") for exchange in receiver.exchanges}
         gate.set()
         claims_soon = {
             "gateway.settings.parsing.SHORTEST_CLAIM_IDLE_SECONDS": 2.5,
@@ -201,8 +199,6 @@ async def test_one_worker_is_killed_and_one_stalls(own: Queue, receiver: FakeRec
         }
         await own.worker(constants=claims_soon, GATEWAY_WEBHOOK_CLAIM_IDLE="2.5")
         await own.drained(20)
-    finally:
-        frozen.signal(signal.SIGCONT)
     ids += [await account.emit() for account in accounts]
     await own.drained()
     assert await frozen.stop() == 0
@@ -259,7 +255,7 @@ async def test_redis_is_unreachable_after_the_post(own: Queue, proxy: Proxy, rec
     account = await own.account(receiver)
     answering = asyncio.Event()
     receiver.plays(f"/{account.id}", answering, OK)
-    await own.worker(proxy.url)
+    await own.worker(url=proxy.url)
     event_id = await account.emit()
     await wait_until(lambda: receiver.got(f"/{account.id}"))
     proxy.go_down()
@@ -276,7 +272,7 @@ async def test_redis_is_unreachable_after_the_post(own: Queue, proxy: Proxy, rec
 async def test_a_reply_of_redis_is_lost(own: Queue, proxy: Proxy, receiver: FakeReceiver, step: bytes) -> None:
     """The script has run, and runs once more."""
     account = await own.account(receiver)
-    await own.worker(proxy.url)
+    await own.worker(url=proxy.url)
     ids = [await account.emit()]
     await account.outcome(ids[0])
     proxy.lose_answer = step
@@ -290,7 +286,7 @@ async def test_a_reply_of_redis_is_lost(own: Queue, proxy: Proxy, receiver: Fake
 async def test_sigterm_while_redis_is_unreachable(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
     """The worker ends, and the next one sends the events without an outcome."""
     account = await own.account(receiver)
-    worker = await own.worker(proxy.url)
+    worker = await own.worker(url=proxy.url)
     await account.outcome(await account.emit())
     proxy.go_down()
     event_id = await account.emit()

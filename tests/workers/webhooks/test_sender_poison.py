@@ -45,7 +45,7 @@ async def test_unreadable_entries_become_dead_letters(own: Queue, receiver: Fake
     letters = await wait_until(lambda: dead(own, tag), holds=lambda found: len(found) == 2 * len(poison))
     assert {letter["reason"].split(":")[0] for letter in letters} == {"KeyError", "ValueError"}
     assert await own.waiting() == 0
-    assert worker.process.poll() is None
+    assert worker.code is None
     assert worker.log.count("stream.joined") == 1, "the worker never restarted"
 
 

@@ -21,6 +21,7 @@ from gateway.settings import Settings
 from tests.fakes.backend import jwk, private_key
 from tests.gateway.inference.key_hosts import Hosts, an_app, token
 from tests.support.polling import wait_until
+from tests.support.stores import opened
 
 HOST = "victim.apps.example"
 APP = an_app(auth=JwksAuth())
@@ -28,9 +29,8 @@ APP = an_app(auth=JwksAuth())
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
-    store = Store(redis_url)
-    yield store
-    await store.close()
+    async with opened(redis_url) as store:
+        yield store
 
 
 @pytest.fixture
@@ -239,11 +239,10 @@ async def test_after_a_failed_fetch_the_next_process_tries(hosts: Hosts, store: 
 
 
 async def test_without_redis_each_process_fetches(hosts: Hosts) -> None:
-    away = Store("redis://127.0.0.1:1/0")
-    for n in range(2):
-        assert await process(hosts, away).verify(APP, token(hosts.keys[HOST], f"u{n}", HOST)) == f"u{n}"
-    assert hosts.fetched == [HOST, HOST]
-    await away.close()
+    async with opened("redis://127.0.0.1:1/0") as away:
+        for n in range(2):
+            assert await process(hosts, away).verify(APP, token(hosts.keys[HOST], f"u{n}", HOST)) == f"u{n}"
+        assert hosts.fetched == [HOST, HOST]
 
 
 async def test_keys_are_refreshed_once_for_all(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

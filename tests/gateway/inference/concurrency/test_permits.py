@@ -22,6 +22,7 @@ from tests.gateway.inference.permit_processes import (
     settle_down,
     take,
 )
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.virtual_time import virtual_time
 
@@ -34,9 +35,7 @@ def seed() -> None:
 
 
 async def cancel_all(tasks: list[asyncio.Task[Permit]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel(*tasks)
 
 
 # -- without contention ----------------------------------------------------------------------------------------

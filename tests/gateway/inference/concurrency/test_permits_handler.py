@@ -14,6 +14,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.support.accounts import App
+from tests.support.background import cancel
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.metrics import metric
@@ -40,9 +41,7 @@ async def busy(gateway: Gateway, app: App, provider: FakeProvider) -> AsyncItera
     try:
         yield
     finally:
-        for ask in asks:
-            ask.cancel()
-        await asyncio.gather(*asks, return_exceptions=True)
+        await cancel(*asks)
 
 
 async def waiting(

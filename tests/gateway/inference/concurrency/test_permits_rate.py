@@ -21,6 +21,7 @@ from tests.gateway.inference.permit_processes import (
     real_processes,
     settle_down,
 )
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import replicated_cluster
 from tests.support.virtual_time import virtual_time
@@ -150,9 +151,7 @@ async def test_a_quota_without_a_limit_of_permits(simulated: SimulatedRedis) -> 
     asks = [asyncio.create_task(quota.request(permits, f"acc{n % 50}", 5.0)) for n in range(300)]
     await asyncio.sleep(3)
     assert (len(quota.starts), permits.used, permits.in_force) == (200, 200, 0)
-    for ask in asks:
-        ask.cancel()
-    await asyncio.gather(*asks, return_exceptions=True)
+    await cancel(*asks)
 
 
 @virtual_time

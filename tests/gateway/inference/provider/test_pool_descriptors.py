@@ -43,8 +43,7 @@ async def test_running_out_of_descriptors_is_not_the_providers_fault(
         app = await gw.app(backend)
         closing = provider.plays(tokens("x"), Raw(b"0\r\n\r\n"), CLOSE)
         answered(await app.ask(closing))
-        assert gw.process
-        pid = gw.process.pid
+        pid = gw.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         try:
             seen = len(provider.exchanges)

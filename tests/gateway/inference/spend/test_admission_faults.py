@@ -12,6 +12,7 @@ from gateway.inference.spend.admission import Admitted, PendingSettlement, Redis
 from gateway.keys import partition_tag
 from gateway.redis import client as store_module
 from tests.gateway.inference.admissions import CAP, EVALSHA, AdmissionProcess, Books, admission_process
+from tests.support.background import cancel
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
@@ -237,8 +238,7 @@ async def test_a_bad_network_neither_loses_nor_doubles_money(
         if chance.random() < 0.3:
             each.cancel()
     outcomes = await asyncio.gather(*requests, return_exceptions=True)
-    disturbing.cancel()
-    await asyncio.gather(disturbing, return_exceptions=True)
+    await cancel(disturbing)
     proxy.down, proxy.lose_answer = False, None
     assert all(each is None or isinstance(each, asyncio.CancelledError) for each in outcomes)
     await wait_until(lambda: not remote.admission.pending)
