@@ -52,11 +52,12 @@ class DataReport(msgspec.Struct, frozen=True):
 
 
 async def keep_data(
-    data: AppData, token: str, *, scratch: Path = Path(TMP), port: int = DATA_PORT, host: str | None = None
+    data: AppData, token: Path, *, scratch: Path = Path(TMP), port: int = DATA_PORT, host: str | None = None
 ) -> None:
-    """Answers the worker until SIGTERM. `scratch`: where archives are made. Without a host, listens everywhere."""
-    if not token:
-        raise ValueError("the token is empty")
+    """Answers the worker until SIGTERM. Without a host, listens everywhere.
+
+    `token` is a file, which changes with the service's encryption key. `scratch`: where archives are made.
+    """
     await run_in_thread(prepare_volume, data)
     sandbox = Sandbox(development=True, users=APP_USERS, trusted=True)  # the container is the sandbox
     await run_in_thread(sandbox.check, scratch)
@@ -85,12 +86,12 @@ async def keep_data(
         await runner.cleanup()
 
 
-def _authorize(token: str) -> Callable[..., Awaitable[web.StreamResponse]]:
+def _authorize(token: Path) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def authorize(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        check_token(request, token)
+        check_token(request, token.read_text())
         try:
             return await handler(request)
         except DataError as error:
@@ -100,9 +101,9 @@ def _authorize(token: str) -> Callable[..., Awaitable[web.StreamResponse]]:
 
 
 def check_token(request: web.Request, token: str) -> None:
-    """Raises HTTPUnauthorized for another token."""
+    """Raises HTTPUnauthorized for another token, and for an empty one."""
     given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+    if not token or not hmac.compare_digest(given, f"Bearer {token}".encode()):
         raise web.HTTPUnauthorized
 
 

@@ -27,8 +27,6 @@ async def receive(
     site = await asyncio.to_thread(lay_out, folder, release)
     if site.current == release.deploy:  # the pod was started again on the same node
         return
-    if not token:
-        raise ValueError("the token is empty")
     received, receiving = asyncio.Event(), asyncio.Lock()
 
     async def take(request: web.Request) -> web.Response:

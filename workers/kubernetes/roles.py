@@ -32,6 +32,6 @@ def main() -> None:
         case "data":
             from workers.kubernetes.data_pod import keep_data
 
-            asyncio.run(keep_data(AppData(FOLDER, release.app), (SECRETS / TOKEN).read_text()))
+            asyncio.run(keep_data(AppData(FOLDER, release.app), SECRETS / TOKEN))
         case role:
             sys.exit(f"There is no role {role!r}.")

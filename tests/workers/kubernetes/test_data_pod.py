@@ -67,9 +67,10 @@ def unpack(packed: bytes) -> dict[str, str]:
 async def volume() -> AsyncIterator[Volume]:
     with passable_folder() as folder:
         (folder / "scratch").mkdir()
+        (folder / "token").write_text(TOKEN)
         volume = Volume(folder, free_port())
         keeping = asyncio.create_task(
-            keep_data(volume.data, TOKEN, scratch=folder / "scratch", port=volume.port, host="127.0.0.1")
+            keep_data(volume.data, folder / "token", scratch=folder / "scratch", port=volume.port, host="127.0.0.1")
         )
         async with asyncio.timeout(20):
             while True:
@@ -130,6 +131,9 @@ async def test_only_the_worker_is_answered(volume: Volume) -> None:
             for method, path in (("POST", "/snapshot"), ("PUT", "/restore"), ("POST", "/clear")):
                 async with client.request(method, path) as answer:
                     assert answer.status == 401
+    (volume.folder / "token").write_text("another one")  # the service's key was replaced
+    with pytest.raises(DataError):
+        await volume.pod.report()
 
 
 async def test_a_start_command_ends_before_its_files_are_replaced(volume: Volume) -> None:
