@@ -91,7 +91,7 @@ def _authorize(token: Path) -> Callable[..., Awaitable[web.StreamResponse]]:
     async def authorize(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        check_token(request, token.read_text())
+        check_token(request, await run_in_thread(token.read_text))
         try:
             return await handler(request)
         except DataError as error:
