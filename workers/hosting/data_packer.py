@@ -14,7 +14,7 @@ from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import fetch_object, open_storage
 from workers.hosting.data import AppData
-from workers.hosting.packing import DataError, Packer
+from workers.hosting.packing import DataError, SandboxPacker
 from workers.sandbox.sandbox import MIB, Sandbox
 
 ARCHIVE_BYTES = 1 << 36  # of a snapshot; the limit of the data bounds it first
@@ -39,7 +39,7 @@ class Turns:
             yield
 
 
-class DataPacker(Packer):
+class DataPacker(SandboxPacker):
     """Packs into the storage, and unpacks from it."""
 
     def __init__(self, settings: Settings, registry: Registry, sandbox: Sandbox) -> None:

@@ -33,7 +33,7 @@ class DataError(Exception):
     """A reason why a command fails. Account holders see the message."""
 
 
-class Packer:
+class SandboxPacker:
     """Packs and unpacks in the sandbox. `scratch`: where archives are made; by default, beside the data."""
 
     def __init__(self, sandbox: Sandbox, scratch: Path | None = None) -> None:

@@ -31,7 +31,7 @@ from aiohttp import web
 
 from gateway.cancellation import run_in_background, run_in_thread
 from workers.hosting.data import AppData, is_empty
-from workers.hosting.packing import NOT_STOPPED, DataError, Packer
+from workers.hosting.packing import NOT_STOPPED, DataError, SandboxPacker
 from workers.kubernetes.pod import DATA_PORT
 from workers.kubernetes.volume import begin, is_new, prepare_volume
 from workers.sandbox.keeper import DataFolder
@@ -61,7 +61,7 @@ async def keep_data(
     await run_in_thread(prepare_volume, data)
     sandbox = Sandbox(development=True, users=APP_USERS, trusted=True)  # the container is the sandbox
     await run_in_thread(sandbox.check, scratch)
-    requests = _Requests(data, Packer(sandbox, scratch), scratch)
+    requests = _Requests(data, SandboxPacker(sandbox, scratch), scratch)
     application = web.Application(client_max_size=0, middlewares=[_authorize(token)])
     for path in ("report", "begin", "snapshot", "daily", "daily/done", "clear", "undo", "confirm"):
         application.router.add_post(f"/{path}", getattr(requests, path.replace("/", "_")))
@@ -110,7 +110,7 @@ def check_token(request: web.Request, token: str) -> None:
 class _Requests:
     """What each path does."""
 
-    def __init__(self, data: AppData, packer: Packer, scratch: Path) -> None:
+    def __init__(self, data: AppData, packer: SandboxPacker, scratch: Path) -> None:
         self._data, self._packer, self._scratch = data, packer, scratch
 
     async def report(self, request: web.Request) -> web.StreamResponse:
