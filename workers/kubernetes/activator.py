@@ -23,6 +23,7 @@ from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.applier import ACTIVATOR_PORT, KubernetesApplier
 from workers.sandbox.network import Connection, splice
+from workers.sandbox.relay import FROM_MONITOR
 
 logger = structlog.get_logger()
 
@@ -35,6 +36,7 @@ HOLD_SECONDS = 55.0  # that a request waits; usual ingress controllers wait for 
 IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connection ends
 NO_APP = "404 Not Found", "There is no app at this address."
 BUSY = "503 Service Unavailable", "The app has too many requests in progress."
+UNASKED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"  # to uptime probes, which wake no app
 NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
 
 
@@ -88,6 +90,8 @@ class Activator:
             key = self._applier.find_address(find_host(head))
             if key is None:
                 return await refuse(writer, *NO_APP)
+            if FROM_MONITOR.search(head) and self._applier.is_asleep(*key):
+                return writer.write(UNASKED)
             if self._held[key[0]] >= HELD_OF_APP or self._held.total() >= HELD:
                 return await refuse(writer, *BUSY)
             self._held[key[0]] += 1

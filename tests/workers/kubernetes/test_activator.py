@@ -28,6 +28,9 @@ class Apps:
     def find_address(self, name: str) -> tuple[str, str] | None:
         return (name.partition(".")[0], "live") if name.endswith(".example.com") else None
 
+    def is_asleep(self, app_id: str, address: str) -> bool:
+        return not self.awake.is_set()
+
     async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
         await self.awake.wait()
         if self.error:
@@ -105,6 +108,12 @@ async def test_what_cannot_be_answered_is_refused_at_once(
     for answer in await asyncio.gather(*held, other):
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"no node" not in answer
+
+
+async def test_uptime_probes_wake_no_app(apps: tuple[Apps, int]) -> None:
+    assert await ask(apps[1], more=b"User-Agent: capsule-uptime\r\n") == (
+        b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
+    )
 
 
 async def test_a_request_is_not_held_for_ever(apps: tuple[Apps, int], monkeypatch: pytest.MonkeyPatch) -> None:
