@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180
 
 SWAPS = int(os.environ.get("KUBERNETES_SWAPS", "10"))  # the workflow makes 100
 HEAL_SECONDS = 10
-KINDS = ("deployments", "secrets", "services", "ingresses", "pods", "persistentvolumeclaims")
+KINDS = ("deployments", "secrets", "services", "endpoints", "ingresses", "pods", "persistentvolumeclaims")
 START = {"start": "exec node server.js"}
 SERVER = """
 console.log('starting', process.env.TOKEN ?? 'without a token')
@@ -137,7 +137,7 @@ async def test_pages_are_served_promoted_and_rolled_back(host: Host, cluster: Cl
     assert (await host.over(back["deployId"]))["state"] == "live"
     await serves(host, app, "first")
     own = await app_id(host, app)
-    expected = {"deployments": 1, "secrets": 1, "services": 1, "ingresses": 1, "pods": 1}
+    expected = {"deployments": 1, "secrets": 1, "services": 1, "endpoints": 1, "ingresses": 1, "pods": 1}
     await wait_until(lambda: count(cluster, own), 60, holds=lambda found: found == expected)
     assert_restricted(find(cluster, "deployments", own)[0]["spec"]["template"]["spec"])
 

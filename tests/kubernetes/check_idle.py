@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.check_apps import START, app_id, find, find_sites, get, publish, server, serves, visitors
+from tests.kubernetes.check_apps import START, app_id, count, find, find_sites, get, publish, server, serves, visitors
 from tests.kubernetes.cluster import Cluster
 from tests.support.deployment import Host
 from tests.support.polling import wait_until
@@ -43,6 +43,10 @@ async def test_an_app_sleeps_and_its_first_requests_wake_it(host: Host, running:
     assert snapshot.status_code == 404, snapshot.text  # it has no files; a pod beside the app has looked
     await publish(host, app, server("two"))
     await serves(host, app, "two")
+    await sleeps(host, cluster, app)
+    own = await app_id(host, app)
+    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
+    await wait_until(lambda: count(cluster, own), 90, holds=lambda found: not found)
 
 
 # It does not start while another process of it runs.

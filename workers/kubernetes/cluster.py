@@ -141,8 +141,11 @@ class Cluster:
                 await self._apply(key)
 
     async def delete(self, *keys: Key) -> None:
-        """Deletes the objects that are there, and does not heal them any more. Raises DeployError."""
-        for key in keys:
+        """Deletes the objects that are there, and does not heal them any more. Raises DeployError.
+
+        The cluster deletes the Endpoints of a Service.
+        """
+        for key in [*keys, *[("Endpoints", name) for kind, name in keys if kind == "Service"]]:
             self.wanted.pop(key, None)
             self._healed_at.pop(key, None)
         for kind, name in keys:
