@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 import structlog
 
+from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.data.commands import DataAnswer, DataCommand
 from gateway.data.records import DataState, DataStatus, snapshot_key
@@ -254,19 +255,19 @@ class ClusterDataAgent(CommandAgent):
         found = await self._registry.read_apps([*claims])
         room = asyncio.Semaphore(REPORTS)
 
-        async def ask(app_id: str, account: str, limit: int) -> Report | None:
-            if (pod := self._find_pod(app_id, account)) is None:
-                return await self._describe_sleep(app_id, account)
+        async def ask(app: App, limit: int) -> Report | None:
+            if (pod := self._find_pod(app.id, app.account)) is None:
+                return await self._describe_sleep(app)
             async with room:
                 try:
                     report = await pod.report(limit)
                 except DataError:
                     return None
             state: DataState = "restoring" if report.held else "full" if report.full else "running"
-            return account, app_id, describe_status(report.used, limit, state)
+            return app.account, app.id, describe_status(report.used, limit, state)
 
         asked = [
-            ask(app_id, app.account, self._settings.app_data[account.plan] * MIB)
+            ask(app, self._settings.app_data[account.plan] * MIB)
             for app_id, (app, account) in found.items()
             if app.account == claims[app_id]
         ]
@@ -275,10 +276,11 @@ class ClusterDataAgent(CommandAgent):
         await self._records.write_statuses(reports)
         self._written |= {app_id: (status, now) for _, app_id, status in reports}
 
-    async def _describe_sleep(self, app_id: str, account: str) -> Report | None:
-        if not self._applier.is_asleep(app_id, "live") or app_id not in self._written:
+    async def _describe_sleep(self, app: App) -> Report | None:
+        if not self._applier.is_asleep(app.id, "live"):
             return None
-        return account, app_id, msgspec.structs.replace(self._written[app_id][0], state="asleep")
+        status = self._written[app.id][0] if app.id in self._written else await self._records.read_status(app)
+        return app.account, app.id, msgspec.structs.replace(status, state="asleep")
 
     def _is_news(self, report: Report, now: float) -> bool:
         status, at = self._written.get(report[1], (None, now))
