@@ -22,7 +22,6 @@ from gateway.data.commands import DataAnswer, DataCommand
 from gateway.data.records import DataState, DataStatus, Reason, Snapshot
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id
-from gateway.loops import every
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from workers.hosting.data import FOLDER, AppData, is_empty, list_data
@@ -62,20 +61,12 @@ class DataAgent(CommandAgent):
         for data in await run_in_thread(list_data, self._folder):
             await run_in_thread(data.recover)
             self._site(data).unmark_stopped()  # the watchdog marks it again
-        rounds = (
-            asyncio.create_task(every(POLL_SECONDS, self._take_commands, "data.round_failed")),
-            asyncio.create_task(every(REPORT_SECONDS, self._report, "data.round_failed")),
-            asyncio.create_task(every(PLANS_SECONDS, self._apply_plans, "data.round_failed")),
-            asyncio.create_task(every(TIDY_SECONDS, self._tidy, "data.round_failed")),
+        await self._run_rounds(
+            (POLL_SECONDS, self._take_commands),
+            (REPORT_SECONDS, self._report),
+            (PLANS_SECONDS, self._apply_plans),
+            (TIDY_SECONDS, self._tidy),
         )
-        try:
-            await asyncio.gather(*rounds)
-        finally:
-            for task in rounds:
-                task.cancel()
-            await asyncio.gather(*rounds, return_exceptions=True)
-            await self._cancel_commands()
-        raise AssertionError("the rounds never end")
 
     def _owns(self, app_id: str) -> bool:
         return self._is_owner(app_id)

@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -17,6 +19,7 @@ from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataState, DataStatus, Reason, Snapshot, snapshot_key
 from gateway.errors import StorageUnavailable
 from gateway.ids import now_iso
+from gateway.loops import every
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import open_storage
@@ -39,7 +42,7 @@ class CommandAgent(ABC):
         self._settings, self._registry, self._turns = settings, registry, turns
         self._storage = open_storage(settings)
         self._records, self._commands = DataRecords(registry.store), DataCommands(registry.store)
-        self._running: dict[str, asyncio.Task[None]] = {}  # by command
+        self._running: dict[str, asyncio.Task[None]] = {}  # by command, or what else has a name
 
     @abstractmethod
     async def _act(self, command: DataCommand) -> DataAnswer:
@@ -52,14 +55,23 @@ class CommandAgent(ABC):
     async def _take_commands(self) -> None:
         for command in await self._commands.list_commands():
             if command.id not in self._running and self._owns(command.app):
-                self._running[command.id] = task = asyncio.create_task(self._carry_out(command))
-                task.add_done_callback(lambda _, ended=command.id: self._running.pop(ended))  # type: ignore[misc]
+                self._start(command.id, self._carry_out(command))
 
-    async def _cancel_commands(self) -> None:
-        tasks = [*self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _run_rounds(self, *rounds: tuple[float, Callable[[], Awaitable[None]]]) -> NoReturn:
+        """Takes each step again after so many seconds, until canceled. Then ends what is running."""
+        repeating = [asyncio.create_task(every(seconds, step, "data.round_failed")) for seconds, step in rounds]
+        try:
+            await asyncio.gather(*repeating)
+        finally:
+            tasks = [*repeating, *self._running.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        raise AssertionError("the rounds never end")
+
+    def _start(self, name: str, work: Coroutine[object, object, None]) -> None:
+        self._running[name] = task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._running.pop(name))
 
     async def _carry_out(self, command: DataCommand) -> None:
         async with self._turns.exclusive(command.app, command.account):

@@ -25,7 +25,6 @@ from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.states import DeployError
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.ids import new_id
-from gateway.loops import every
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import fetch_object
@@ -138,28 +137,18 @@ class ClusterDataAgent(CommandAgent):
         super().__init__(settings, registry, Turns())
         self._cluster, self._applier, self._find_limit = cluster, applier, find_limit
         self._folder = Path(settings.data_dir)
-        self._beginning: dict[str, asyncio.Task[None]] = {}  # by the claim's uid
         self._begun: set[str] = set()  # the uids of claims on whose volumes apps may run
         self._written: dict[str, tuple[DataStatus, float]] = {}  # by app: the last report, and when it was written
 
     async def run(self) -> NoReturn:
         """Runs until canceled."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        rounds = (
-            asyncio.create_task(every(POLL_SECONDS, self._take_commands, "data.round_failed")),
-            asyncio.create_task(every(POLL_SECONDS, self._begin_volumes, "data.round_failed")),
-            asyncio.create_task(every(REPORT_SECONDS, self._report, "data.round_failed")),
-            asyncio.create_task(every(TIDY_SECONDS, self._tidy, "data.round_failed")),
+        await self._run_rounds(
+            (POLL_SECONDS, self._take_commands),
+            (POLL_SECONDS, self._begin_volumes),
+            (REPORT_SECONDS, self._report),
+            (TIDY_SECONDS, self._tidy),
         )
-        try:
-            await asyncio.gather(*rounds)
-        finally:
-            tasks = [*rounds, *self._beginning.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._cancel_commands()
-        raise AssertionError("the rounds never end")
 
     # -- pods ------------------------------------------------------------------------------------------------
 
@@ -217,10 +206,8 @@ class ClusterDataAgent(CommandAgent):
         """Lets apps begin on their new volumes, with the newest snapshot if they have one."""
         for claim in self._list_claims():
             uid, labels = claim.metadata.uid, claim.metadata.labels
-            if uid not in self._begun and uid not in self._beginning:
-                begin = self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL])
-                self._beginning[uid] = task = asyncio.create_task(begin)
-                task.add_done_callback(lambda _, ended=uid: self._beginning.pop(ended))  # type: ignore[misc]
+            if uid not in self._begun and uid not in self._running:
+                self._start(uid, self._begin(uid, labels[APP_LABEL], labels[ACCOUNT_LABEL]))
 
     async def _begin(self, claim: str, app_id: str, account: str) -> None:
         if (pod := self._find_pod(app_id, account)) is None:
