@@ -44,6 +44,7 @@ class Activator:
     def __init__(self, applier: KubernetesApplier, limits: SleepLimits) -> None:
         self._applier, self._limits = applier, limits
         self._due: dict[tuple[str, str], float] = {}  # by app and address: when its idleness is checked next
+        self._checking: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._held: Counter[str] = Counter()  # requests, by app
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself does not keep them
 
@@ -56,24 +57,30 @@ class Activator:
                 await looking
             raise AssertionError
         finally:
-            for task in self._tasks:
+            tasks = [*self._tasks, *self._checking.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- falling asleep --------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Lets apps sleep whose plan says so."""
+        """Begins to check apps that are due. One that falls asleep or wakes slowly does not hold up the others."""
         now = time.monotonic()
-        awake = self._applier.list_awake()
-        self._due = {key: self._due.get(key, now) for key in awake}
-        due = [key for key, at in self._due.items() if at <= now][:CHECKS]
-        await asyncio.gather(*map(self._check, due))
+        self._due = {key: self._due.get(key, now) for key in self._applier.list_awake()}
+        for key in [key for key, at in self._due.items() if at <= now]:
+            if len(self._checking) < CHECKS and key not in self._checking:
+                self._checking[key] = checking = asyncio.create_task(self._check(key))
+                checking.add_done_callback(lambda _, ended=key: self._checking.pop(ended))  # type: ignore[misc]
 
     async def _check(self, key: tuple[str, str]) -> None:
+        """Lets an app sleep if its plan says so."""
         left, limit = CHECK_SECONDS, await self._limits.find(key[0])
-        if limit is not None:
-            left = min(left, await self._applier.let_sleep(key, limit))
+        try:
+            if limit is not None:
+                left = min(left, await self._applier.let_sleep(key, limit))
+        except Exception as error:  # one app must not stop the others
+            logger.error("sites.sleep_failed", app=key[0], exc_info=error)
         self._due[key] = time.monotonic() + left
 
     # -- waking up -------------------------------------------------------------------------------------------

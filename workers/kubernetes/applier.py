@@ -65,6 +65,7 @@ SEND_PAUSE_SECONDS = 1.0  # between attempts
 POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_PORT = 61083
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests there, before the pod of an app that sleeps ends
+ENDING_SECONDS = 20.0  # in which the cluster begins to end the pod of an app that sleeps
 STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
 IDLE_ANSWER_SECONDS = 5.0  # in which a pod must say how long it has been idle
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
@@ -398,12 +399,21 @@ class KubernetesApplier:
                 if left <= 0 and sleeps:
                     if (target := await self._find_target(key)) is not None:
                         await self._apply_release(target)
+                        await self._until_ending(target.deploy)
                         logger.info("app.asleep", app=key[0], address=key[1])
                     return seconds
             await self.wake(key)
         except DeployError as error:
             logger.error("sites.sleep_failed", app=key[0], reason=str(error))
         return max(left, seconds)
+
+    async def _until_ending(self, deploy: str) -> None:
+        """Waits until the cluster ends the pods of a release, which must not count when the app is woken."""
+        ends = time.monotonic() + ENDING_SECONDS
+        while any(not pod.metadata.deletionTimestamp for pod in self._cluster.select("Pod", deploy=deploy)):
+            if time.monotonic() > ends:
+                return
+            await self._cluster.next_change(1.0)
 
     async def _read_seconds_left(self, key: tuple[str, str], seconds: float) -> float:
         """Asks the pod how long it has been idle. If it does not answer, it is not."""
