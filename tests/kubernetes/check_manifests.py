@@ -22,7 +22,7 @@ from tests.support.polling import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 API_SERVICE = "10.96.0.1"
-# What this old version of Kubernetes has instead.
+# What this old version of Kubernetes has instead. It also lacks some fields.
 OLDER = {"autoscaling/v2": "autoscaling/v2beta2", "policy/v1": "policy/v1beta1"}
 
 
@@ -61,11 +61,15 @@ def overlay(settings: dict[str, str], address: str) -> list[Any]:
         each["apiVersion"] = OLDER.get(each["apiVersion"], each["apiVersion"])
         each.get("spec", {}).pop("unhealthyPodEvictionPolicy", None)
         for container in containers(each):
-            container["image"] = NAME
+            container |= {"image": NAME, "imagePullPolicy": "IfNotPresent"}
+            container["resources"]["requests"]["cpu"] = "10m"  # the node is small
         if each["kind"] == "ConfigMap":
             secret = ("GATEWAY_REDIS_URL", "GATEWAY_ENCRYPTION_KEY", "GATEWAY_DATA_DIR")
             each["data"] |= {name: text for name, text in settings.items() if name.startswith("GATEWAY_")}
             each["data"] = {name: text for name, text in each["data"].items() if name not in secret}
+        for rule in each["spec"].get("egress", ()) if each["kind"] == "NetworkPolicy" else ():
+            for port in rule.get("ports", ()):
+                port.pop("endPort", None)
         if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] in ("redis", "api-server"):
             each["spec"]["egress"][0]["to"] = [{"ipBlock": {"cidr": f"{address}/32"}}]
     storage = {name: text for name, text in settings.items() if name.startswith("AWS_")}
@@ -110,8 +114,8 @@ async def test_the_service_runs_in_the_cluster_and_serves_apps(host: Host, runni
     ):
         with api_service(cluster.address, 6443):
             documents = overlay(settings, cluster.address)
-            cluster.apply(documents)
             try:
+                cluster.apply(documents)
                 await wait_until(lambda: ready("sites"), 180)
                 app = await host.app(build=START)
                 await publish(host, app, server("from inside"))
@@ -121,7 +125,7 @@ async def test_the_service_runs_in_the_cluster_and_serves_apps(host: Host, runni
                 for each in documents:
                     if each["kind"] in ("Deployment", "NetworkPolicy"):
                         of = ("-n", each["metadata"]["namespace"], "--wait=false")
-                        cluster.kubectl("delete", each["kind"], each["metadata"]["name"], *of)
+                        cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--ignore-not-found", *of)
                 for worker in find_sites(running):
                     await worker.start()
     await serves(host, app, "from inside", 60)
