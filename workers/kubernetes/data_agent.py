@@ -55,6 +55,7 @@ FIRST = "first"  # in place of a deploy, when a new volume gets a snapshot
 WRITE_SECONDS = 3_600.0  # between two writes of a report that has not changed, because reports expire
 TIDY_SECONDS = 600.0  # between looks for daily snapshots, and for what is no longer needed
 WORK_SECONDS = 1_800.0  # in which a pod must answer
+LISTEN_SECONDS = 30.0  # in which a container that has started must answer
 START_SECONDS, START_POLL_SECONDS = 5.0, 0.1  # in which an app whose data were cleared usually starts
 
 
@@ -183,6 +184,7 @@ class ClusterDataAgent(CommandAgent):
             if pod is None:
                 stack.push_async_callback(self._cluster.delete, ("Deployment", claim))
                 pod = await self._start_pod(app_id, account, beside=beside)
+            await _until_it_answers(pod)
             yield pod
 
     async def _start_pod(self, app_id: str, account: str, *, beside: bool) -> DataPod:
@@ -218,8 +220,8 @@ class ClusterDataAgent(CommandAgent):
                     await self._fill(pod, app_id, account)
                     await pod.do("/begin")
         except (DataError, StorageUnavailable, BackboneUnavailable) as error:
-            logger.error("data.not_begun", app=app_id, reason=str(error), action="it is tried again")
-            await asyncio.sleep(REPORT_SECONDS)
+            logger.warning("data.not_begun", app=app_id, reason=str(error), action="it is tried again")
+            await asyncio.sleep(1.0)
         else:
             self._begun.add(claim)
 
@@ -390,6 +392,20 @@ class ClusterDataAgent(CommandAgent):
                 snapshot = await self._store(app_id, found[0], "daily", "", new_id("snp"))
                 await self._keep(account, app_id, snapshot)
                 await pod.do("/daily/done")
+
+
+async def _until_it_answers(pod: DataPod) -> None:
+    """Waits for a pod that has just started. Raises DataError."""
+    ends = time.monotonic() + LISTEN_SECONDS
+    while True:
+        try:
+            await pod.report()
+        except DataError:
+            if time.monotonic() > ends:
+                raise
+        else:
+            return
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _is_ready(pod: Any) -> bool:

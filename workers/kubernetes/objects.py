@@ -164,8 +164,7 @@ def _data_container(release: PodRelease, settings: Settings) -> Object:
     ]
     container = _container(DATA_CONTAINER, "data", release, settings, mounts)
     container["securityContext"] |= {"runAsUser": find_uid(release.app) + 1}
-    container["readinessProbe"] = {"tcpSocket": {"port": DATA_PORT}, "periodSeconds": 1, "timeoutSeconds": 2}
-    return container
+    return container  # without a probe: visitors must get the app while this one is busy
 
 
 def _data_volumes(release: PodRelease) -> list[Object]:
