@@ -118,7 +118,8 @@ class DataAgent(CommandAgent):
         return Site(self._folder / "releases" / data.app_id / "live")
 
     def _describe(self, data: AppData, site: Site) -> DataStatus:
-        return describe_status(data.used, data.limit or 0, _find_state(data, site, self._folder))
+        state = _find_state(data, site, self._folder)  # before the size, which the keeper may write meanwhile
+        return describe_status(data.used, data.limit or 0, state)
 
     # -- commands --------------------------------------------------------------------------------------------
 
