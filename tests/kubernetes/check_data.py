@@ -133,7 +133,8 @@ async def test_a_volume_that_is_lost_begins_with_the_newest_snapshot(host: Host,
     cluster.kubectl("delete", "pvc", claim["metadata"]["name"], "-n", NAMESPACE, "--wait=false")
     cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", NAMESPACE, "--wait=false")
     await serves(host, app, "one 3", 90)
-    await add(host, app, 1)
+    # The container has started again for the new files, so the cluster may count its pod as not ready for a moment.
+    await wait_until(lambda: get(host, app, "/add"), 20, holds=lambda answer: answer.status_code == 200)
     await serves(host, app, "one 4")
 
 

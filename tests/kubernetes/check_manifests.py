@@ -67,6 +67,7 @@ def overlay(settings: dict[str, str], address: str) -> list[Any]:
             secret = ("GATEWAY_REDIS_URL", "GATEWAY_ENCRYPTION_KEY", "GATEWAY_DATA_DIR")
             each["data"] |= {name: text for name, text in settings.items() if name.startswith("GATEWAY_")}
             each["data"] = {name: text for name, text in each["data"].items() if name not in secret}
+            each["data"]["GATEWAY_REDIS_WAIT"] = "0"  # the tests' Redis has no replica
         for rule in each["spec"].get("egress", ()) if each["kind"] == "NetworkPolicy" else ():
             for port in rule.get("ports", ()):
                 port.pop("endPort", None)
@@ -120,7 +121,8 @@ async def test_the_service_runs_in_the_cluster_and_serves_apps(host: Host, runni
                 app = await host.app(build=START)
                 await publish(host, app, server("from inside"))
                 await serves(host, app, "from inside")
-                await wait_until(lambda: ready("gateway"), 180)
+                for name in ("gateway", "webhooks", "monitors"):
+                    await wait_until(lambda name=name: ready(name), 180)  # type: ignore[misc]
             finally:
                 for each in documents:
                     if each["kind"] in ("Deployment", "NetworkPolicy"):
