@@ -107,22 +107,29 @@ class AppData:
             combined ^= int.from_bytes(hashlib.sha256(described.encode()).digest())
         return f"{combined:x}"
 
-    def needs_daily(self, now: float) -> bool:
-        """Returns whether a day has passed since the last daily snapshot, and something has changed since.
+    def is_daily_due(self, now: float) -> bool:
+        """Returns whether a day has passed since the last daily snapshot, or since nothing had changed."""
+        at, _ = self._read_daily()
+        return not at or now - float(at) >= DAILY_SECONDS
 
-        If nothing has changed, notes that for a day.
-        """
-        record = self.folder / "daily"
-        at, _, before = record.read_text().partition(" ") if record.exists() else ("", "", "")
-        if at and now - float(at) < DAILY_SECONDS:
+    def needs_daily(self, now: float) -> bool:
+        """Returns whether a daily snapshot is due, and something has changed. If not, notes that for a day."""
+        if not self.is_daily_due(now):
             return False
+        at, before = self._read_daily()
         if at and not is_empty(self.files) and self.fingerprint() != before:
             return True
-        record.write_text(f"{now} {before}")
+        (self.folder / "daily").write_text(f"{now} {before}")
         return False
 
     def note_daily(self, now: float) -> None:
         (self.folder / "daily").write_text(f"{now} {self.fingerprint()}")
+
+    def _read_daily(self) -> tuple[str, str]:
+        """Returns when the last daily snapshot was made or not needed, and the fingerprint at that time."""
+        record = self.folder / "daily"
+        at, _, before = record.read_text().partition(" ") if record.exists() else ("", "", "")
+        return at, before
 
     # -- whose -----------------------------------------------------------------------------------------------
 

@@ -235,6 +235,8 @@ class DataAgent(CommandAgent):
 
     async def _make_daily(self, data: AppData) -> None:
         """Makes a snapshot a day after the last one, if something has changed."""
+        if not data.is_daily_due(time.time()):  # without waiting for other work on the data
+            return
         async with self._turns.exclusive(data.app_id, data.account):
             if await run_in_thread(data.needs_daily, time.time()):
                 try:

@@ -264,9 +264,7 @@ class KubernetesApplier:
         """
         claim, secret = describe_claim(release, limit, self.data_token(release.app, release.account), self._settings)
         present = self._cluster.present.get(("PersistentVolumeClaim", claim["metadata"]["name"]))
-        if present is None:
-            await self._cluster.apply(claim)
-        else:
+        if present is not None:
             requests, size = claim["spec"]["resources"]["requests"], present.spec.resources.requests["storage"]
             claim["spec"]["storageClassName"] = present.spec.storageClassName  # which cannot change
             if present.status.phase == "Bound" and _count_bytes(size) < _count_bytes(requests["storage"]):

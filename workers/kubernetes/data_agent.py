@@ -8,7 +8,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,9 +88,9 @@ class DataPod:
         """
         with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
             found, packed = None, Path(scratch) / "packed.tar.gz"
-            with archive.open("rb") if archive is not None else tempfile.TemporaryFile() as body:
-                method = "POST" if archive is None else "PUT"
-                async with self._ask(method, path, parameters, data=body if archive is not None else None) as answer:
+            method = "POST" if archive is None else "PUT"
+            with nullcontext() if archive is None else archive.open("rb") as body:
+                async with self._ask(method, path, parameters, data=body) as answer:
                     if answer.status == 200:
                         await _save(answer, packed)
                         found = packed, msgspec.json.decode(answer.headers.get(NOTES, "[]"), type=list[str])
