@@ -119,7 +119,11 @@ class Services:
             self.metrics,
             self.counters,
         )
-        self.changes = Changes(self.registry, self.availability.status, self.metrics.viewers.set)
+        self.changes = Changes(
+            self.registry,
+            lambda: (self.availability.status(), self.availability.status_changes),
+            self.metrics.viewers.set,
+        )
         self.overview = Overview(settings, self.registry, self.providers, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
         self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set, self.metrics.clock_skew.set)

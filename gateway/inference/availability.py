@@ -105,6 +105,7 @@ class Availability:
         self._switch: Switch | None = None
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
         self.changes = 0  # how often the switch or a health may have changed; who keeps a choice compares it
+        self.status_changes = 0  # how often the status became another; who shows it compares both
         registry.cache.subscribe(INFERENCE_KEY, self._reload_switch, self._doubt_switch)
         for health in healths:
             health.on_change = self._update_status
@@ -193,4 +194,5 @@ class Availability:
         statuses = {name: health.status for name, health in self._healths.items()}
         self._status = self._switch.derive_status(self._settings, statuses)
         if before != self._status:
+            self.status_changes += 1
             logger.info("inference.status", status=self._status, before=before)

@@ -24,7 +24,7 @@ Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
 # Intervals, in seconds, at which counters and the operators' figures are written.
 SOON = {"gateway.telemetry.counters.FLUSH_SECONDS": 0.2, "gateway.operations.overview.SNAPSHOT_SECONDS": 0.5}
 
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=40_000)  # a view of a machine that is busy rests up to 30 s between two refreshes
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
 

@@ -70,7 +70,7 @@ async def test_from_the_first_stop_to_the_cap(
         await holder.account.settled()
         assert (await app.ask(prompt, model=QWEN)).status_code == 402
         await wait_for_requests(holder, 17)
-        await expect(banner).to_contain_text("Today’s spending cap is reached.", timeout=15_000)
+        await expect(banner).to_contain_text("Today’s spending cap is reached.")
         await expect(banner).to_contain_text(re.compile(r"\(1 request today\)\. The cap resets\s+(in|tomorrow)"))
 
         await banner.get_by_role("link", name="See usage").click()

@@ -47,10 +47,10 @@ async def test_the_example_plays_token_by_token(browser: Browser, gw: Gateway) -
     await answer.scroll_into_view_if_needed()
     await expect(page.locator(".rest")).not_to_be_empty()
     assert await answer.text_content() == whole, "nothing moves while it plays"
-    await expect(page.locator(".rest")).to_be_empty(timeout=15_000)
+    await expect(page.locator(".rest")).to_be_empty()
     await page.get_by_role("button", name="Play again").click()
     await expect(page.locator(".rest")).not_to_be_empty()
-    await expect(page.locator(".rest")).to_be_empty(timeout=15_000)
+    await expect(page.locator(".rest")).to_be_empty()
     assert await answer.text_content() == whole
     await page.context.close()
 

@@ -107,6 +107,18 @@ async def test_the_switch_of_inference_is_reported(launch: Launch, backend: Fake
             await seen.reports("service")
 
 
+async def test_a_switch_that_is_back_before_the_next_read_is_reported(launch: Launch, backend: FakeAppBackend) -> None:
+    """A viewer may have seen the status in between, for another reason."""
+    async with launch({"gateway.accounts.changes.READ_SECONDS": 4.0}) as gw:
+        account = await gw.account()
+        async with watching(account) as seen:
+            await gw.switch(enabled=False)
+            assert (await account.get("/capabilities")).json()["managedInferenceStatus"] == "disabled"
+            await gw.switch(enabled=True)
+            assert seen.topics == []
+            await seen.reports("service")
+
+
 async def test_other_accounts_changes_are_not_reported(gw: Gateway, app: App, backend: FakeAppBackend) -> None:
     other = await gw.app(backend)
     async with watching(other.account) as seen, watching(app.account) as own:

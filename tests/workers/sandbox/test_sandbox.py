@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.ids import new_id
 from tests.support import folders
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
@@ -150,10 +151,11 @@ async def test_dangerous_system_calls_are_refused(room: Room) -> None:
 
 
 async def test_tmp_and_shared_memory_are_private_and_work(each_room: Room) -> None:
-    script = "from multiprocessing import Lock; Lock(); open('/tmp/a', 'w'); open('/var/tmp/a', 'w')"
-    assert (await each_room.run(f'/usr/bin/python3 -c "{script}"; ls /tmp/a')).ok, each_room.lines
-    assert (await each_room.run("ls /tmp/a")).code == 2
-    assert not os.path.exists("/tmp/a")
+    name = new_id("private")
+    script = f"from multiprocessing import Lock; Lock(); open('/tmp/{name}', 'w'); open('/var/tmp/{name}', 'w')"
+    assert (await each_room.run(f'/usr/bin/python3 -c "{script}"; ls /tmp/{name}')).ok, each_room.lines
+    assert (await each_room.run(f"ls /tmp/{name}")).code == 2
+    assert not os.path.exists(f"/tmp/{name}")
 
 
 def test_no_folder_with_personal_data_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
