@@ -211,7 +211,7 @@ async def test_a_missing_program_is_reported(room: Room) -> None:
 def test_a_failed_start_reports_the_reason() -> None:
     long = f"/tmp/{'x' * 200}"  # longer than the path of a socket may be
     spec = {"cgroups": [], "limits": {}, "trusted": False, "socket": long, "listener": None, "control": "", "data": ""}
-    spec |= {"output": "", "secrets": {}}
+    spec |= {"output": "", "secrets": {}, "report": None}
     script = f"from workers.sandbox.keeper import run; run({spec})"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
     assert ended.stderr.splitlines()[-1] == "OSError: AF_UNIX path too long"
