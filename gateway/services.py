@@ -85,7 +85,8 @@ class Services:
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
         self.deploys = Deploys(settings, self.registry)
-        self.deploy_actions = DeployActions(Records(self.store), self.deploys)
+        records = Records(self.store)
+        self.deploy_actions = DeployActions(records, self.deploys)
         self.storage = open_storage(settings)
         self.data_records, self.data_commands = DataRecords(self.store), DataCommands(self.store)
         self.environments = Environments(self.store, self.vault)
@@ -102,7 +103,7 @@ class Services:
             settings,
         )
         on_disk = settings.apps_engine == "local"
-        self.runtime_log = RuntimeLog(settings.data_dir) if on_disk else PodLog(settings.kubernetes_namespace)
+        self.runtime_log = RuntimeLog(settings.data_dir) if on_disk else PodLog(settings.kubernetes_namespace, records)
         self.findings = Findings(settings, self.store)
         self.crashes = Crashes(self.store, self.webhooks)
         self.providers = Providers(settings, self.store, self.registry, self.metrics)

@@ -8,6 +8,7 @@ from typing import Any
 from gateway.accounts.records import App
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.runtime_log import DEPLOY_SECONDS, POLL_SECONDS, RuntimeLog
+from gateway.deploys.serving import Records
 
 APP_CONTAINER, DEPLOY_LABEL = "app", "capsule/deploy"  # as `workers/kubernetes/objects.py` names them
 RETRY_SECONDS = 1.0  # after a log has ended: its container ends, or the API server is away
@@ -18,16 +19,21 @@ UNREACHABLE_SECONDS = 5.0
 class PodLog(RuntimeLog):
     """The logs in one namespace. Without the API server, they are empty."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, records: Records) -> None:
         super().__init__("")
-        self._namespace = namespace
+        self._namespace, self._records = namespace, records
         self._present: Any = None
 
     async def has_start_command(self, app: App, live: str | None) -> bool:
-        """Returns whether the app has a start command, or runs one that its build recognized."""
+        """Returns whether the app has a start command, or runs one that its build recognized, even if it sleeps.
+
+        Raises BackboneUnavailable.
+        """
         if app.build is not None:
             return app.build.start is not None
-        return live is not None and await self._find_pod(live) is not None
+        records = await self._records.read(app.account, app.id)
+        releases = records["live"][1].releases if "live" in records else {}
+        return live in releases and releases[live].runs
 
     async def tail(self, deploy_id: str, lines: int) -> list[str]:
         pod = await self._find_pod(deploy_id)
@@ -56,13 +62,16 @@ class PodLog(RuntimeLog):
 
     async def _collect(self, deploy_id: str | None, lines: int, found: asyncio.Queue[str]) -> None:
         """Collects the last lines, and new ones as they are written, of one container after the other."""
-        latest = ""
+        latest, same = "", 0  # the time of the newest line, and how many lines have it
         while deploy_id is not None:
             if (pod := await self._find_pod(deploy_id)) is not None:
+                former, left = latest, same  # what was read before the connection was lost comes again
                 async for at, line in self._read_pod(pod, tail_lines=lines, follow=True):
-                    if at > latest:  # else it was read before the connection was lost
-                        latest = at
-                        await found.put(line)
+                    if at < former or (at == former and left):
+                        left -= at == former
+                        continue
+                    latest, same = at, same + 1 if at == latest else 1
+                    await found.put(line)
                 lines = WAITING_LINES
             end_if_canceled()
             await asyncio.sleep(RETRY_SECONDS)

@@ -125,7 +125,7 @@ async def visitors(host: Host, app: str, texts: set[str], *, may_miss: bool = Fa
 
 async def test_pages_are_served_promoted_and_rolled_back(host: Host, cluster: Cluster) -> None:
     app = await host.app()
-    page = {"index.html": "first", "_headers": "/*\n  X-Mine: yes\n", "docs/index.html": "docs"}
+    page = {"index.html": "first", "first.js": "1", "_headers": "/*\n  X-Mine: yes\n", "docs/index.html": "docs"}
     first = await publish(host, app, page)
     answer = await get(host, app)
     assert (answer.status_code, answer.text, answer.headers["x-mine"]) == (200, "first", "yes")
@@ -133,6 +133,8 @@ async def test_pages_are_served_promoted_and_rolled_back(host: Host, cluster: Cl
     assert (await get(host, app, "/docs/")).text == "docs"
     await publish(host, app, {"index.html": "second"})
     await serves(host, app, "second")
+    assert (await get(host, app, "/first.js")).text == "1"  # for pages that were opened before
+    assert (await get(host, app, "/docs/")).status_code == 404
     back = await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first["id"]})
     assert (await host.over(back["deployId"]))["state"] == "live"
     await serves(host, app, "first")

@@ -345,10 +345,12 @@ def render_configuration(
     *,
     name: str = "{host}",
     admin: str = "unix/caddy/admin.sock",
+    recent_until: float | None = None,
 ) -> str:
     """Returns the Caddyfile. `name`: of the address in `addresses` that is served, by default the request's.
 
-    `admin`: where Caddy takes a new configuration, or "off".
+    `admin`: where Caddy takes a new configuration, or "off". `recent_until`: the Unix time until which the previous
+    release's files are served; None if somebody removes the link to them.
     """
     types = [
         f'{spelling} "{kind}{"; charset=utf-8" if kind in TEXT_TYPES else ""}"'
@@ -366,6 +368,7 @@ def render_configuration(
         slow_seconds=SLOW_SECONDS,
         held_seconds=HELD_SECONDS,
         monitor=MONITOR,
+        recent="" if recent_until is None else f"expression int({{time.now.unix}}) < {recent_until:.0f}",
         folders=" ".join(map(_render_error_page, range(ERROR_PAGE_DEPTH, 0, -1))),
         types="\n\t\t\t".join(types),
         lower_case="\n\t".join(

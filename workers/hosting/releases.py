@@ -86,9 +86,14 @@ class Site:
         return self.read_link("current")
 
     @property
+    def swapped_at(self) -> float:
+        """The Unix time of the last swap. Raises OSError if nothing is served."""
+        return (self.folder / "current").lstat().st_mtime
+
+    @property
     def seconds_since_swap(self) -> float:
-        """Seconds since the last swap. Raises OSError if nothing is served."""
-        return time.time() - (self.folder / "current").lstat().st_mtime
+        """Raises OSError if nothing is served."""
+        return time.time() - self.swapped_at
 
     @property
     def unverified(self) -> str | None:

@@ -53,7 +53,7 @@ from workers.kubernetes.objects import (
 )
 from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, WEB_PORT, PodRelease
 from workers.sandbox.keeper import STOPPED_STATUS
-from workers.sandbox.sandbox import Outcome
+from workers.sandbox.sandbox import MIB, Outcome
 
 logger = structlog.get_logger()
 
@@ -62,6 +62,8 @@ RETURN_SECONDS = 30.0  # in which a release that is served again should be ready
 SENDS = 8  # releases at once
 SEND_SECONDS = 300.0  # in which a pod must have got its release
 SEND_PAUSE_SECONDS = 1.0  # between attempts
+PREVIOUS_BYTES = 64 * MIB  # of the previous release's archive: a larger one would hold up the deploy
+STARTS = 3  # of the container that waits for the release, after which its pod is given up
 POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_PORT = 61083
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests there, before the pod of an app that sleeps ends
@@ -453,12 +455,12 @@ class KubernetesApplier:
             await self._lead_to(target, asleep=asleep)
 
     async def _find_target(self, key: tuple[str, str]) -> Target | None:
-        """Returns the release that is served."""
-        wanted, app = self._records[key], await self._find_app(key[0])
-        served = self._find_served(wanted)
-        if app is None or app.account != wanted.account or served not in wanted.releases:
+        """Returns the release that is served; None if there is none, or the app belongs to another account now."""
+        app, wanted = await self._find_app(key[0]), self._records.get(key)
+        if app is None or wanted is None or app.account != wanted.account:
             return None
-        return Target(wanted, app, served, [])
+        served = self._find_served(wanted)
+        return Target(wanted, app, served, []) if served in wanted.releases else None
 
     # -- pods ------------------------------------------------------------------------------------------------
 
@@ -477,8 +479,8 @@ class KubernetesApplier:
                     raise DeployError(outcome.describe("the start command", LIMITS))
                 if _is_ready(pod, whole=whole):
                     return pod
-                why = _explain_waiting(pod)
-                if why.startswith("its image"):
+                why, is_final = explain_waiting(pod)
+                if is_final:
                     raise DeployError(f"the cluster can't start the app: {why}; the operator must help")
             await self._cluster.next_change(1.0)
         raise DeployError(f"the cluster did not start the app within {seconds:.0f} seconds: {why}")
@@ -554,7 +556,6 @@ class KubernetesApplier:
 
     async def _send_release(self, pod: Any, release: PodRelease) -> None:
         """Sends the release to the pod, until the pod has it or is gone."""
-        url = f"http://{pod.status.podIP}:{RECEIVE_PORT}/release"
         name, uid = pod.metadata.name, pod.metadata.uid
         began = time.monotonic()
         while (now := self._cluster.present.get(("Pod", name))) is not None and now.metadata.uid == uid:
@@ -562,7 +563,8 @@ class KubernetesApplier:
                 return
             try:
                 async with self._sends:
-                    await self._try_to_send(url, release)
+                    await self._send_previous(pod, release)
+                    await self._try_to_send(pod, "/release", release, release.deploy, release.archive)
             except (aiohttp.ClientError, OSError, TimeoutError, StorageUnavailable) as error:
                 logger.info("sites.not_sent", deploy=release.deploy, reason=str(error) or type(error).__name__)
             else:
@@ -571,16 +573,25 @@ class KubernetesApplier:
             end_if_canceled()
             await asyncio.sleep(SEND_PAUSE_SECONDS)
 
-    async def _try_to_send(self, url: str, release: PodRelease) -> None:
-        """Raises OSError, or an error of the client or the storage, unless the pod has taken the release."""
-        archive = await self._storage.open(archive_key(release.app, release.deploy))
+    async def _send_previous(self, pod: Any, release: PodRelease) -> None:
+        """Sends a pod whose release is new the one that visitors have now, if it is small."""
+        served, wanted = self._find_served(release), self._records.get((release.app, release.address))
+        previous = wanted.releases.get(served) if wanted is not None and served != release.deploy else None
+        if previous is not None and previous.size <= PREVIOUS_BYTES:
+            # Only pages that are open now need it.
+            with suppress(aiohttp.ClientError, OSError, TimeoutError, StorageUnavailable):
+                await self._try_to_send(pod, f"/previous/{served}?digest={previous.digest}", release, served, previous)
+
+    async def _try_to_send(
+        self, pod: Any, path: str, release: PodRelease, deploy: str, expected: ReleaseArchive
+    ) -> None:
+        """Raises OSError, or an error of the client or the storage, unless the pod has taken the archive."""
+        archive = await self._storage.open(archive_key(release.app, deploy))
         if archive is None:
             raise StorageUnavailable("the archive is gone")
-        headers = {
-            "Authorization": f"Bearer {self._token(release.deploy)}",
-            "Content-Length": str(release.archive.size),
-        }
+        headers = {"Authorization": f"Bearer {self._token(release.deploy)}", "Content-Length": str(expected.size)}
         timeout = aiohttp.ClientTimeout(total=SEND_SECONDS, connect=5)
+        url = f"http://{_host_of(pod)}:{RECEIVE_PORT}{path}"
         async with (
             aiohttp.ClientSession(timeout=timeout) as client,
             client.put(url, data=archive.chunks, headers=headers) as answer,
@@ -657,16 +668,15 @@ class KubernetesApplier:
         for key, wanted in list(self._records.items()):
             suspended = (wanted.account, wanted.app) in self._suspended
             if self._marked.get(key, False) is not suspended:
-                await self._mark(wanted)
+                await self._mark(key)
                 self._marked[key] = suspended
 
-    async def _mark(self, wanted: Wanted) -> None:
-        app, served = await self._find_app(wanted.app), self._find_served(wanted)
-        if app is not None and served in wanted.releases:
+    async def _mark(self, key: tuple[str, str]) -> None:
+        if (target := await self._find_target(key)) is not None:
             try:
-                await self._apply_release(Target(wanted, app, served, []))
+                await self._apply_release(target)
             except DeployError as error:
-                logger.error("sites.suspensions_not_marked", app=wanted.app, reason=str(error))
+                logger.error("sites.suspensions_not_marked", app=key[0], reason=str(error))
 
 
 def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:
@@ -688,9 +698,13 @@ def _keys_of(deploys: Collection[str]) -> list[Key]:
     return [(kind, object_name(deploy)) for deploy in deploys for kind in ("Deployment", "Secret")]
 
 
+def _host_of(pod: Any) -> str:
+    ip: str = pod.status.podIP
+    return f"[{ip}]" if ":" in ip else ip
+
+
 def _address_of(pod: Any) -> str:
-    ip = pod.status.podIP
-    return f"[{ip}]:{WEB_PORT}" if ":" in ip else f"{ip}:{WEB_PORT}"
+    return f"{_host_of(pod)}:{WEB_PORT}"
 
 
 def _statuses(pod: Any, container: str) -> list[Any]:
@@ -738,17 +752,24 @@ def _find_end(pod: Any) -> Outcome | None:
     return None
 
 
-def _explain_waiting(pod: Any) -> str:
-    statuses = [*(pod.status.initContainerStatuses or []), *(pod.status.containerStatuses or [])] if pod.status else []
+def explain_waiting(pod: Any) -> tuple[str, bool]:
+    """Returns why a pod is not ready, and whether it will not be without help."""
+    receivers = (pod.status.initContainerStatuses or []) if pod.status else []
+    statuses = [*receivers, *(pod.status.containerStatuses or [])] if pod.status else []
     for status in statuses:
         if status.state and status.state.waiting and status.state.waiting.reason in NO_IMAGE:
-            return f"its image can't be had ({status.state.waiting.reason})"
+            return f"its image can't be had ({status.state.waiting.reason})", True
+    for status in receivers:
+        if ended := status.lastState and status.lastState.terminated:
+            why = f"the container that takes its release ends with status {ended.exitCode}"
+            return why, status.restartCount >= STARTS
     conditions = (pod.status.conditions or []) if pod.status else []
     for each in conditions:
         if each.type == "PodScheduled" and each.status == "False":
             # The message names a PersistentVolumeClaim, or the "volume node affinity".
-            return "there is no volume for its data" if "olume" in (each.message or "") else "no node has room for it"
+            what = "there is no volume for its data" if "olume" in (each.message or "") else "no node has room for it"
+            return what, False
     states = [status.state for status in statuses if status.state]
     if not any(state.running or state.terminated for state in states):
-        return "its node does not have its image or its volumes yet"
-    return "it waits for its release" if _is_waiting_for_release(pod) else "it is starting"
+        return "its node does not have its image or its volumes yet", False
+    return "it waits for its release" if _is_waiting_for_release(pod) else "it is starting", False

@@ -38,7 +38,7 @@ DATA_LABEL, DATA_CONTAINER = "capsule/data", "data"
 POLICY_NAME = "capsule-apps"
 FIRST_UID, UIDS = 1_000_000, 500_000  # pairs of user ids: Caddy has the first one, the start command the second
 GIB = 1 << 30  # the API writes a quantity in the largest unit, and what it writes is compared with what is wanted
-RELEASE_DISK = "4Gi"  # for a release and its archive
+RELEASE_DISK = "4352Mi"  # for a release and its archive, and for files of the previous one
 NAME_LENGTH = 63
 COPIES = 2  # of the data have room in their volume: a restore keeps the files from before
 # Before a container is stopped: waits until the ingress knows, and no visitor has an established connection (state 01).

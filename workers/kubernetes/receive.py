@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from gateway.deploys.release import ReleaseArchive
 from workers.hosting import archives, caddy
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.data import AppData
@@ -13,6 +14,10 @@ from workers.kubernetes.data_pod import check_token
 from workers.kubernetes.pod import FOLDER, RECEIVE_PORT, PodRelease
 from workers.kubernetes.serve import lay_out
 from workers.kubernetes.volume import prepare_volume
+from workers.sandbox.keeper import measure_disk
+from workers.sandbox.sandbox import MIB
+
+PREVIOUS_BYTES = 256 * MIB  # of the previous release's files, at most; a pod keeps them until it ends
 
 
 async def receive(
@@ -20,7 +25,9 @@ async def receive(
 ) -> None:
     """Waits until the release is here. Whoever knows the token sends it: `PUT /release`, the archive as the body.
 
-    The answer is 204, or 401 for another token, or 409 for what is not the expected archive.
+    Before it, `PUT /previous/{deploy}?digest=…` may send the release that visitors have had so far: pages that were
+    opened before the swap load its files. The answer is 204, or 401 for another token, or 409 for what is not the
+    expected archive.
     """
     if release.keeps_data:
         await asyncio.to_thread(prepare_volume, AppData(folder, release.app))
@@ -35,12 +42,27 @@ async def receive(
             raise web.HTTPConflict(text=f"the archive has {release.archive.size} bytes\n")
         async with receiving:
             if not received.is_set():
-                await _store(request, site, release)
+                await _store(request, site, release.deploy, release.archive)
+                if release.runs:
+                    Releases(folder).run(site.release(release.deploy))
+                site.swap(release.deploy)
                 received.set()
+        return web.Response(status=204)
+
+    async def take_previous(request: web.Request) -> web.Response:
+        check_token(request, token)
+        deploy = request.match_info["deploy"]
+        archive = ReleaseArchive(request.query.get("digest", ""), request.content_length or 0)
+        async with receiving:
+            if not received.is_set() and deploy != release.deploy:
+                await _store(request, site, deploy, archive)
+                await asyncio.to_thread(_keep_files, site.release(deploy))
+                site.swap(deploy)
         return web.Response(status=204)
 
     application = web.Application(client_max_size=0)
     application.router.add_put("/release", take)
+    application.router.add_put("/previous/{deploy:dep_[0-9a-z]+}", take_previous)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=5)
     await runner.setup()
     try:
@@ -50,7 +72,7 @@ async def receive(
         await runner.cleanup()
 
 
-async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
+async def _store(request: web.Request, site: Site, deploy: str, archive: ReleaseArchive) -> None:
     packed, fresh = site.folder.parent / "received.tar.gz", site.folder.parent / "received"
     await asyncio.to_thread(remove_folder, fresh)
     fresh.mkdir(mode=0o755)
@@ -58,13 +80,19 @@ async def _store(request: web.Request, site: Site, release: PodRelease) -> None:
         with packed.open("wb") as file:
             async for chunk in request.content.iter_any():
                 file.write(chunk)
-        await archives.unpack(packed, release.archive, fresh)
+        await archives.unpack(packed, archive, fresh)
     except BadArchive as error:
         raise web.HTTPConflict(text=f"{error}\n") from None
     finally:
         packed.unlink(missing_ok=True)
-    await asyncio.to_thread(remove_folder, site.release(release.deploy))
-    fresh.rename(site.release(release.deploy))
-    if release.runs:
-        Releases(site.folder.parents[2]).run(site.release(release.deploy))
-    site.swap(release.deploy)
+    await asyncio.to_thread(remove_folder, site.release(deploy))
+    fresh.rename(site.release(deploy))
+
+
+def _keep_files(previous: Path) -> None:
+    """Removes what no page loads: all but the files of the release, and those too if they are large."""
+    for path in previous.iterdir():
+        if not path.is_dir():
+            path.unlink()
+        elif path.name != "files" or measure_disk(path) > PREVIOUS_BYTES:
+            remove_folder(path)

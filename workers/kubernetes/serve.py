@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from gateway.settings import Settings
 from workers.hosting import caddy
-from workers.hosting.releases import Releases, Site
+from workers.hosting.releases import PREVIOUS_SECONDS, Releases, Site
 from workers.hosting.watchdog import PORT
 from workers.kubernetes.pod import FOLDER, IDLE_PORT, WEB_PORT, PodRelease, start_address
 
@@ -40,7 +40,10 @@ def serve(
     for leftover in own.glob("*.sock"):
         leftover.unlink()
     configuration = own / "Caddyfile"
-    text = caddy.render_configuration(Settings(trusted_proxies="private"), name=SITE, admin="off")
+    recent_until = site.swapped_at + PREVIOUS_SECONDS
+    text = caddy.render_configuration(
+        Settings(trusted_proxies="private"), name=SITE, admin="off", recent_until=recent_until
+    )
     configuration.write_text(text)
     with caddy.open_listener(host, port) as listener:
         os.dup2(listener.fileno(), 0)  # `bind fd/0`

@@ -18,6 +18,7 @@ from tests.support.hosted_apps import HOST, Hosting, Said
 from tests.support.processes import list_children
 from workers.hosting.archives import pack
 from workers.hosting.data import AppData
+from workers.hosting.releases import PREVIOUS_SECONDS
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.receive import receive
 from workers.sandbox.keeper import STOPPED_STATUS, listen_for_visitors
@@ -77,10 +78,15 @@ class Pod:
         self.folder, self.release, self.archive = folder, release, archive
         self.port, self.app_port = free_port(), free_port()
 
-    async def fill(self) -> None:
-        """Sends the release to the container that waits for it."""
+    async def fill(self, previous: Path | None = None, previous_digest: str = "") -> None:
+        """Sends the release to the container that waits for it, and before it the archive of the previous one."""
         port = free_port()
         receiving = asyncio.create_task(receive(self.release, TOKEN, folder=self.folder, port=port, host="127.0.0.1"))
+        if previous is not None:
+            path, body = f"/previous/dep_0?digest={previous_digest}", previous.read_bytes()
+            assert await put(port, "wrong", body, path) == 401
+            assert await put(port, TOKEN, body[:-1] + b"?", path) == 409
+            assert [await put(port, TOKEN, body, path) for _ in range(2)] == [204, 204]
         assert [await put(port, "wrong", self.archive.read_bytes()), await put(port, TOKEN, b"short")] == [401, 409]
         damaged = self.archive.read_bytes()[:-1] + b"?"
         assert [await put(port, TOKEN, damaged), await put(port, TOKEN, self.archive.read_bytes())] == [409, 204]
@@ -135,8 +141,8 @@ def free_port() -> int:
         return port
 
 
-async def put(port: int, token: str, body: bytes) -> int:
-    url, headers = f"http://127.0.0.1:{port}/release", {"Authorization": f"Bearer {token}"}
+async def put(port: int, token: str, body: bytes, path: str = "/release") -> int:
+    url, headers = f"http://127.0.0.1:{port}{path}", {"Authorization": f"Bearer {token}"}
     async with aiohttp.ClientSession() as client, asyncio.timeout(10):
         while True:
             try:
@@ -146,7 +152,14 @@ async def put(port: int, token: str, body: bytes) -> int:
                 await asyncio.sleep(0.05)
 
 
-async def make_pod(hosting: Hosting, folder: Path, files: dict[str, str | bytes], **more: object) -> Pod:
+async def make_pod(
+    hosting: Hosting,
+    folder: Path,
+    files: dict[str, str | bytes],
+    *,
+    previous: dict[str, str | bytes] | None = None,
+    **more: object,
+) -> Pod:
     deploy = hosting.deploy("dep_1", kind="preview" if more.get("address") == "preview" else "live")
     start = str(more.pop("start")) if "start" in more else None
     site = hosting.build(deploy, files, start)
@@ -158,7 +171,12 @@ async def make_pod(hosting: Hosting, folder: Path, files: dict[str, str | bytes]
         from_attributes=True,
     )
     pod = Pod(folder / "pod", release, folder / "archive")
-    await pod.fill()
+    if previous is None:
+        await pod.fill()
+    else:
+        hosting.build(hosting.deploy("dep_0"), previous, None)
+        packed = await pack(site.release("dep_0"), folder / "previous")
+        await pod.fill(folder / "previous", packed.digest)
     return pod
 
 
@@ -199,6 +217,36 @@ async def test_a_pod_answers_as_a_single_machine_does(address: str) -> None:
             for path in (*PATHS, "/assets/app-GpEN3EET.js"):
                 await assert_same(hosting, pod, path)
             assert (await pod.ask("/", host="renamed.apps.test")).body == b"<h1>Shop</h1>"
+
+
+async def test_a_page_from_before_the_swap_finds_its_scripts_for_a_while() -> None:
+    previous: dict[str, str | bytes] = {"index.html": "before", "before.js": "1", "old.html": "old"}
+    with passable_folder() as folder:
+        pod = await make_pod(Hosting(folder / "host"), folder, FILES, previous=previous)
+        async with pod.serving():
+            assert (await pod.ask("/")).body == b"<h1>Shop</h1>"
+            assert (await pod.ask("/before.js")).body == b"1"
+            assert (await pod.ask("/old.html")).status == 404, "a page comes from the current release alone"
+        left = sorted(path.name for path in (pod.folder / "releases/shop/live/dep_0").iterdir())
+        assert left == ["files"], "what no page loads takes no room"
+        current = pod.folder / "releases/shop/live/current"
+        nearly = current.lstat().st_mtime - PREVIOUS_SECONDS + 2
+        os.utime(current, (nearly, nearly), follow_symlinks=False)
+        async with pod.serving():  # its container was started again
+            async with asyncio.timeout(20):
+                while (await pod.ask("/before.js")).status != 404:
+                    await asyncio.sleep(0.1)
+            assert (await pod.ask("/")).body == b"<h1>Shop</h1>"
+
+
+async def test_a_large_previous_release_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.kubernetes.receive.PREVIOUS_BYTES", 100_000)
+    with passable_folder() as folder:
+        previous: dict[str, str | bytes] = {"before.js": "1", "large.bin": bytes(200_000)}
+        pod = await make_pod(Hosting(folder / "host"), folder, FILES, previous=previous)
+        assert not list((pod.folder / "releases/shop/live/dep_0").iterdir())
+        async with pod.serving():
+            assert (await pod.ask("/before.js")).status == 404
 
 
 async def test_a_suspended_app_s_pod_says_so() -> None:

@@ -13,6 +13,7 @@ from gateway.keys import PODS_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.polling import wait_until
+from workers.kubernetes.applier import explain_waiting
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.objects import Object, describe_deployment
 from workers.kubernetes.pod import PodRelease
@@ -52,6 +53,11 @@ def ended(code: int, reason: str) -> Object:
 
 def waiting(reason: str) -> Object:
     return {"waiting": {"reason": reason}}
+
+
+def failed_starts(number: int) -> list[Object]:
+    [release] = statuses(release=waiting("CrashLoopBackOff"))
+    return [{**release, "restartCount": number, "lastState": ended(3, "Error")}]
 
 
 def make_pod(status: Object, node: str = "node-1", release: PodRelease = RELEASE, **metadata: str) -> Any:
@@ -193,3 +199,21 @@ async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypa
         cluster.present[("Pod", "b")] = make_pod(UNSCHEDULED, "")
         await wait_until(lambda: reports(PodStates(running=1, waitingForRoom=1)))
     assert 50 < await store.client.ttl(PODS_KEY) <= 60
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "is_final"),
+    [
+        ({"initContainerStatuses": statuses(release=waiting("ErrImagePull"))}, "its image", True),
+        ({"conditions": [condition("PodScheduled", "False", message=NO_ROOM)]}, "no node has room", False),
+        ({"initContainerStatuses": statuses(release=WAITS)}, "its node", False),
+        ({"initContainerStatuses": statuses(release=STARTED), "podIP": "10.0.0.1"}, "it waits for its release", False),
+        ({"containerStatuses": statuses(web=STARTED)}, "it is starting", False),
+        ({"initContainerStatuses": failed_starts(1)}, "the container that takes its release ends with status 3", False),
+        ({"initContainerStatuses": failed_starts(3)}, "the container that takes its release ends with status 3", True),
+    ],
+)
+def test_why_a_pod_is_not_ready(status: Object, why: str, is_final: bool) -> None:
+    said = explain_waiting(make_pod(status))
+    assert said[0].startswith(why)
+    assert said[1] is is_final

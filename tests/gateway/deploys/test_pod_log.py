@@ -1,0 +1,64 @@
+"""The output of start commands on Kubernetes: what is read again after a lost connection, and which apps have some."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.accounts.records import App, Build
+from gateway.deploys.pod_log import PodLog
+from gateway.deploys.release import Release
+from gateway.deploys.serving import Records, Wanted
+from gateway.keys import serving_key
+from gateway.redis.client import Store
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+APP = App(id="app_1", name="notes", account="acc_1", createdAt="")
+
+
+class CutLog(PodLog):
+    """The log of a container, whose connections end after the given numbers of lines. Each begins with all lines."""
+
+    def __init__(self, lines: list[tuple[str, str]], *ends: int) -> None:
+        super().__init__("apps", None)  # type: ignore[arg-type]
+        self._lines, self._ends = lines, list(ends)
+
+    async def _find_pod(self, deploy_id: str) -> str:
+        return "pod"
+
+    async def _read_pod(self, pod: str, **which: Any) -> AsyncIterator[tuple[str, str]]:
+        for line in self._lines[: self._ends.pop(0)] if self._ends else self._lines:
+            yield line
+
+
+@pytest.mark.parametrize("ends", [(), (2,), (1, 3, 4), (5, 5)])
+async def test_lines_of_one_instant_are_all_read_once(ends: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some container engines give the same time to all lines that they read at once, such as those of a stack trace."""
+    monkeypatch.setattr("gateway.deploys.pod_log.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.deploys.pod_log.POLL_SECONDS", 0.05)
+    times = ["10:00:00.1Z", "10:00:00.2Z", "10:00:00.2Z", "10:00:00.2Z", "10:00:00.3Z"]
+    log = CutLog(list(zip(times, "abcde", strict=True)), *ends)
+    found: list[str] = []
+
+    async def find_deploy() -> str:
+        return "dep_1"
+
+    rounds = iter(range(5))
+    async for lines in log.follow(find_deploy, 100, lambda: next(rounds, None) is None):
+        found += lines
+    assert "".join(found) == "abcde"
+
+
+async def test_a_start_command_that_was_recognized_is_known_while_it_has_no_pod(store: Store) -> None:
+    releases = {"dep_1": Release("d" * 64, 1, runs=True), "dep_2": Release("e" * 64, 1)}
+    record = Wanted("acc_1", "app_1", "live", "live", "dep_1", releases=releases)
+    await store.client.hset(serving_key("acc_1", "app_1"), "live", msgspec.json.encode(record))  # type: ignore[misc]
+    log = PodLog("apps", Records(store))
+    assert await log.has_start_command(APP, "dep_1")
+    assert not await log.has_start_command(APP, "dep_2")
+    assert not await log.has_start_command(APP, "dep_3")
+    assert not await log.has_start_command(APP, None)
+    assert not await log.has_start_command(msgspec.structs.replace(APP, build=Build()), "dep_1")
+    assert await log.has_start_command(msgspec.structs.replace(APP, build=Build(start="x")), None)
