@@ -10,7 +10,7 @@ from capsule_gateway.cli.arguments import limit
 from capsule_gateway.cli.cells import Columns, Row, age_of, duration_of, format_euro, text_of, texts
 from capsule_gateway.cli.follow import clock_of, follow_option, follow_rows
 from capsule_gateway.cli.service import open_service, path
-from capsule_gateway.cli.show import as_list, show_fields, show_json, show_table, wants_json
+from capsule_gateway.cli.show import as_list, print_next_page, show_fields, show_json, show_table, wants_json
 
 UNKNOWN = "(unknown)"  # the request was refused before its app or model was known
 
@@ -111,7 +111,9 @@ def requests(request_id: str | None, limit: int, follow: bool, **filters: str | 
     if follow:
         follow_rows(fetch, limit, "id", {**REQUEST_COLUMNS, "arrived": clock_of("at")}, **REQUEST_LAYOUT)
     empty = "No such requests." if any(filters.values()) else "No requests yet."
-    show_table(fetch(limit), REQUEST_COLUMNS, **REQUEST_LAYOUT, empty=empty)
+    rows = fetch(limit)
+    show_table(rows, REQUEST_COLUMNS, **REQUEST_LAYOUT, empty=empty)
+    print_next_page(rows, limit, "id")
 
 
 def _show_request(request: Row) -> None:

@@ -35,10 +35,13 @@ async def test_usage_and_requests(capsule: Tool, app: App) -> None:
     assert [row["id"] for row in kept] == [answered.headers["X-Request-Id"]]
     assert (await capsule("requests", "--model", "another")).line == "No such requests."
     assert "401 TOKEN_INVALID (malformed)" in shown
-    bad = (await capsule("requests", "--code", "TOKEN_INVALID", "--from", "2026-01-01", "--json")).json
-    assert [row["reason"] for row in bad] == ["malformed"]
+    refused = (await capsule("requests", "--code", "TOKEN_INVALID", "--from", "2026-01-01", "--json")).json
+    assert [row["reason"] for row in refused] == ["malformed"]
     assert (await capsule("requests", "--before", kept[0]["id"])).line == "No such requests."
     assert "before" in await capsule.refused("requests", "--before", "unknown")
+    page = await capsule("requests", "--from", "2026-01-01", "--limit", "1")
+    assert page.err == f"More: capsule requests --from 2026-01-01 --limit 1 --before {refused[0]['id']}\n"
+    assert (await capsule(*page.err.split()[2:])).rows[1][0] == kept[0]["id"]
     one = (await capsule("requests", kept[0]["id"])).out
     assert f"{kept[0]['id']}\n" in one
     assert "limit requestsPerMinute      1 of 30 requests" in one
