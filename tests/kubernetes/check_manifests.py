@@ -68,9 +68,6 @@ def overlay(settings: dict[str, str], address: str) -> list[Any]:
             each["data"] |= {name: text for name, text in settings.items() if name.startswith("GATEWAY_")}
             each["data"] = {name: text for name, text in each["data"].items() if name not in secret}
             each["data"]["GATEWAY_REDIS_WAIT"] = "0"  # the tests' Redis has no replica
-        for rule in each["spec"].get("egress", ()) if each["kind"] == "NetworkPolicy" else ():
-            for port in rule.get("ports", ()):
-                port.pop("endPort", None)
         if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] in ("redis", "api-server"):
             each["spec"]["egress"][0]["to"] = [{"ipBlock": {"cidr": f"{address}/32"}}]
     storage = {name: text for name, text in settings.items() if name.startswith("AWS_")}

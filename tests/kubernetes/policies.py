@@ -110,7 +110,7 @@ def list_ports(rule: dict[str, Any]) -> list[str]:
     if "ports" not in rule:
         return [""]
     return [
-        f"-p {port.get('protocol', 'TCP').lower()} --dport {port['port']}:{port.get('endPort', port['port'])}"
+        f"-p {port.get('protocol', 'TCP').lower()}" + (f" --dport {port['port']}" if "port" in port else "")
         for port in rule["ports"]
     ]
 
