@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import zipfile
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from gateway.api import documentation
+from tests.support.dev_process import Run
 from tests.support.redis_servers import five_free_ports
 from tests.support.wheel import ROOT, build_wheel, find_pythons, install
 
@@ -86,22 +86,14 @@ async def test_the_service_runs_from_the_wheel(wheel: Path, python: str, tmp_pat
 @asynccontextmanager
 async def run_dev(capsule: Path, folder: Path, environment: dict[str, str]) -> AsyncIterator[str]:
     """Runs `capsule dev` until the block ends, and checks that it stops cleanly. Yields the API key."""
-    pipe = asyncio.subprocess.PIPE
-    dev = await asyncio.create_subprocess_exec(
-        capsule, "dev", cwd=folder, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    process = await asyncio.create_subprocess_exec(
+        capsule, "dev", cwd=folder, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
+    dev = Run(int(environment["CAPSULE_PORT"]), folder, process)
     try:
-        assert dev.stdout
-        output = ""
-        async with asyncio.timeout(150):
-            while line := (await dev.stdout.readline()).decode():
-                output += line
-                if "Press Ctrl-C to stop." in line:
-                    break
-        assert dev.returncode is None, output
-        yield re.findall(r"csk_\S+", output)[0]
+        await dev.read("Press Ctrl-C to stop.", 150)
+        assert not dev.ended, dev.said
+        yield dev.api_key
     finally:
-        if dev.returncode is None:
-            dev.send_signal(signal.SIGTERM)
-        rest, _ = await asyncio.wait_for(dev.communicate(), 30)
-    assert rest.endswith(b"Stopped.\n")
+        await dev.stop(signal.SIGTERM)
+    assert dev.said.endswith("Stopped.\n")
