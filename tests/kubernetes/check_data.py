@@ -61,6 +61,10 @@ async def test_data_stay_over_deploys_and_are_restored(host: Host, cluster: Clus
     data = await wait_until(lambda: show(host, app), 10, holds=lambda data: data["state"] == "running")
     assert data["usedBytes"] > 1000
     assert {each["reason"] for each in data["snapshots"]} == {"manual", "deploy", "restore"}
+    own = await app_id(host, app)
+    assert (await host.account.call("DELETE", f"/account/apps/{app}")).status_code == 204
+    await wait_until(lambda: count(cluster, own), 90, holds=lambda found: not found)
+    assert own in {each["appId"] for each in await host.call("GET", "/account/data/deleted")}
 
 
 async def test_data_are_cleared_and_kept_as_a_snapshot(host: Host, cluster: Cluster) -> None:

@@ -26,9 +26,10 @@ def prepare_volume(data: AppData) -> None:
         if not data.exists:
             (data.folder / NEW).touch()
             data.files.mkdir()
-        if data.files.stat().st_uid == os.geteuid():
-            data.files.chmod(0o2770)
-            os.fchmod(lock, 0o660)
+        # Who made one of them gives the group the right to it: files that were restored are the start command's.
+        for path, mode in ((data.files, 0o2770), (data.folder / "lock", 0o660)):
+            if path.stat().st_uid == os.geteuid():
+                path.chmod(mode)
     finally:
         os.close(lock)
 

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import io
+import os
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +16,7 @@ import pytest
 
 from tests.support.folders import passable_folder
 from tests.support.redis_servers import free_port
+from tests.support.sandbox import ROOT
 from workers.hosting.data import AppData
 from workers.hosting.packing import DataError
 from workers.kubernetes import volume as volume_module
@@ -192,3 +194,36 @@ def test_a_pod_that_starts_leaves_the_files_to_another_one_that_replaces_them(mo
             prepare_volume(data)
             assert time.monotonic() - began < 0.3
             assert data.is_held
+
+
+@contextlib.contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Runs the block as another user of the volume's group."""
+    os.setegid(1_000_000)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.mark.skipif(not ROOT, reason="the container `data` and the first one have different users")
+def test_files_that_were_replaced_belong_to_another_container() -> None:
+    first, own = 1_000_000, 1_000_001
+    with passable_folder() as folder:
+        data = AppData(folder, "shop")
+        data.folder.mkdir(parents=True)
+        os.chown(data.folder, -1, first)  # as `fsGroup` does
+        data.folder.chmod(0o2775)
+        with as_user(first):
+            prepare_volume(data)
+        with as_user(own):
+            data.files.rename(data.folder / "former")
+            data.files.mkdir()
+            prepare_volume(data)
+        with as_user(first):
+            prepare_volume(data)
+            with data.stopped():
+                assert data.is_held
+        assert [path.stat().st_mode & 0o777 for path in (data.files, data.folder / "lock")] == [0o770, 0o660]
