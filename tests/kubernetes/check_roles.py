@@ -13,8 +13,10 @@ def test_a_role_allows_exactly_what_is_used(running: Host, cluster: OwnCluster, 
     [role] = [each for each in build(MANIFESTS) if (each["kind"], each["metadata"]["name"]) == ("Role", account)]
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     requests = cluster.read_requests(account)
-    assert {request for request in requests if request[2] == 403} == set()
-    used = {(verb, resource) for verb, resource, _ in requests}
+    # An API server that has just started refuses what it allows a moment later.
+    used, served = ({(verb, what) for verb, what, code in requests if code < most} for most in (600, 400))
+    refused = {(verb, resource) for verb, resource, code in requests if code == 403}
+    assert refused <= served
     assert used <= allowed
     # Newer versions also ask for this right when what is applied does not exist.
     assert {(verb, resource) for verb, resource in allowed - used if verb != "create"} == set()

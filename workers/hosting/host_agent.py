@@ -53,6 +53,9 @@ class HostAgent:
         self._wanted: dict[tuple[str, str], Wanted] = {}  # by app and address
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._answered: set[str] = set()  # tokens of steps that are applied
+        self._checking: set[str] = (
+            set()
+        )  # tokens of steps in which the new release is checked, and the former is served
         self._failed: set[str] = set()  # tokens of steps to repeat
         self._lacking: set[str] = set()  # tokens of records whose release was not here when last looked for
         self._seen: dict[str, float] = {}  # the version of each partition
@@ -163,6 +166,7 @@ class HostAgent:
                     former = {wanted.token, known.token if known else ""}
                     self._failed -= former
                     self._answered -= former
+                    self._checking -= former
                     self._wanted[key] = wanted
                     self._applier.note(wanted)
                     self._quick_until = time.monotonic() + QUICK_SECONDS
@@ -195,11 +199,12 @@ class HostAgent:
         self._tasks[key] = asyncio.create_task(self._follow(self._wanted[key], self._tasks.get(key)))
 
     async def _until_applied(self) -> None:
-        """Waits until all steps are applied or have failed."""
+        """Waits until all steps are applied or have failed, so that visitors get what they should. Not for checks."""
         ends = time.monotonic() + CATCH_UP_SECONDS + len(self._wanted)
         async with run_in_background(self._applier.outage.wait()) as outage:
             while time.monotonic() < ends and not outage.done():
-                if all(task.done() or self._wanted[key].token in self._answered for key, task in self._tasks.items()):
+                applied = self._answered | self._checking
+                if all(task.done() or self._wanted[key].token in applied for key, task in self._tasks.items()):
                     return
                 await asyncio.wait([outage], timeout=POLL_SECONDS / 2)
                 self._detect_pause()
@@ -251,6 +256,7 @@ class HostAgent:
                 # A problem with the served release must not prevent a new release from replacing it.
                 logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.serves, step="serve", why=str(error))
         if wanted.step == "check":
+            self._checking.add(wanted.token)
             await self._applier.fetch(target)
             await self._applier.check(target)
         await self._answer(wanted, HostAnswer(wanted.token, True, output=target.output, runs=here))

@@ -53,6 +53,7 @@ RIGHTS = (
 WATCH_SECONDS = 240  # after which the server ends a watch, and the next one begins
 SILENCE_SECONDS = 30.0  # after that, in which the watch must have ended
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0  # between attempts while the API server is away
+ROLES_SECONDS = 10.0  # in which an API server that has just started may not know the accounts and Roles yet
 HEAL_SECONDS = 30.0  # between comparisons of everything
 HEAL_PAUSE_SECONDS = 2.0  # between two healings of one object, so that two writers do not make an endless loop
 
@@ -189,13 +190,17 @@ class Cluster:
         return DeployError(explain_refusal(error.status.message or "", "serve"))
 
     async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeats the attempt while the API server is away. Raises ApiError."""
-        pause = FIRST_PAUSE_SECONDS
+        """Repeats the attempt while the API server is away, or has just started. Raises ApiError."""
+        pause, refused_at = FIRST_PAUSE_SECONDS, float("inf")
         while True:
             try:
                 return await attempt()
             except HTTPError as error:
-                if isinstance(error, ApiError) and error.status.code not in (409, 429, 500, 502, 503, 504):
+                if isinstance(error, ApiError) and _lacks_right(error):
+                    refused_at = min(refused_at, time.monotonic())
+                    if time.monotonic() - refused_at >= ROLES_SECONDS:
+                        raise
+                elif isinstance(error, ApiError) and error.status.code not in (409, 429, 500, 502, 503, 504):
                     raise
                 logger.warning("kubernetes.no_answer", reason=str(error) or type(error).__name__)
             end_if_canceled()
@@ -278,6 +283,11 @@ class Cluster:
                     await self._apply(key)
             waiting = any(time.monotonic() - at < HEAL_PAUSE_SECONDS for at in self._healed_at.values())
             await self.next_change(HEAL_PAUSE_SECONDS if waiting else HEAL_SECONDS)
+
+
+def _lacks_right(error: ApiError) -> bool:
+    """Returns whether the account is unknown or may not do this. Quotas and policies refuse with 403 as well."""
+    return error.status.code == 401 or (error.status.code == 403 and " cannot " in (error.status.message or ""))
 
 
 def explain_refusal(reason: str, what: str) -> str:

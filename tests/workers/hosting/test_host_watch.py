@@ -27,6 +27,7 @@ from tests.support.logs import captured
 from tests.support.polling import wait_until
 from tests.support.processes import ENCRYPTION_KEY
 from workers.hosting import host_agent, host_watch
+from workers.hosting.applier import Target
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch, read_certificate_left
 from workers.hosting.ownership import AlwaysOwner
@@ -130,3 +131,28 @@ async def test_a_dead_host_s_report_is_forgotten(machine: Machine) -> None:
     report = await machine.report()
     assert await Records(machine.store).read_reports(report.at + 91_000) == []
     assert await machine.store.client.hlen(REPORTS_KEY) == 0
+
+
+async def test_a_host_that_catches_up_does_not_wait_for_a_check(machine: Machine) -> None:
+    """Other apps' deploys would fail meanwhile, because no host serves apps."""
+    app, checking, ended = await machine.serve("one"), asyncio.Event(), asyncio.Event()
+
+    async def fetch(target: Target) -> None:
+        if target.is_new:
+            checking.set()
+            await ended.wait()
+
+    async def check(_: Target) -> None:
+        pass
+
+    machine.agent._applier.fetch, machine.agent._applier.check = fetch, check  # type: ignore[method-assign]
+    [(text, served)] = (await machine.records.read(app.account, app.id)).values()
+    releases = {**served.releases, "dep_two": served.releases["dep_one"]}
+    wanted = Wanted(app.account, app.id, "live", "check", "dep_two", "dep_one", releases)
+    await machine.records.write(text, wanted, "")
+    async with asyncio.timeout(10):
+        await machine.agent.catch_up()
+        assert machine.agent.is_current()
+        await checking.wait()
+        ended.set()
+        await wait_until(lambda: machine.records.read_answers(wanted), holds=bool)
