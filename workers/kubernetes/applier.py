@@ -241,7 +241,7 @@ class KubernetesApplier:
         release = self._describe(wanted, target.app, former)
         await self._cluster.apply(describe_deployment(release, self._settings, asleep=True))
         ends = time.monotonic() + STOP_SECONDS
-        while self._cluster.select("Pod", deploy=former):
+        while any(map(may_run, self._cluster.select("Pod", deploy=former))):
             if time.monotonic() > ends:
                 raise DeployError("the release that it replaces could not be stopped; deploy again")
             await self._cluster.next_change(1.0)
@@ -736,6 +736,13 @@ def _read_release(pod: Any) -> PodRelease | None:
         values = {each.name: each.value for each in pod.spec.initContainers[0].env}
         return msgspec.json.decode(values.get("CAPSULE_POD", ""), type=PodRelease)
     return None
+
+
+def may_run(pod: Any) -> bool:
+    """Returns whether the start command of a pod may run. The pod itself may be listed for long after its end."""
+    ended = [bool(status.state and status.state.terminated) for status in _statuses(pod, APP_CONTAINER)]
+    is_over = bool(pod.status) and pod.status.phase in ("Failed", "Succeeded")
+    return not (is_over or (pod.metadata.deletionTimestamp and ended and all(ended)))
 
 
 def _is_waiting_for_release(pod: Any) -> bool:

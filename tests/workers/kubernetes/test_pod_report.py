@@ -13,7 +13,7 @@ from gateway.keys import PODS_KEY
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from tests.support.polling import wait_until
-from workers.kubernetes.applier import explain_waiting
+from workers.kubernetes.applier import explain_waiting, may_run
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.objects import Object, describe_deployment
 from workers.kubernetes.pod import PodRelease
@@ -217,3 +217,19 @@ def test_why_a_pod_is_not_ready(status: Object, why: str, is_final: bool) -> Non
     said = explain_waiting(make_pod(status))
     assert said[0].startswith(why)
     assert said[1] is is_final
+
+
+@pytest.mark.parametrize(
+    ("status", "is_deleted", "runs"),
+    [
+        ({"containerStatuses": statuses(app=STARTED)}, False, True),
+        ({"containerStatuses": statuses(app=STARTED)}, True, True),
+        ({"containerStatuses": statuses(app=ended(0, "Completed"))}, False, True),  # it is started again
+        ({"containerStatuses": statuses(app=ended(0, "Completed"), web=STARTED)}, True, False),
+        ({}, True, True),
+        ({"phase": "Failed"}, False, False),
+    ],
+)
+def test_whether_a_start_command_may_run(status: Object, is_deleted: bool, runs: bool) -> None:
+    deleted = {"deletionTimestamp": "2026-11-28T09:01:00Z"} if is_deleted else {}
+    assert may_run(make_pod(status, **deleted)) is runs
