@@ -53,9 +53,7 @@ class HostAgent:
         self._wanted: dict[tuple[str, str], Wanted] = {}  # by app and address
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._answered: set[str] = set()  # tokens of steps that are applied
-        self._checking: set[str] = (
-            set()
-        )  # tokens of steps in which the new release is checked, and the former is served
+        self._checking: set[str] = set()  # tokens of steps whose release is checked, while another one is served
         self._failed: set[str] = set()  # tokens of steps to repeat
         self._lacking: set[str] = set()  # tokens of records whose release was not here when last looked for
         self._seen: dict[str, float] = {}  # the version of each partition

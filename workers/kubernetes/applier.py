@@ -62,7 +62,7 @@ RETURN_SECONDS = 30.0  # in which a release that is served again should be ready
 SENDS = 8  # releases at once
 SEND_SECONDS = 300.0  # in which a pod must have got its release
 SEND_PAUSE_SECONDS = 1.0  # between attempts
-PREVIOUS_BYTES = 64 * MIB  # of the previous release's archive: a larger one would hold up the deploy
+PREVIOUS_ARCHIVE_BYTES = 64 * MIB  # of the previous release's archive: a larger one would hold up the deploy
 STARTS = 3  # of the container that waits for the release, after which its pod is given up
 POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_PORT = 61083
@@ -577,7 +577,7 @@ class KubernetesApplier:
         """Sends a pod whose release is new the one that visitors have now, if it is small."""
         served, wanted = self._find_served(release), self._records.get((release.app, release.address))
         previous = wanted.releases.get(served) if wanted is not None and served != release.deploy else None
-        if previous is not None and previous.size <= PREVIOUS_BYTES:
+        if previous is not None and previous.size <= PREVIOUS_ARCHIVE_BYTES:
             # Only pages that are open now need it.
             with suppress(aiohttp.ClientError, OSError, TimeoutError, StorageUnavailable):
                 await self._try_to_send(pod, f"/previous/{served}?digest={previous.digest}", release, served, previous)
@@ -767,7 +767,8 @@ def explain_waiting(pod: Any) -> tuple[str, bool]:
         if status.state and status.state.waiting and status.state.waiting.reason in NO_IMAGE:
             return f"its image can't be had ({status.state.waiting.reason})", True
     for status in receivers:
-        if ended := status.lastState and status.lastState.terminated:
+        ended = status.lastState and status.lastState.terminated
+        if ended and status.state and status.state.waiting:
             why = f"the container that takes its release ends with status {ended.exitCode}"
             return why, status.restartCount >= STARTS
     conditions = (pod.status.conditions or []) if pod.status else []

@@ -17,7 +17,7 @@ from workers.kubernetes.volume import prepare_volume
 from workers.sandbox.keeper import measure_disk
 from workers.sandbox.sandbox import MIB
 
-PREVIOUS_BYTES = 256 * MIB  # of the previous release's files, at most; a pod keeps them until it ends
+PREVIOUS_FILES_BYTES = 256 * MIB  # of the previous release's files, at most; a pod keeps them until it ends
 
 
 async def receive(
@@ -94,5 +94,5 @@ def _keep_files(previous: Path) -> None:
     for path in previous.iterdir():
         if not path.is_dir():
             path.unlink()
-        elif path.name != "files" or measure_disk(path) > PREVIOUS_BYTES:
+        elif path.name != "files" or measure_disk(path) > PREVIOUS_FILES_BYTES:
             remove_folder(path)

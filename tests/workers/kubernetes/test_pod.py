@@ -240,7 +240,7 @@ async def test_a_page_from_before_the_swap_finds_its_scripts_for_a_while() -> No
 
 
 async def test_a_large_previous_release_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.kubernetes.receive.PREVIOUS_BYTES", 100_000)
+    monkeypatch.setattr("workers.kubernetes.receive.PREVIOUS_FILES_BYTES", 100_000)
     with passable_folder() as folder:
         previous: dict[str, str | bytes] = {"before.js": "1", "large.bin": bytes(200_000)}
         pod = await make_pod(Hosting(folder / "host"), folder, FILES, previous=previous)

@@ -55,8 +55,8 @@ def waiting(reason: str) -> Object:
     return {"waiting": {"reason": reason}}
 
 
-def failed_starts(number: int) -> list[Object]:
-    [release] = statuses(release=waiting("CrashLoopBackOff"))
+def failed_starts(number: int, state: Object | None = None) -> list[Object]:
+    [release] = statuses(release=state or waiting("CrashLoopBackOff"))
     return [{**release, "restartCount": number, "lastState": ended(3, "Error")}]
 
 
@@ -211,6 +211,8 @@ async def test_the_report_follows_the_cluster_and_expires(store: Store, monkeypa
         ({"containerStatuses": statuses(web=STARTED)}, "it is starting", False),
         ({"initContainerStatuses": failed_starts(1)}, "the container that takes its release ends with status 3", False),
         ({"initContainerStatuses": failed_starts(3)}, "the container that takes its release ends with status 3", True),
+        ({"initContainerStatuses": failed_starts(3, STARTED), "podIP": "10.0.0.1"}, "it waits for its release", False),
+        ({"initContainerStatuses": failed_starts(3, ended(0, "Completed"))}, "it is starting", False),
     ],
 )
 def test_why_a_pod_is_not_ready(status: Object, why: str, is_final: bool) -> None:
