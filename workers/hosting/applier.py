@@ -78,4 +78,4 @@ class Applier(Protocol):
         """Takes note of a new record, before its step is applied."""
 
     async def tidy(self, deploys: Set[str]) -> None:
-        """Removes what is no longer needed, except for these deploys."""
+        """Removes what is no longer needed, except for these deploys. The set changes while this runs."""

@@ -51,6 +51,7 @@ class HostAgent:
         self._records, self._host, self._applier, self._find_app = records, host, applier, find_app
         self._canary_pause = min(1.0, canary / 10)
         self._wanted: dict[tuple[str, str], Wanted] = {}  # by app and address
+        self._deploys: set[str] = set()  # of these records
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._answered: set[str] = set()  # tokens of steps that are applied
         self._checking: set[str] = set()  # tokens of steps whose release is checked, while another one is served
@@ -144,7 +145,7 @@ class HostAgent:
             if not self._synced:  # the releases to keep are not known yet
                 continue
             try:
-                await self._applier.tidy({wanted.deploy for wanted in self._wanted.values()})
+                await self._applier.tidy(self._deploys)
             except Exception as error:  # one tenant's files must not affect the others
                 logger.error("sites.not_tidied", exc_info=error)
 
@@ -166,6 +167,9 @@ class HostAgent:
                     self._answered -= former
                     self._checking -= former
                     self._wanted[key] = wanted
+                    self._deploys.add(wanted.deploy)
+                    if known is not None and known.deploy != wanted.deploy:
+                        self._deploys.discard(known.deploy)
                     self._applier.note(wanted)
                     self._quick_until = time.monotonic() + QUICK_SECONDS
                     self._start_step(key)

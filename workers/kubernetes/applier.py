@@ -602,7 +602,6 @@ class KubernetesApplier:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def tidy(self, deploys: Set[str]) -> None:
-        kept = deploys | {wanted.served for wanted in self._records.values()}
         labels = [each.metadata.labels or {} for key, each in self._cluster.present.items() if key[0] != "Pod"]
         for app_id in {each[APP_LABEL] for each in labels if ADDRESS_LABEL in each}:
             try:
@@ -612,6 +611,7 @@ class KubernetesApplier:
         # A worker that ended between two deletions has left the Secret alone.
         releases = [*self._cluster.select("Deployment"), *self._cluster.select("Secret")]
         present = {each.metadata.labels.get(DEPLOY_LABEL) for each in releases}
+        kept = deploys | {wanted.served for wanted in self._records.values()}
         await self._cluster.delete(*_keys_of(present - kept - {None}))
         for app_id in {app for app, _ in self._records}:
             await self._tidy_previews(app_id)

@@ -1,4 +1,4 @@
-"""A host reports its missing releases and its disk, with one line in the log for each finding."""
+"""A host reports its missing releases and its disk, waits for no check, and keeps what a deploy has just started."""
 
 import asyncio
 import shutil
@@ -16,6 +16,7 @@ from gateway import loops
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.cancellation import run_in_background
 from gateway.deploys.release import Release
 from gateway.deploys.serving import HostReport, Records, Wanted
 from gateway.keys import REPORTS_KEY
@@ -156,3 +157,42 @@ async def test_a_host_that_catches_up_does_not_wait_for_a_check(machine: Machine
         await checking.wait()
         ended.set()
         await wait_until(lambda: machine.records.read_answers(wanted), holds=bool)
+
+
+async def test_a_release_that_starts_while_others_are_tidied_keeps_running(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, begun, over = await machine.serve("one"), asyncio.Event(), asyncio.Event()
+    deploy = msgspec.structs.replace(machine.hosting.deploy("dep_two", "one"), account=app.account)
+    release = machine.hosting.build(deploy, {}).release("dep_two")
+    link, serving = machine.hosting.releases.running / "dep_two", machine.agent._applier
+    assert isinstance(serving, Serving)
+    update = serving._update_addresses
+
+    async def update_slowly(*sites: Any) -> Any:
+        begun.set()
+        await over.wait()
+        return await update(*sites)
+
+    async def fetch(_: Target) -> None:
+        pass
+
+    async def run(_: Target) -> None:
+        machine.hosting.releases.run(release)
+
+    monkeypatch.setattr(host_agent, "TIDY_SECONDS", 0.1)
+    monkeypatch.setattr(serving, "_update_addresses", update_slowly)
+    monkeypatch.setattr(serving, "fetch", fetch)
+    monkeypatch.setattr(serving, "check", run)
+    async with run_in_background(machine.agent.run()), asyncio.timeout(10):
+        await begun.wait()
+        [(text, served)] = (await machine.records.read(app.account, app.id)).values()
+        releases = {**served.releases, "dep_two": served.releases["dep_one"]}
+        await machine.records.write(
+            text, Wanted(app.account, app.id, "live", "check", "dep_two", "dep_one", releases), ""
+        )
+        await wait_until(link.is_symlink)
+        begun.clear()
+        over.set()
+        await begun.wait()  # the next round
+        assert link.is_symlink()
