@@ -366,23 +366,31 @@ class ClusterDataAgent(CommandAgent):
     # -- what is due -----------------------------------------------------------------------------------------
 
     async def _tidy(self) -> None:
-        commands = {(each.app, each.account) for each in await self._commands.list_commands()}
+        commands = await self._list_commanded()
         for claim in self._list_claims():
             app_id, account = claim.metadata.labels[APP_LABEL], claim.metadata.labels[ACCOUNT_LABEL]
             if (app_id, account) in commands:
                 continue
             app = await self._registry.find_app(app_id)
             name = claim.metadata.name
-            if app is None or app.account != account:  # it had no data when it was deleted
-                await self._cluster.delete(("PersistentVolumeClaim", name), ("Secret", name), ("Deployment", name))
-                continue
-            if ("Deployment", name) in self._cluster.present:  # a worker that ended has left it
+            is_deleted = app is None or app.account != account  # it had no data when it was deleted
+            if is_deleted or ("Deployment", name) in self._cluster.present:  # a worker that ended has left it
+                # Again, because a deletion writes its command before the app is gone, and a round may take long.
+                if (app_id, account) in await self._list_commanded():
+                    continue
                 await self._cluster.delete(("Deployment", name))
+            if is_deleted:
+                await self._cluster.delete(("PersistentVolumeClaim", name), ("Secret", name))
+                continue
             try:
                 await self._make_daily(app_id, account)
             except (DataError, StorageUnavailable) as error:
                 logger.error("data.no_daily_snapshot", app=app_id, reason=str(error))
         await self._remove_expired()
+
+    async def _list_commanded(self) -> set[tuple[str, str]]:
+        """Returns app and account of the commands that are not carried out yet."""
+        return {(each.app, each.account) for each in await self._commands.list_commands()}
 
     async def _make_daily(self, app_id: str, account: str) -> None:
         if (pod := self._find_pod(app_id, account)) is None:  # nothing changes meanwhile
