@@ -67,8 +67,10 @@ class PodLog(RuntimeLog):
             if (pod := await self._find_pod(deploy_id)) is not None:
                 former, left = latest, same  # what was read before the connection was lost comes again
                 async for at, line in self._read_pod(pod, tail_lines=lines, follow=True):
-                    if at < former or (at == former and left):
-                        left -= at == former
+                    if at < former:
+                        continue
+                    if at == former and left:
+                        left -= 1
                         continue
                     latest, same = at, same + 1 if at == latest else 1
                     await found.put(line)

@@ -105,7 +105,7 @@ class Availability:
         self._switch: Switch | None = None
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
         self.changes = 0  # how often the switch or a health may have changed; who keeps a choice compares it
-        self.status_changes = 0  # how often the status became another; who shows it compares both
+        self.status_changes = 0  # how often the status has changed; it tells whether it was another one in between
         registry.cache.subscribe(INFERENCE_KEY, self._reload_switch, self._doubt_switch)
         for health in healths:
             health.on_change = self._update_status
