@@ -12,10 +12,10 @@ from gateway.accounts.access import Access
 from gateway.mcp.apps import AppTool, LimitsTool, UsageTool
 from gateway.mcp.deliveries import DeliveryTool
 from gateway.mcp.deploys import DeployTool, EnvironmentTool, HookTool, LogsTool, PublishTool
+from gateway.mcp.endpoint import MESSAGE_BYTES
 from gateway.mcp.tools import ACCESS
 from gateway.services import Services
 
-MESSAGE_BYTES = 4_194_304  # of a call; `service_publish` has the files of an app
 TOOLS = (HookTool, DeployTool, AppTool, DeliveryTool, PublishTool, LogsTool, EnvironmentTool, LimitsTool, UsageTool)
 INSTRUCTIONS = (
     "Deploy hooks are secret URLs: a POST to one rebuilds its app. Anyone who has the URL can deploy the app. It is "
