@@ -105,4 +105,4 @@ class AgentEndpoint:
     def _create_sessions(self) -> AgentSessions:
         from gateway.mcp.server import AgentSessions
 
-        return AgentSessions(self._services)
+        return AgentSessions(self._services, MESSAGE_BYTES)

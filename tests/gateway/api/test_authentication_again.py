@@ -14,9 +14,9 @@ from gateway.accounts.access import TOOL_CALLS
 from gateway.accounts.pacing import MAX_BODIES
 from gateway.accounts.sessions import ACCOUNT, OPERATOR
 from tests.fakes import FakeAppBackend
-from tests.gateway.api.test_authentication import OPERATIONS
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
+from tests.support.operations import OPERATIONS
 from tests.support.raw_http import Reply, read_reply, request
 from tests.support.responses import refused
 from tests.support.visitor import Visitor
