@@ -81,11 +81,12 @@ class Population:
         await self.account.set_webhook("http://127.0.0.1:9/hook")
         await self.call("POST", "/account/webhook/test", {"type": "deploy.succeeded"})
         email = f"{secrets.token_hex(6)}@example.com"
-        await self.call("PUT", f"/account/members/{email}", {"role": "viewer"})
         visitor = Visitor(gw)
-        visitor.become(email, account.id)
+        await visitor.join(account, email, "viewer")
         assert (await visitor.call("GET", "/account")).status_code == 200
         await visitor.http.aclose()
+        invited = f"{secrets.token_hex(6)}@example.com"
+        await self.call("PUT", f"/account/members/{invited}", {"role": "viewer"})
         await self.call("PUT", f"/account/apps/{app.name}/env", {"NAME": "value"})
         await self.call("PUT", f"/account/apps/{app.name}/limits", {"userDailyEuro": "1"})
         headers = {"Authorization": f"Bearer {account.key}", "Content-Type": "text/html"}
@@ -107,6 +108,7 @@ class Population:
             await notices.choose(account.id, email, NoticeChoices(budget=True))
             await notices.queue_budget(account.id, None, BudgetUse(80, 1, 1, "2026-07-02"))
         self.words |= {name, email, digest(email), hook["id"], published.json()["deployId"]}
+        self.words |= {invited, digest(invited)}
 
     async def is_gone(self) -> bool:
         answer = await self.account.gateway.platform("GET", f"accounts/{self.account.id}")
@@ -227,6 +229,7 @@ async def test_an_interrupted_deletion_is_continued(
     account, _ = await registry.create_account("Leaving", "free")
     await registry.put_app(AppRecord(id="app-1", name="notes", account=account.id, createdAt=""), None)
     await registry.members.put(account.id, "ada@example.com", "owner")
+    await registry.members.set_role(account.id, "bob@example.com", "viewer", "ada@example.com")
     await Hooks(settings, registry).create(account.id, "notes", "hook")
     await leaving.begin(account.id, now=True)
     original = getattr(Leaving, step)
@@ -245,4 +248,5 @@ async def test_an_interrupted_deletion_is_continued(
     else:
         raise AssertionError("the deletion does not end")
     with redis.Redis.from_url(redis_url) as client:
-        assert search(client, {account.id, "Leaving", "app-1", "notes", "ada@example.com"}) == []
+        words = {account.id, "Leaving", "app-1", "notes", "ada@example.com", "bob@example.com"}
+        assert search(client, words | {digest("bob@example.com")}) == []
