@@ -118,7 +118,7 @@ function choose(session) {
 async function enter({ focus = true } = {}) {
   try {
     const session = await readSession();
-    if (!session.account) return session.accounts.length ? choose(session) : logIn("You do not belong to an account.");
+    if (!session.account) return choose(session);
     const { name } = await get("/account");
     document.querySelector("#account").textContent = name;
   } catch (error) {
@@ -154,6 +154,7 @@ addEventListener("keydown", (event) => {
 
 watchSkipLink(main);
 addEventListener("choose-account", () => choose(currentSession()));
+addEventListener("invitation-answered", () => enter());
 addEventListener("session-ended", () => logIn("Your session has ended."));
 addEventListener("hashchange", navigate);
 setInterval(keepCurrent, 20_000);
