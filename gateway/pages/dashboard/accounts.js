@@ -32,7 +32,7 @@ export function showAccounts(main, { email, accounts, invitations }, enter) {
 }
 
 function explain(email, accounts, invitations) {
-  if (accounts.length) return ["Choose an account", `${email} belongs to ${accounts.length > 1 ? "several accounts" : "this account"}.`];
+  if (accounts.length) return ["Choose an account", `${email} belongs to ${accounts.length > 1 ? "several accounts" : "one account"}.`];
   if (invitations.length) return ["You are invited", `${email} belongs to no account yet. Accept an invitation to begin.`];
   return ["No account", `${email} belongs to no account. Ask for an invitation, or sign in again to create an account.`];
 }
