@@ -214,14 +214,14 @@ ANSWER_ERRORS: list[type[ServiceError]] = [Unauthorized, CsrfRefused, NotPermitt
 
 
 @put(
-    "/dashboard/session/invitations/{account_id:str}",
+    "/dashboard/session/invitations/{account:str}",
     tags=["Pages"],
     security=SESSION_SECURITY,
     errors=[RequestMalformed, *ANSWER_ERRORS],
 )
 async def accept_invitation(
     request: Request[Any, Any, State],
-    account_id: FromPath[str],
+    account: FromPath[str],
     registry: Injected[Registry],
     sessions: Injected[Sessions],
     account_trail: Injected[AccountTrail],
@@ -232,26 +232,24 @@ async def accept_invitation(
     accounts.
     """
     person = await require_person(request, sessions)
-    if not await registry.members.belongs(account_id, person.email):  # otherwise this is a repetition
-        async with _answering(account_id, person, "accept_invitation", registry, account_trail):
-            await registry.members.accept(account_id, person.email)
-    return await _choose(request, person, account_id, registry, sessions)
+    if not await registry.members.belongs(account, person.email):  # otherwise this is a repetition
+        async with _answering(account, person, "accept_invitation", registry, account_trail):
+            await registry.members.accept(account, person.email)
+    return await _choose(request, person, account, registry, sessions)
 
 
-@delete(
-    "/dashboard/session/invitations/{account_id:str}", tags=["Pages"], security=SESSION_SECURITY, errors=ANSWER_ERRORS
-)
+@delete("/dashboard/session/invitations/{account:str}", tags=["Pages"], security=SESSION_SECURITY, errors=ANSWER_ERRORS)
 async def decline_invitation(
     request: Request[Any, Any, State],
-    account_id: FromPath[str],
+    account: FromPath[str],
     registry: Injected[Registry],
     sessions: Injected[Sessions],
     account_trail: Injected[AccountTrail],
 ) -> None:
     """Decline an invitation."""
     person = await require_person(request, sessions)
-    async with _answering(account_id, person, "decline_invitation", registry, account_trail):
-        await registry.members.decline(account_id, person.email)
+    async with _answering(account, person, "decline_invitation", registry, account_trail):
+        await registry.members.decline(account, person.email)
 
 
 async def require_person(request: Request[Any, Any, State], sessions: Sessions) -> Person:
