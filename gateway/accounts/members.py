@@ -390,8 +390,8 @@ def _decode_invitations(text: str | None) -> Invitations:
 def _write_invitations(account_id: str, invitations: Invitations, expected: str) -> Beside:
     """Returns what writes the record in the same step as that of the members. It expires with the last invitation."""
     text = msgspec.json.encode(invitations).decode() if invitations else ""
-    lasting = max((each.ends for each in invitations.values()), default=0.0) - time.time()
-    return Beside(invitations_key(account_id), text, max(1, math.ceil(lasting)), expected)
+    end = max((each.ends for each in invitations.values()), default=0.0)
+    return Beside(invitations_key(account_id), text, max(1, math.ceil(end - time.time())), expected)
 
 
 def _view_invitation(invitation: Invitation) -> MemberView:

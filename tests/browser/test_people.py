@@ -189,6 +189,23 @@ async def test_an_operator_signs_in(holder: Holder, people: Gateway) -> None:
     assert (await page.request.get(f"{people.address}/platform/inference")).status == 401
 
 
+async def test_an_operator_is_removed_from_the_account_that_is_open(holder: Holder, people: Gateway) -> None:
+    """The dashboard asks for another account, and /ops goes on."""
+    page, email = holder.page, f"root-{secrets.token_hex(3)}@operators.example"
+    await holder.go()
+    await sign_in(page, email)
+    await expect(page.locator("#account")).to_have_text(email)
+    await holder.account.call("PUT", f"/account/members/{email}", {"role": "developer"})
+    await page.reload()
+    await holder.button("Accept Ana").click()
+    await expect(page.locator("#account")).to_have_text("Ana’s workshop")
+    assert (await holder.account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    await expect(holder.heading("Choose an account")).to_be_visible()
+    await holder.button(email).click()
+    await expect(page.locator("#account")).to_have_text(email)
+    assert (await page.request.get(f"{people.address}/platform/inference")).status == 200
+
+
 async def test_an_address_that_is_not_verified(holder: Holder) -> None:
     await holder.go()
     await sign_in(holder.page, "unverified@example.com")

@@ -138,8 +138,8 @@ class Mailer:
                     return await self._record(entry, "ended")
                 invites = entry.fields["kind"] == INVITATION
                 if not count:
-                    counting = self._count_invitation if invites else self._count
-                    count = await until_redis_answers(partial(counting, entry))
+                    counter = self._count_invitation if invites else self._count
+                    count = await until_redis_answers(partial(counter, entry))
                 limit = DAILY_INVITATIONS if invites else DAILY_NOTICES
                 if count > limit:
                     return await self._record(entry, "limited")

@@ -23,7 +23,7 @@ function item(invitation) {
   const answer = async (method, done) => {
     await call(method, pathOf(invitation));
     announce(done);
-    dispatchEvent(new Event("invitation-answered"));
+    dispatchEvent(new Event("account-changed"));
   };
   const accept = action("Accept", { class: "main", "aria-label": `Accept ${name} (${account})` }, line, () => answer("PUT", `You are now a member of ${name}.`));
   const decline = action("Decline", { "aria-label": `Decline ${name} (${account})` }, line, () => answer("DELETE", `Declined ${name}.`));

@@ -77,6 +77,7 @@ async function navigate({ oldURL }) {
 
 function fail(error, again = () => show()) {
   if (error.status === 401) return logIn("Your session has ended.");
+  if (error.code === "ACCOUNT_NOT_CHOSEN" && inside) return enter(); // an operator was removed from the account
   const signal = leave(); // a part of the view may have begun to follow changes
   main.replaceChildren(h("div", { class: "view" }, failure(error, again)));
   main.querySelector("h1").focus();
@@ -154,7 +155,7 @@ addEventListener("keydown", (event) => {
 
 watchSkipLink(main);
 addEventListener("choose-account", () => choose(currentSession()));
-addEventListener("invitation-answered", () => enter());
+addEventListener("account-changed", () => enter());
 addEventListener("session-ended", () => logIn("Your session has ended."));
 addEventListener("hashchange", navigate);
 setInterval(keepCurrent, 20_000);
