@@ -375,7 +375,7 @@ async def test_an_invitation_takes_nobody_s_own_account(
 async def test_no_account_ends_the_session_of_an_operator(
     oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
 ) -> None:
-    """Neither an account that the operator never belonged to, nor the one that is chosen, nor one that is deleted."""
+    """Neither an account that the operator never belonged to, nor one of several, nor the one that is chosen."""
     email, stranger = new_email(), await oidc.account()
     accounts = [await oidc.account() for _ in range(2)]
     for account in accounts:
