@@ -1,7 +1,8 @@
 """The errors in responses: one class per code, and one way to render them."""
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -39,6 +40,7 @@ class ServiceError(Exception):
     own_headers: ClassVar[Headers] = []
     reason: TokenFault | None = None
     limits: tuple[tuple[int, int] | None, ...] = ()  # in force: `LimitUses` of gateway/telemetry/usage.py
+    details: Mapping[str, Any] = {}  # more fields of the response's error
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class ServiceError(Exception):
         return {"code": self.code, "message": self.message}
 
     def render(self, request_id: str) -> tuple[Headers, bytes]:
-        body = msgspec.json.encode({"error": {**self.event(), "requestId": request_id}})
+        body = msgspec.json.encode({"error": {**self.event(), "requestId": request_id, **self.details}})
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if self.retry_after is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after))
@@ -291,9 +293,20 @@ class LastOwner(ServiceError):
     message = "This is the account's only owner. Make another member an owner first."
 
 
+class InvitationLimitReached(ServiceError):
+    status, code = 409, "INVITATION_LIMIT_REACHED"
+    message = "The account has 50 open invitations; cancel one of them first, or wait until one is answered."
+
+
 class AccountNotChosen(ServiceError):
     status, code = 409, "ACCOUNT_NOT_CHOSEN"
     message = "You belong to several accounts; choose one of them in the dashboard."
+
+    def __init__(self, accounts: Sequence[msgspec.Struct] = ()) -> None:
+        """`accounts` are those of the person: `AccountChoice` of gateway/accounts/members.py."""
+        none = "You belong to no account. Accept an invitation in the dashboard, or sign in again to create an account."
+        super().__init__(None if accounts else none)
+        self.details = {"accounts": accounts}
 
 
 class SignInFailed(ServiceError):

@@ -1,5 +1,6 @@
 """Makes the identifiers and times of responses, records and logs."""
 
+import datetime
 import random
 import re
 import secrets
@@ -31,6 +32,11 @@ def now_iso(seconds: float | None = None) -> str:
     """Formats `seconds` since the epoch, or the current time, as ISO 8601 UTC with milliseconds and Z."""
     whole, millis = divmod(round((time.time() if seconds is None else seconds) * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{millis:03d}Z"
+
+
+def seconds_of(iso: str) -> float:
+    """Returns the seconds since the epoch of a time that `now_iso` formats."""
+    return datetime.datetime.fromisoformat(iso).timestamp()
 
 
 def day_of(milliseconds: int) -> str:

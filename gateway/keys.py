@@ -30,6 +30,8 @@ published on the channel `changes`.
 | `{pNN}:audit:<account>` | stream | changes by its keys, sessions and operators: the last 5,000 | 90 days |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{pNN}:members:<account>` | string | its members: e-mail address → role and time, JSON; 100 | with the account |
+| `{pNN}:invitations:<account>` | string | hash of an address → its open invitation, JSON; 50 | 14 days after the last |
+| `invited-by:<sha256>` | zset | accounts that invite an address (its hash), by the end, ms; 1,000 | 14 days |
 | `memberships:<sha256>` | string | ids of the accounts of an e-mail address, by its hash; 50 | with the last of them |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
 | `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, `operator:<hash>`, a person | 12 h |
@@ -106,6 +108,9 @@ published on the channel `changes`.
 | `{pNN}:mails:outcomes` | hash | outcome → number of notices | never: four fields |
 | `{pNN}:noticed:<account>:<subject>` | string | level of the last notice about an event, or a day's cap | 2 days |
 | `notices-on:<hash>:<day>` | string | number of notices that an address got on a UTC day | 2 days |
+| `invitations-on:<hash>:<day>` | string | number of invitations that an address got by e-mail on a UTC day | 2 days |
+| `{pNN}:invitation-mails:<account>` | string | number of invitations that an account has sent by e-mail | 1 day |
+| `uninvited:<sha256>` | string | mark of an address, by its hash, that gets no invitations by e-mail | 400 days |
 
 ## Deploys
 
@@ -220,6 +225,8 @@ BACKED_UP = frozenset(
             "domain",
             "former-name",
             "former-names",
+            "invitations",
+            "invited-by",
             "key",
             "keys",
             "keys-used",
@@ -229,7 +236,7 @@ BACKED_UP = frozenset(
             "suspended",
         ),
         *("inference", "request-log", "spend", "spend-by-user", "spend-of-deleted", "usage"),
-        *("notices", "outcomes", "previous-secret", "webhook"),
+        *("notices", "outcomes", "previous-secret", "uninvited", "webhook"),
         *("builds", "certified-names", "claims", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
         *("hooks-used", "serving", "site"),
         *("data", "data-deleted", "data-snapshots"),
@@ -266,6 +273,7 @@ LEFT_OUT = frozenset(
         *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-refusal", "reservations", "settled"),
         *("window", "{provider}"),
         *("awaited", "dead", "deliveries", "emitted", "events", "mails", "noticed", "notices-on", "redelivered"),
+        *("invitation-mails", "invitations-on"),
         *("answers", "build-positions", "deploy-log", "{builds}", "{sites}"),
         *("data-answer", "data-commands", "data-snapshots-made"),
         "crashes",
@@ -333,6 +341,7 @@ logins_key = keys_of_all("logins")
 sign_in_key = keys_of_all("sign-in")
 first_sign_in_key = keys_of_all("first-sign-in")
 memberships_key = keys_of_all("memberships")
+invited_by_key = keys_of_all("invited-by")
 
 account_key = keys_of_account("account")
 app_lock_key = keys_of_account("app-lock")
@@ -343,6 +352,7 @@ api_keys_key = keys_of_account("keys")
 former_names_key = keys_of_account("former-names")
 leaving_key = keys_of_account("leaving")
 members_key = keys_of_account("members")
+invitations_key = keys_of_account("invitations")
 spend_of_deleted_key = keys_of_account("spend-of-deleted")
 account_audit_key = keys_of_account("audit")
 api_keys_used_key = keys_of_account("keys-used")
@@ -446,6 +456,8 @@ awaited_key = keys_in_partition("awaited")
 
 notices_key = keys_of_account("notices")
 mail_outcomes_key = keys_of_partition("mails:outcomes")
+invitation_mails_key = keys_of_account("invitation-mails")
+uninvited_key = keys_of_all("uninvited")
 
 
 def noticed_key(account_id: str, subject: str) -> str:
@@ -454,6 +466,10 @@ def noticed_key(account_id: str, subject: str) -> str:
 
 def notices_on_key(hashed: str, day: str) -> str:
     return f"notices-on:{hashed}:{day}"
+
+
+def invitations_on_key(hashed: str, day: str) -> str:
+    return f"invitations-on:{hashed}:{day}"
 
 
 def bodies_key(account_id: str) -> str:

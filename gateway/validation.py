@@ -30,11 +30,14 @@ Rate = Annotated[int, Meta(ge=0, le=1_000_000)]  # requests per 60 seconds; each
 ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
 
 EMAIL_LENGTH = 254  # characters
-_EMAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})+")
+_EMAIL = re.compile(r"[A-Za-z0-9.!$%&'*+=^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})+")
 
 
 def is_email(text: str) -> bool:
-    """Accepts only ASCII. Other letters can become ASCII ones in lower case, so two people could share an address."""
+    """Accepts only ASCII. Other letters can become ASCII ones in lower case, so two people could share an address.
+
+    Refuses `/`, `?` and `#`, which end the part of a URL in which the address of a member stands.
+    """
     return len(text) <= EMAIL_LENGTH and _EMAIL.fullmatch(text) is not None
 
 

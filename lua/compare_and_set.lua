@@ -6,14 +6,16 @@
 -- KEYS[1]  string  the record
 -- KEYS[2]  string  a value that is written or removed with the record; optional
 -- ARGV     channel, check ('any' | 'same'), expected record ('' for none; only with 'same'), new record ('' removes it);
---          for KEYS[2] its value ('' removes it) and its TTL (seconds)
+--          for KEYS[2] its value ('' removes it), its TTL (seconds), and optionally the value that it must have now ('' for
+--          none)
 --
--- Returns  1 if the record was written, 0 if it was not the expected one
+-- Returns  1 if the record was written, 0 if one of the two was not the expected one
 
 local channel, check, expected, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local beside, ttl = ARGV[5], ARGV[6]
+local beside, ttl, expected_beside = ARGV[5], ARGV[6], ARGV[7]
 
 if check == 'same' and (redis.call('GET', KEYS[1]) or '') ~= expected then return 0 end
+if expected_beside and (redis.call('GET', KEYS[2]) or '') ~= expected_beside then return 0 end
 if record == '' then
   redis.call('DEL', KEYS[1])
 else

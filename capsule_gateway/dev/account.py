@@ -9,6 +9,10 @@ from capsule_gateway.dev.children import StartFailed
 from capsule_gateway.dev.identity import OWNER
 from capsule_gateway.dev.key_file import Keys
 from capsule_gateway.dev.layout import Layout
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable
+from gateway.redis.client import Store
 
 # A manifest without [auth] leaves the address of the keys at its default, which development serves at another port.
 DEFAULT_AUTH = {"kind": "jwks", "url": "/.well-known/jwks.json"}
@@ -25,8 +29,9 @@ async def register_demo(layout: Layout, keys: Keys) -> DemoApp:
     async with httpx.AsyncClient(base_url=layout.local, trust_env=False, timeout=10) as http:
         try:
             account_id = await _register_account(http, keys)
+            await _put_owner(layout, account_id)
             return await _register_app(http, layout, keys, account_id)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, BackboneUnavailable) as error:
             raise StartFailed(f"The app {layout.app} could not be registered: {error}") from None
 
 
@@ -37,10 +42,16 @@ async def _register_account(http: httpx.AsyncClient, keys: Keys) -> str:
         body = {"name": "Demo", "plan": "maker"}
         answer = await http.post("/platform/accounts", json=body, headers=bearer(keys.operator_token))
         keys.api_key = answer.raise_for_status().json()["apiKey"]
-    account_id = str(answer.raise_for_status().json()["id"])
-    owner = await http.put(f"/account/members/{OWNER}", json={"role": "owner"}, headers=bearer(keys.api_key))
-    owner.raise_for_status()
-    return account_id
+    return str(answer.raise_for_status().json()["id"])
+
+
+async def _put_owner(layout: Layout, account_id: str) -> None:
+    """Makes the demo's person an owner, in Redis. Over HTTP, they would have to accept an invitation first."""
+    store = Store(layout.redis)
+    try:
+        await Registry(store, Vault("")).members.put(account_id, OWNER, "owner")
+    finally:
+        await store.close()
 
 
 async def _register_app(http: httpx.AsyncClient, layout: Layout, keys: Keys, account_id: str) -> DemoApp:

@@ -32,6 +32,7 @@ from gateway.keys import (
     health_key,
     hooks_key,
     hooks_used_key,
+    invitations_key,
     members_key,
     partition_tag,
     requests_key,
@@ -190,6 +191,7 @@ def _account_marks(watch: Watch) -> dict[str, Mark]:
         "hooks used": ("hooks", lambda pipe: pipe.hgetall(hooks_used_key(account))),
         "keys": ("keys", lambda pipe: pipe.hkeys(api_keys_key(account))),
         "members": ("members", lambda pipe: pipe.get(members_key(account))),
+        "invitations": ("members", lambda pipe: pipe.get(invitations_key(account))),
         "request": ("requests", lambda pipe: pipe.zrevrange(requests_key(account), 0, 0)),
         "spend": ("usage", lambda pipe: pipe.hmget(spend, ["settled", "reserved"])),
     }

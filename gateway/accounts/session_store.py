@@ -2,8 +2,9 @@
 
 A session is a random token. For twelve hours, Redis keeps the token's hash and the session's subject: the API key that
 opened it, a fingerprint of the operator token, or the person who signed in. A session ends when its key is revoked,
-when its person is removed from its account, when GATEWAY_OIDC_ISSUER is no longer the one where its person signed in,
-and when its holder has opened twenty more.
+when its person is removed from the account that is chosen in it, when GATEWAY_OIDC_ISSUER is no longer the one where
+its person signed in, and when its holder has opened twenty more. No account ends a session that is not for it: an
+operator's session goes on without an account.
 """
 
 import secrets
@@ -73,17 +74,26 @@ class SessionStore:
         await self._store.client.delete(sessions)
 
     async def close_membership(self, email: str, account_id: str) -> None:
-        """Ends the sessions of a person who is no member of the account any more, and those without an account."""
+        """Ends the sessions for the account of a person who is no member any more.
+
+        An operator's session goes on without an account, because no account decides who is an operator.
+        """
         sessions = sessions_key(digest(Person(email).holder))
         for session in await self._store.client.lrange(sessions, 0, -1):
             person = Person.parse(await self._store.get(session_key(session)))
-            if person is not None and person.account in ("", account_id):
+            if person is None or person.account != account_id:
+                continue
+            if person.operator:
+                await self._replace(session, msgspec.structs.replace(person, account=""))
+            else:
                 await self._store.client.delete(session_key(session))
 
     async def choose_account(self, token: str, person: Person, account_id: str) -> None:
         """Makes the account that of the session, which keeps its end."""
-        chosen = str(msgspec.structs.replace(person, account=account_id))
-        await self._store.client.set(session_key(digest(token)), chosen, xx=True, keepttl=True)
+        await self._replace(digest(token), msgspec.structs.replace(person, account=account_id))
+
+    async def _replace(self, session: str, person: Person) -> None:
+        await self._store.client.set(session_key(session), str(person), xx=True, keepttl=True)
 
 
 def _holder_of(subject: str) -> str:

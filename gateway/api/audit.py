@@ -63,7 +63,8 @@ async def begin_audit(
 
 
 def _find_target(request: Request[Any, Any, State]) -> str:
-    return next((str(value) for value in request.path_params.values()), "")[:200]
+    # A parameter that may contain slashes begins with one.
+    return next((str(value).removeprefix("/") for value in request.path_params.values()), "")[:200]
 
 
 async def _find_account(request: Request[Any, Any, State], services: Services) -> str:

@@ -78,9 +78,7 @@ async def find_session_access(subject: str | None, registry: Registry) -> Access
         reference = KeyReference.parse(subject) if subject else None
         return await find_access(reference, registry, "session") if reference else None
     if not person.account:
-        if await registry.members.list_accounts(person.email):
-            raise AccountNotChosen
-        return None
+        raise AccountNotChosen([each.choice for each in await registry.members.list_accounts(person.email)])
     role = await registry.members.find_role(person.account, person.email)
     account = await registry.account(person.account)
     if role is None or account is None or account.is_gone:
@@ -202,7 +200,7 @@ def leaves_account(request: Request[Any, Any, State], access: Access, call: Call
     """Returns whether this is a member who leaves the account, which every role may."""
     if call is None or call.name != "remove_member" or not access.email:
         return False
-    return str(request.path_params["email"]).lower() == access.email
+    return str(request.path_params["email"]).removeprefix("/").lower() == access.email
 
 
 def choose_app(request: Request[Any, Any, State], access: Access) -> None:

@@ -63,7 +63,7 @@ DASHBOARD = '<p><a href="/dashboard#/account">Open the dashboard</a></p>'
 async def ask_to_end_notices(link: FromPath[str], vault: Injected[Vault]) -> Response[bytes]:
     """A page that asks whether to end all notices. It changes nothing."""
     read_link(vault, link)
-    text = "Your address will get no more notices by e-mail, whichever account they are about."
+    text = "Your address will get no more notices and invitations by e-mail, whichever account they are about."
     return _page("End all notices?", text, QUESTION)
 
 
@@ -77,14 +77,15 @@ async def ask_to_end_notices(link: FromPath[str], vault: Injected[Vault]) -> Res
 async def end_notices(
     link: FromPath[str], vault: Injected[Vault], notices: Injected[Notices], registry: Injected[Registry]
 ) -> Response[bytes]:
-    """End all notices to the address that got this link.
+    """End all notices to the address that got this link, and invitations by e-mail.
 
     Needs no sign-in, because mail programs call it too (RFC 8058).
     """
     address = read_link(vault, link)
     for membership in await registry.members.list_accounts(address):
         await notices.end(membership.account.id, address)
-    text = "Your address gets no more notices by e-mail. You can choose them again in the dashboard."
+    await notices.end_invitations(address)
+    text = "Your address gets no more notices and invitations by e-mail. You can choose notices again in the dashboard."
     return _page("Your notices have ended", text, DASHBOARD)
 
 

@@ -21,6 +21,7 @@ from litestar.routes import HTTPRoute
 
 from gateway import errors
 from gateway import errors as e
+from gateway.accounts.members import AccountChoice
 from gateway.api import documentation, openapi
 from gateway.api.assets import HEADERS, NO_CACHE
 from gateway.deploys.manifest import manifest_schema
@@ -441,6 +442,7 @@ class ErrorDetail(msgspec.Struct):
     code: str
     message: str  # says what to do next
     requestId: str
+    accounts: list[AccountChoice] | msgspec.UnsetType = msgspec.UNSET  # with ACCOUNT_NOT_CHOSEN: those of the person
 
 
 class Error(msgspec.Struct):

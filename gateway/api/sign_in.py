@@ -1,21 +1,25 @@
-"""Signs people in at the OpenID provider, and lets them choose the account of their session."""
+"""Signs people in at the OpenID provider, and lets them answer invitations and choose the account of their session."""
 
 import html
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import msgspec
-from litestar import Request, Response, get, put
+from litestar import Request, Response, delete, get, put
 from litestar.datastructures import State
 from litestar.exceptions import NotFoundException
-from litestar.params import FromQuery, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Redirect
 
-from gateway.accounts.access import CALLS, Role, Scope
+from gateway.accounts.access import CALLS, Access, Role, Scope
+from gateway.accounts.members import AccountChoice, InvitationView
 from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId, check_return
 from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, Sessions
+from gateway.accounts.trail import AccountTrail
 from gateway.api.authentication import find_session_access
 from gateway.errors import (
     AccountNotChosen,
@@ -76,8 +80,8 @@ async def complete_sign_in(
 ) -> Response[Any]:
     """Return from the OpenID provider.
 
-    Opens a session for a person with a verified e-mail address. Somebody who is a member of no account gets one. A
-    refusal is a page.
+    Opens a session for a person with a verified e-mail address. Somebody who is a member of no account gets one,
+    whatever invitations wait for an answer. A refusal is a page.
     """
     if not openid.enabled:
         raise NotFoundException
@@ -111,7 +115,7 @@ async def _find_account(
 ) -> str:
     """Returns the id of the person's account, which is created if there is none, or "" if there are several.
 
-    Raises RegistrationsClosed, but not for an operator, who needs no account.
+    Raises RegistrationsClosed, but not for an operator, who needs no account, or for a person who is invited to one.
     """
     accounts = await registry.members.list_accounts(identity.email)
     if accounts:
@@ -120,7 +124,7 @@ async def _find_account(
         await sessions.count_registration(request, settings.registrations_per_day)
         return (await registry.register_person(identity.email, settings.registrations_per_day)).id
     except RegistrationsClosed:
-        if is_operator:
+        if is_operator or await registry.members.list_invitations(identity.email):
             return ""
         raise
 
@@ -136,19 +140,14 @@ def _render_failure(error: ServiceError, page: str) -> Response[bytes]:
 # -- the session -----------------------------------------------------------------------------------------------
 
 
-class AccountChoice(msgspec.Struct):
-    id: str
-    name: str
-    role: Role
-
-
 class SessionView(msgspec.Struct):
     email: str | None  # of the person who signed in; null for the session of an API key
-    account: str | None  # id; null until one of several is chosen
+    account: str | None  # id; null until one is chosen
     role: Role | None
     scope: Scope
     permitted: list[str]  # the calls of the account API that the session may make, by their operation
     accounts: list[AccountChoice]  # of the person
+    invitations: list[InvitationView]  # of the person, which wait for an answer; the newest 50
     operator: bool  # whether the session opens /ops
 
 
@@ -170,13 +169,15 @@ async def show_session(
     except AccountNotChosen:
         access = None
     accounts = await registry.members.list_accounts(person.email) if person else []
+    invitations = await registry.members.list_invitations(person.email) if person else []
     return SessionView(
         email=person.email if person else None,
         account=access.account.id if access else None,
         role=access.role if access else None,
         scope=access.scope if access else "full",
         permitted=[call.name for call in CALLS.values() if access and access.admits(call)],
-        accounts=[AccountChoice(each.account.id, each.account.name, each.role) for each in accounts],
+        accounts=[each.choice for each in accounts],
+        invitations=invitations,
         operator=operator,
     )
 
@@ -202,15 +203,97 @@ async def choose_account(
 
     `account` is the id of one of them.
     """
+    person = await require_person(request, sessions)
+    await _choose(request, person, data.account, registry, sessions)
+
+
+# -- invitations -----------------------------------------------------------------------------------------------
+
+
+ANSWER_ERRORS: list[type[ServiceError]] = [Unauthorized, CsrfRefused, NotPermitted, NotFound, BackboneUnavailable]
+
+
+@put(
+    "/dashboard/session/invitations/{account:str}",
+    tags=["Pages"],
+    security=SESSION_SECURITY,
+    errors=[RequestMalformed, *ANSWER_ERRORS],
+)
+async def accept_invitation(
+    request: Request[Any, Any, State],
+    account: FromPath[str],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+    account_trail: Injected[AccountTrail],
+) -> AccountChoice:
+    """Accept an invitation.
+
+    The person becomes a member of the account, which is chosen for the session. A person belongs to at most 50
+    accounts.
+    """
+    person = await require_person(request, sessions)
+    if not await registry.members.belongs(account, person.email):  # otherwise this is a repetition
+        async with _answering(account, person, "accept_invitation", registry, account_trail):
+            await registry.members.accept(account, person.email)
+    return await _choose(request, person, account, registry, sessions)
+
+
+@delete("/dashboard/session/invitations/{account:str}", tags=["Pages"], security=SESSION_SECURITY, errors=ANSWER_ERRORS)
+async def decline_invitation(
+    request: Request[Any, Any, State],
+    account: FromPath[str],
+    registry: Injected[Registry],
+    sessions: Injected[Sessions],
+    account_trail: Injected[AccountTrail],
+) -> None:
+    """Decline an invitation."""
+    person = await require_person(request, sessions)
+    async with _answering(account, person, "decline_invitation", registry, account_trail):
+        await registry.members.decline(account, person.email)
+
+
+async def require_person(request: Request[Any, Any, State], sessions: Sessions) -> Person:
+    """Returns who has signed in. Raises Unauthorized, CsrfRefused, and NotPermitted for the session of an API key."""
     subject = await sessions.read_subject(request, ACCOUNT)
     if subject is None:
         raise Unauthorized
     person = Person.parse(subject)
     if person is None:
         raise NotPermitted("This session is that of an API key, which belongs to one account.")
-    if data.account not in [each.account.id for each in await registry.members.list_accounts(person.email)]:
-        raise NotFound("You are not a member of such an account.")
-    await sessions.choose_account(sessions.read_token(request, ACCOUNT), person, data.account)
+    return person
 
 
-ROUTES = [begin_sign_in, complete_sign_in, show_session, choose_account]
+async def _choose(
+    request: Request[Any, Any, State], person: Person, account_id: str, registry: Registry, sessions: Sessions
+) -> AccountChoice:
+    """Makes an account of the person that of the session. Raises NotFound."""
+    for each in await registry.members.list_accounts(person.email):
+        if each.account.id == account_id:
+            await sessions.choose_account(sessions.read_token(request, ACCOUNT), person, account_id)
+            return each.choice
+    raise NotFound("You are not a member of such an account.")
+
+
+@asynccontextmanager
+async def _answering(
+    account_id: str, person: Person, action: str, registry: Registry, trail: AccountTrail
+) -> AsyncGenerator[None]:
+    """Wraps the answer to an invitation, and records it in the account's trail unless it is refused.
+
+    Raises NotFound if there is no such invitation, before anything is recorded.
+    """
+    invitation = await registry.members.require_invitation(account_id, person.email)
+    account = await registry.account(account_id)
+    if account is None or account.deletion is not None:
+        raise NotFound("There is no such invitation; it may have ended.")
+    access = Access(account, person.email, "session", role=invitation.role, email=person.email)
+    entry = await trail.begin(access, action, person.email)
+    try:
+        yield
+    except ServiceError as error:
+        if error.status < 500:
+            await trail.forget(access, entry)
+        raise
+
+
+ROUTES = [begin_sign_in, complete_sign_in, show_session, choose_account, accept_invitation, decline_invitation]

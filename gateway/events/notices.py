@@ -6,16 +6,21 @@
 
 Most notices are about an event of the webhooks, which the worker reads anyway. Two are not: inference emits no event,
 and an `app.recovered` is only for receivers that got the `app.unhealthy`.
+
+An invitation waits in the same queue. Nobody chooses to get one: it goes to the address that is invited, as long as it
+is, unless the address has ended invitations. Since accounts decide to whom they go, they have limits of their own, and
+leave an address's notices alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import structlog
 
 from gateway.accounts.api_keys import digest
-from gateway.accounts.records import App
+from gateway.accounts.members import Invitation
+from gateway.accounts.records import Account, App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.events import scripts
 from gateway.events.catalog import (
@@ -27,7 +32,14 @@ from gateway.events.catalog import (
     encode_data,
 )
 from gateway.events.records import QueuedNotice
-from gateway.keys import PARTITION_TAGS, bodies_key, mail_outcomes_key, notices_key
+from gateway.keys import (
+    PARTITION_TAGS,
+    bodies_key,
+    invitation_mails_key,
+    mail_outcomes_key,
+    notices_key,
+    uninvited_key,
+)
 from gateway.redis.client import Store
 
 logger = structlog.get_logger()
@@ -35,6 +47,10 @@ logger = structlog.get_logger()
 GROUP, STREAM = "notices", "mails"
 MARK_SECONDS = 2 * 86_400  # for which a notice is not repeated
 SHOWN_FINDINGS = 10  # of a scan
+INVITATION = "invitation"  # a kind that nobody chooses
+INVITATION_MAILS = 50  # of one account in 24 hours
+DAY_SECONDS = 86_400
+UNINVITED_SECONDS = 400 * DAY_SECONDS  # for which an address that has ended invitations gets none by e-mail
 UNSUBSCRIBE = "unsubscribe "  # before the address in a link, so that no other sealed text is one
 
 Kind = Literal["budget", "deployFailed", "appDown", "certificate", "finding"]
@@ -71,7 +87,7 @@ class Subscriber(msgspec.Struct, frozen=True):
     """An address, and the kinds of notices that it gets from an account."""
 
     address: str
-    kinds: list[Kind]
+    kinds: Sequence[Kind | Literal["invitation"]]
 
 
 class BudgetUse(NamedTuple):
@@ -112,6 +128,10 @@ class Notices:
         """Ends all notices of the account to the address, also those that wait to be sent."""
         await self._store.client.hdel(notices_key(account_id), digest(address))
 
+    async def end_invitations(self, address: str) -> None:
+        """Ends invitations by e-mail to the address, also those that wait to be sent. The dashboard shows all."""
+        await self._store.client.set(uninvited_key(digest(address)), "1", ex=UNINVITED_SECONDS)
+
     # -- the queue -------------------------------------------------------------------------------------------
 
     async def queue_for_event(self, fields: Mapping[str, str]) -> None:
@@ -141,10 +161,35 @@ class Notices:
         data = msgspec.json.encode(use._asdict()).decode()
         await self._queue(account_id, "budget", f"{use.day}:{app_id}", use.level, "budget", name, data)
 
+    async def queue_invitation(self, account: Account, invitation: Invitation) -> None:
+        """Queues an invitation, at most one in two days for an address. Raises BackboneUnavailable.
+
+        One beyond the account's limit is not sent. The dashboard shows it all the same.
+        """
+        sent, _ = await self._store.increment(invitation_mails_key(account.id), DAY_SECONDS)
+        if sent > INVITATION_MAILS:
+            logger.warning(
+                "notice.dropped", account=account.id, type=INVITATION, reason="the account has sent too many"
+            )
+            return
+        data = {"account": account.id, "name": account.name, "by": invitation.by, "role": invitation.role}
+        text = msgspec.json.encode({**data, "endsAt": invitation.endsAt}).decode()
+        hashed = digest(invitation.email)
+        await self._queue(account.id, INVITATION, f"{INVITATION}:{hashed}", 1, INVITATION, "", text, address=hashed)
+
     async def _queue(
-        self, account_id: str, kind: Kind, subject: str, level: int, notice_type: str, app: str, data: str
+        self,
+        account_id: str,
+        kind: str,
+        subject: str,
+        level: int,
+        notice_type: str,
+        app: str,
+        data: str,
+        *,
+        address: str = "",
     ) -> None:
-        notice = QueuedNotice(account_id, kind, notice_type, app, data)
+        notice = QueuedNotice(account_id, kind, notice_type, app, data, address)
         queued = await scripts.queue_notice(self._store, notice, subject, level, mark_seconds=MARK_SECONDS)
         if queued < 0:
             logger.error("notice.dropped", account=account_id, type=notice_type, reason="too many wait")

@@ -62,6 +62,7 @@ class QueuedNotice(msgspec.Struct, frozen=True):
     type: str  # decides the text
     app: str  # the app's name; '' for the whole account
     data: str  # JSON
+    address: str = ""  # hash of the only address that gets it; '' for all that want the kind
 
 
 class NoticeClaim(msgspec.Struct, frozen=True):

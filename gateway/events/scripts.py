@@ -26,6 +26,7 @@ from gateway.keys import (
     emitted_key,
     event_keys,
     events_window_key,
+    invitations_key,
     mail_outcomes_key,
     members_key,
     noticed_key,
@@ -130,22 +131,23 @@ async def forget_stored_bytes(store: Store, account: str) -> bool:
 
 
 async def queue_notice(store: Store, notice: QueuedNotice, subject: str, level: int, *, mark_seconds: int) -> int:
-    """Queues a notice for each address that wants it, unless one with this subject and level was queued before.
+    """Queues a notice for its address, or for each that wants it, unless this subject and level were queued before.
 
     Returns the number of addresses, or -1 if too many notices wait.
     """
     account, tag = notice.account, partition_tag(notice.account)
     script_keys = [notices_key(account), stream_key(tag, "mails"), noticed_key(account, subject), deletions_key(tag)]
-    args = (account, notice.kind, level, mark_seconds, notice.type, notice.app, notice.data)
+    args = (account, notice.kind, level, mark_seconds, notice.type, notice.app, notice.data, notice.address)
     return int(await store.run_script(_QUEUE_NOTICE, script_keys, *args))
 
 
 async def claim_notice(
-    store: Store, tag: str, account: str, address: str, *, group: str, consumer: str, entry: str
+    store: Store, tag: str, account: str, address: str, kind: str, *, group: str, consumer: str, entry: str
 ) -> NoticeClaim:
     """Confirms that a notice belongs to this consumer, and restarts its idle time. `address` is a hash."""
     script_keys = [stream_key(tag, "mails"), notices_key(account), deletions_key(tag), members_key(account)]
-    args = (group, consumer, entry, account, address, *sorted(Right.DEVELOP.roles))
+    script_keys.append(invitations_key(account))
+    args = (group, consumer, entry, account, address, kind, *sorted(Right.DEVELOP.roles))
     owned, subscriber = await store.run_script(_CLAIM_NOTICE, script_keys, *args)
     return NoticeClaim(bool(owned), subscriber)
 

@@ -26,7 +26,7 @@ from gateway.keys import previous_secret_key, redelivered_key, webhook_key
 from gateway.outbound import addresses
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
-from gateway.redis.scripts import compare_and_set
+from gateway.redis.scripts import Beside, compare_and_set
 
 logger = structlog.get_logger()
 
@@ -101,7 +101,7 @@ class Webhooks:
                     return Change(None, (receiver, None))
             secret = new_secret()
             receiver = Receiver(url, self._seal(secret), now_iso())
-            beside = (previous_secret_key(account_id), "", OVERLAP_SECONDS)
+            beside = Beside(previous_secret_key(account_id), "", OVERLAP_SECONDS)
             return Change(msgspec.json.encode(receiver).decode(), (receiver, secret), beside)
 
         return await change_record(self._store, webhook_key(account_id), compute, subject="the receiver")
@@ -118,7 +118,7 @@ class Webhooks:
             receiver = msgspec.json.decode(present, type=Receiver)
             secret = new_secret()
             rotated = msgspec.structs.replace(receiver, secret=self._seal(secret))
-            beside = (previous_secret_key(account_id), receiver.secret, OVERLAP_SECONDS)
+            beside = Beside(previous_secret_key(account_id), receiver.secret, OVERLAP_SECONDS)
             return Change(msgspec.json.encode(rotated).decode(), secret, beside)
 
         return await change_record(self._store, webhook_key(account_id), compute, subject="the receiver")
@@ -136,7 +136,7 @@ class Webhooks:
             raise ServiceError("No webhook can be set until the operator sets GATEWAY_ENCRYPTION_KEY.") from None
 
     async def clear_receiver(self, account_id: str) -> None:
-        beside = (previous_secret_key(account_id), "", OVERLAP_SECONDS)
+        beside = Beside(previous_secret_key(account_id), "", OVERLAP_SECONDS)
         await compare_and_set(self._store, webhook_key(account_id), "", beside=beside)
 
     async def _check_url(self, account_id: str, url: str) -> str:

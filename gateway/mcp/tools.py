@@ -25,6 +25,7 @@ from gateway.errors import ServiceError
 from gateway.services import Services
 
 ACCESS = "capsule.access"  # in the request's scope
+TARGETS = ("app", "id", "email")  # the arguments that name what an action changes
 
 # Accepts any value: `Arg.read` refuses wrong ones with messages that agents can act on.
 ANYTHING = PlainValidator(lambda value: value)
@@ -152,7 +153,7 @@ class AgentTool:
         if change is None:
             yield
             return
-        target = str(arguments.get("app") or arguments.get("id") or "")
+        target = str(next((arguments[name] for name in TARGETS if arguments.get(name)), ""))
         entry = await self.services.account_trail.begin(self.access, change.name, target)
         try:
             yield

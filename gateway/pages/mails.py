@@ -1,4 +1,4 @@
-"""The messages of notices by e-mail: for each type of notice a text, which becomes a plain and an HTML part.
+"""The messages of notices and invitations by e-mail: a text for each type, which becomes a plain and an HTML part.
 
 Names of apps and accounts, reasons of failed builds and findings come from customers. They are cleaned of line breaks
 and other control characters, cut, and escaped in the HTML part.
@@ -22,6 +22,10 @@ from gateway.settings import NANO
 POLICY = SMTP.clone(max_line_length=998)  # of headers: the link in one of them must not be folded
 LINE_CHARACTERS = 76  # of the plain part
 VALUE_CHARACTERS = 300  # of a value from a customer
+
+
+LINK = '<a class="quiet" href="{}" style="color: #66625b">{}</a>'
+INVITATION = "invitation"  # the kind that nobody chooses
 
 
 class Text(NamedTuple):
@@ -71,7 +75,7 @@ def _render_plain(text: Text, footer: Footer) -> str:
     parts.append("\n".join(f"{clean(label)}: {clean(value)}" for label, value in text.facts))
     parts.append(f"{text.label}: {_dashboard(footer, text.path)}")
     parts.append("-- \n" + textwrap.fill(_explain(footer), LINE_CHARACTERS))  # as before a signature
-    parts.append(f"Choose your notices: {_dashboard(footer, 'account')}\nEnd all of them: {footer.end}")
+    parts.append("\n".join(f"{label}: {url}" for label, url in _list_links(footer)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -87,8 +91,7 @@ def _render_html(text: Text, footer: Footer) -> str:
         url=html.escape(_dashboard(footer, text.path)),
         label=_escape(text.label),
         why=_escape(_explain(footer)),
-        choose=html.escape(_dashboard(footer, "account")),
-        end=html.escape(footer.end),
+        links=" · ".join(LINK.format(html.escape(url), label) for label, url in _list_links(footer)),
     )
 
 
@@ -114,7 +117,16 @@ KINDS = {
 }
 
 
+def _list_links(footer: Footer) -> list[tuple[str, str]]:
+    """Returns the label and the address of each link at the end."""
+    if footer.kind == INVITATION:
+        return [("Get no more invitations by e-mail", footer.end)]
+    return [("Choose your notices", _dashboard(footer, "account")), ("End all of them", footer.end)]
+
+
 def _explain(footer: Footer) -> str:
+    if footer.kind == INVITATION:
+        return f"You get this because the account {clean(footer.account)} has invited your address."
     why = f"You get this because you chose notices about {KINDS[footer.kind]} of the account {clean(footer.account)}."
     if footer.is_last:
         why += " This is the last notice of today, because you have got as many as are sent in a day."
@@ -201,6 +213,23 @@ def _describe_finding(finding: dict[str, Any]) -> str:
     return f"{clean(finding['component'], 100)}, {clean(finding['severity'], 20)}, {clean(fixed, 80)}{by}"
 
 
+ROLES = {
+    "owner": "Owner: may do everything",
+    "developer": "Developer: all but keys, members, limits and deletions",
+    "viewer": "Viewer: reads",
+}
+
+
+def _invitation(_: str, data: dict[str, Any]) -> Text:
+    name, by = clean(data["name"], 60), data["by"]
+    who = by if "@" in by else "Somebody with an API key of the account"
+    facts = [("Account", name), ("Account id", data["account"]), ("Invited by", by), ("Role", ROLES[data["role"]])]
+    facts.append(("Ends", _time(data["endsAt"])))
+    ask = f"{who} invites you to become a member of the account {name}. Sign in with this address to accept or decline."
+    wait = "You are no member until you accept. If you do not know them, do nothing: the invitation ends by itself."
+    return Text(f"You are invited to the account {name}", [ask, wait], facts, "Sign in and answer", "")
+
+
 _TEXTS: dict[str, Callable[[str, dict[str, Any]], Text]] = {
     "budget": _budget,
     "deploy.failed": _deploy_failed,
@@ -208,6 +237,7 @@ _TEXTS: dict[str, Callable[[str, dict[str, Any]], Text]] = {
     "app.recovered": _app_recovered,
     "domain.expiring": _certificate,
     "security.finding": _findings,
+    INVITATION: _invitation,
 }
 
 

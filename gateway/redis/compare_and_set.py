@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
-from gateway.redis.scripts import compare_and_set
+from gateway.redis.scripts import Beside, compare_and_set
 
 ATTEMPTS = 50  # each fails only if another write succeeds
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Change(NamedTuple, Generic[T]):
     record: str | None  # the new text; '' removes the record, None leaves it as it is
     result: T
-    beside: tuple[str, str, int] | None = None  # written in the same step: see `compare_and_set`
+    beside: Beside | None = None
 
 
 async def change_record(

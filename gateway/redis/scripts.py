@@ -7,6 +7,7 @@ script decides and which race it prevents.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from gateway.redis.client import Script, Store, flatten
 
@@ -17,17 +18,28 @@ _INCREMENT_COUNTERS = Script("increment_counters")
 _SET_ENTRY_IDLE = Script("set_entry_idle")
 
 
+class Beside(NamedTuple):
+    """Another key of the partition, which is written in the same step as a record."""
+
+    key: str
+    value: str  # '' removes the key
+    seconds: int  # after which it expires
+    expected: str | None = None  # with a value ('' for none), nothing is written unless the key has it
+
+
 async def compare_and_set(
-    store: Store, key: str, value: str, *, expected: str | None = None, beside: tuple[str, str, int] | None = None
+    store: Store, key: str, value: str, *, expected: str | None = None, beside: Beside | None = None
 ) -> bool:
     """Writes a record ('' removes it) and announces the change. With `expected`, only if that is the record's value.
 
-    `beside` is written in the same step: another key of the partition, its value ('' removes it) and its TTL (seconds).
+    `beside` is written in the same step.
     """
     script_keys, check = [key], "any" if expected is None else "same"
     args: list[str | int] = [CHANGES_CHANNEL, check, expected or "", value]
     if beside is not None:
-        script_keys, args = [key, beside[0]], [*args, *beside[1:]]
+        script_keys, args = [key, beside.key], [*args, beside.value, beside.seconds]
+        if beside.expected is not None:
+            args.append(beside.expected)
     return bool(await store.run_script(_COMPARE_AND_SET, script_keys, *args))
 
 

@@ -1,4 +1,4 @@
--- queue_notice.lua: queues a notice for each e-mail address of the account that wants this kind.
+-- queue_notice.lua: queues a notice for each e-mail address of the account that wants this kind, or for one address.
 --
 -- A notice with the same subject is queued once, whichever processes call this and however often. A second one follows
 -- only if its level is higher: a full cap after one that is nearly full, a recovery after its outage. Without an
@@ -8,17 +8,19 @@
 -- KEYS[2]  stream  the partition's notices to send
 -- KEYS[3]  string  mark: the level of the last notice with this subject
 -- KEYS[4]  zset    accounts that are being deleted: they get none
--- ARGV     account, kind, level, lifetime of the mark (seconds), type, app (name, or ''), data (JSON)
+-- ARGV     account, kind, level, lifetime of the mark (seconds), type, app (name, or ''), data (JSON), hash of the only
+--          address ('' for those that want the kind)
 --
 -- Returns  the number of addresses, or -1 if the stream is full
 
 local MAX_WAITING = 10000  -- notices of one partition
 
 local notices, stream, mark, deletions = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local account, kind, level, lifetime = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local account, kind, level, lifetime, only = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[8]
 
 local addresses = {}
-for n, value in ipairs(redis.call('HGETALL', notices)) do
+if only ~= '' then addresses[1] = only end
+for n, value in ipairs(only == '' and redis.call('HGETALL', notices) or {}) do
   if n % 2 == 1 then
     addresses[#addresses + 1] = value
   else

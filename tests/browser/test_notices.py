@@ -22,10 +22,9 @@ MAIL = {"GATEWAY_SMTP_URL": "smtp://127.0.0.1:9", "GATEWAY_MAIL_FROM": "notices@
 async def test_a_member_chooses_and_ends_notices(browser: Browser, provider: FakeProvider, tmp_path: Path) -> None:
     async with gateway_with_redis(provider, tmp_path, **MAIL) as gw:
         account = await gw.account()
-        await account.call("PUT", f"/account/members/{ADA}", {"role": "developer"})
         member = Visitor(gw)
-        member.become(ADA, account.id)
         async with await browser.new_context() as context, member.http:
+            await member.join(account, ADA, "developer")
             await context.add_cookies([{"name": ACCOUNT, "value": member.token, "url": gw.address}])
             page = await context.new_page()
             complaints: list[str] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from gateway.keys import REGISTRATIONS_KEY
+from tests.browser.axe import EVERY_LOOK, assert_accessible
 from tests.browser.dashboard import Holder, visiting
 from tests.browser.packages import require
 from tests.fakes import FakeProvider
@@ -16,6 +19,7 @@ from tests.support import programs
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.redis_servers import free_port
+from tests.support.visitor import Visitor
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -68,29 +72,52 @@ async def test_members_and_their_roles(holder: Holder, browser: Browser, people:
     await expect(holder.heading("Overview")).to_be_visible()
     await holder.go("account")
     await expect(page.get_by_text(f"{owner} (you)")).to_be_visible()
-    await page.get_by_label("E-mail address").fill("Bob@example.com")
-    await page.get_by_label("Role", exact=True).select_option("viewer")
-    await holder.button("Add", exact=True).click()
-    await expect(page.get_by_label("Role of bob@example.com")).to_have_value("viewer")
+    for attempt in ("canceled", "kept"):
+        await page.get_by_label("E-mail address").fill("Bob@example.com")
+        await page.get_by_label("Role", exact=True).select_option("viewer")
+        await holder.button("Invite", exact=True).click()
+        await expect(page.locator("#status")).to_have_text("Invited bob@example.com.")
+        await expect(page.get_by_label("Role of bob@example.com")).to_have_value("viewer")
+        await expect(holder.row("bob@example.com").first).to_contain_text("Invited ends in")
+        if attempt == "canceled":
+            await page.get_by_label("Cancel the invitation of bob@example.com").click()
+            await expect(page.get_by_label("Role of bob@example.com")).to_have_count(0)
     for role in ("owner", "viewer"):
         await page.get_by_label("Role of bob@example.com").select_option(role)
-        await expect(page.locator("#status")).to_have_text(f"bob@example.com is now {role}.")
+        await expect(page.locator("#status")).to_have_text(f"bob@example.com is invited as {role}.")
     await page.get_by_label(f"Role of {owner}").select_option("developer")
     await expect(page.get_by_text("only owner. Make another member an owner first.")).to_be_visible()
     await expect(page.get_by_label(f"Role of {owner}")).to_have_value("owner")
+    await assert_accessible(page, EVERY_LOOK)
 
     async with visiting(browser, people) as other:
-        # Bob belongs to two accounts: he chooses.
-        await other.account.call("PUT", "/account/members/bob@example.com", {"role": "owner"})
+        # Bob gets an account of his own, and sees the invitation there.
         await other.go()
         await sign_in(other.page, "bob@example.com")
-        await expect(other.heading("Choose an account")).to_be_focused()
-        await other.button(owner).click()
         await expect(other.heading("Overview")).to_be_visible()
+        await expect(other.page.locator("#account")).to_have_text("bob@example.com")
+        invitation = other.page.get_by_role("listitem").filter(has_text=f"{owner} invites you as viewer")
+        await expect(invitation.get_by_text("acc_")).to_be_visible()
+        await assert_accessible(other.page, EVERY_LOOK)
+        await invitation.get_by_role("button", name="Accept").click()
+        await expect(other.page.locator("#account")).to_have_text(owner)
+        await expect(other.page.locator("#status")).to_have_text(f"You are now a member of {owner}.")
+        await expect(other.heading("Overview")).to_be_visible()
+        await expect(other.heading("Invitations", 2)).to_have_count(0)
         await expect(other.page.get_by_role("link", name="New app")).to_have_count(0)
+        await expect(page.get_by_label("Remove bob@example.com")).to_be_visible()
+        # He belongs to two accounts now: the next time, he chooses.
+        await other.button("Log out").click()
+        await sign_in_again(other.page)
+        await expect(other.heading("Choose an account")).to_be_focused()
+        await expect(other.page.get_by_text(f"First owner: {owner}")).to_be_visible()
+        await expect(other.page.get_by_text("First owner: bob@example.com")).to_be_visible()
+        await assert_accessible(other.page, EVERY_LOOK)
+        await other.page.get_by_role("button").filter(has_text=f"First owner: {owner}").click()
+        await expect(other.heading("Overview")).to_be_visible()
         await other.go("account")
         await expect(other.heading("Members", 2)).to_be_visible()
-        for name in ("Add", "Create", "Save", "Remove", "Revoke", "Delete"):
+        for name in ("Invite", "Create", "Save", "Remove", "Revoke", "Delete"):
             await expect(other.button(name, exact=True)).to_have_count(0)
         # His session ends as soon as he is removed.
         await page.get_by_label("Remove bob@example.com").click()
@@ -98,8 +125,16 @@ async def test_members_and_their_roles(holder: Holder, browser: Browser, people:
         await expect(other.page.get_by_text("Your session has ended.")).to_be_visible()
         await sign_in_again(other.page)
         await expect(other.heading("Overview")).to_be_visible()
-        # He leaves the other account himself: another owner is there.
-        await other.account.call("PUT", "/account/members/eve@example.com", {"role": "owner"})
+        await expect(other.page.locator("#account")).to_have_text("bob@example.com")
+        # He declines an invitation, accepts the next, and leaves that account himself: another owner is there.
+        async with (eve := Visitor(people)).http:
+            await eve.join(other.account, "eve@example.com", "owner")
+        for answer in ("Decline", "Accept"):
+            await other.account.call("PUT", "/account/members/bob@example.com", {"role": "owner"})
+            await other.page.reload()
+            await other.button(f"{answer} Ana").click()
+            await expect(other.heading("Invitations", 2)).to_have_count(0)
+        await expect(other.page.locator("#account")).to_have_text("Ana’s workshop")
         await other.go("account")
         await other.button("Leave this account").click()
         await other.page.get_by_role("dialog").get_by_role("button", name="Leave").click()
@@ -109,6 +144,33 @@ async def test_members_and_their_roles(holder: Holder, browser: Browser, people:
     await holder.button("Log out everywhere").click()
     await page.get_by_role("dialog").get_by_role("button", name="Log out").click()
     await expect(page.get_by_text("Your session has ended.")).to_be_visible()
+
+
+async def test_a_session_without_an_account(holder: Holder, people: Gateway) -> None:
+    """Registrations are closed: whoever is invited can answer all the same, and log out."""
+    page, email = holder.page, f"cleo-{secrets.token_hex(3)}@example.com"
+    for name in ("first", "second"):
+        account = holder.account if name == "first" else await people.account()
+        await account.call("PUT", f"/account/members/{email}", {"role": "developer"})
+    today = f"{REGISTRATIONS_KEY}:{time.strftime('%Y-%m-%d', time.gmtime())}"
+    with people.redis.client() as client:
+        before = client.get(today)
+        client.set(today, 1_000_000, ex=86_400)
+        try:
+            await holder.go()
+            await sign_in(page, email)
+            await expect(holder.heading("You are invited")).to_be_focused()
+        finally:
+            client.set(today, before or 0, keepttl=True)
+    await assert_accessible(page, EVERY_LOOK)
+    await holder.button("Decline Account").click()
+    await expect(holder.button("Decline Ana")).to_be_visible()
+    await expect(holder.button("Decline Account")).to_have_count(0)
+    await holder.button("Decline Ana").click()
+    await expect(holder.heading("No account")).to_be_focused()
+    await holder.button("Log out").click()
+    await expect(page.get_by_text("You are logged out.")).to_be_visible()
+    assert (await page.request.get(f"{people.address}/dashboard/session")).status == 401
 
 
 async def sign_in_again(page: Page) -> None:
@@ -125,6 +187,23 @@ async def test_an_operator_signs_in(holder: Holder, people: Gateway) -> None:
     await holder.button("Log out").click()
     await expect(page.get_by_text("You are logged out.")).to_be_visible()
     assert (await page.request.get(f"{people.address}/platform/inference")).status == 401
+
+
+async def test_an_operator_is_removed_from_the_account_that_is_open(holder: Holder, people: Gateway) -> None:
+    """The dashboard asks for another account, and /ops goes on."""
+    page, email = holder.page, f"root-{secrets.token_hex(3)}@operators.example"
+    await holder.go()
+    await sign_in(page, email)
+    await expect(page.locator("#account")).to_have_text(email)
+    await holder.account.call("PUT", f"/account/members/{email}", {"role": "developer"})
+    await page.reload()
+    await holder.button("Accept Ana").click()
+    await expect(page.locator("#account")).to_have_text("Ana’s workshop")
+    assert (await holder.account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    await expect(holder.heading("Choose an account")).to_be_visible()
+    await holder.button(email).click()
+    await expect(page.locator("#account")).to_have_text(email)
+    assert (await page.request.get(f"{people.address}/platform/inference")).status == 200
 
 
 async def test_an_address_that_is_not_verified(holder: Holder) -> None:

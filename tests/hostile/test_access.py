@@ -55,7 +55,7 @@ DEPLOY_TOOLS = {
 }
 READ_TOOLS = {"service_usage", "service_logs", "service_deploy list", "service_deploy show", "service_limits show"}
 READ_TOOLS |= {"service_app list", "service_app show", "service_hook list", "service_env list"}
-READ_TOOLS |= {"service_delivery list", "service_delivery show"}
+READ_TOOLS |= {"service_delivery list", "service_delivery show", "service_members list"}
 BODIES: dict[str, Any] = {
     "POST /account/keys": {"name": "more"},
     "POST /account/apps": {"name": "an-app"},
@@ -181,9 +181,8 @@ async def scene(
         scene = Scene(gw, account, keys, targets)
         for role in ROLES:
             email = f"{role}@example.com"
-            await account.call("PUT", f"/account/members/{email}", {"role": role})
             scene.members[role] = Visitor(gw)
-            scene.members[role].become(email, account.id)
+            await scene.members[role].join(account, email, role)
         yield scene
         for visitor in scene.members.values():
             await visitor.http.aclose()
@@ -317,9 +316,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "service_limits set": {"requestsPerMinute": 1},
     "service_env set": {"variables": {"NAME": "x"}},
     "service_env unset": {"variables": ["NAME"]},
+    "service_members invite": {"email": "nobody@example.com", "role": "owner"},
+    "service_members remove": {"email": "nobody@example.com"},
     "service_delivery redeliver_failed": {"since": "2026-01-01"},
 }
 WITHOUT_APP = {
+    *(f"service_members {each}" for each in ("list", "invite", "remove")),
     "service_hook list",
     "service_hook revoke",
     "service_app list",

@@ -71,6 +71,18 @@ def test_a_second_key_is_written_and_removed_with_the_record(client: Any) -> Non
     assert (client.get(KEY), client.exists(beside)) == (b"newer", 0)
 
 
+def test_a_second_key_that_another_process_has_changed(client: Any, announced: Any) -> None:
+    """Neither of the two is written then, even if the record itself is the expected one."""
+    script, beside = client.register_script(Script("compare_and_set").source), f"{TAG}:invitations:acc"
+    assert script([KEY, beside], ["changes", "same", "", "one", "invited", 100, ""]) == 1
+    for expected in ("", "other"):
+        assert script([KEY, beside], ["changes", "same", "one", "two", "", 100, expected]) == 0
+    assert (client.get(KEY), client.get(beside)) == (b"one", b"invited")
+    assert script([KEY, beside], ["changes", "same", "one", "two", "", 100, "invited"]) == 1
+    assert (client.get(KEY), client.exists(beside)) == (b"two", 0)
+    assert announced() == [KEY.encode()] * 2
+
+
 def test_the_expiry_of_the_old_record_is_removed(client: Any, write: Write) -> None:
     client.set(KEY, "old", ex=5)
     write("new")

@@ -15,7 +15,8 @@ def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
     body = response.json()
     assert body.keys() == {"error"}
     error = body["error"]
-    assert error.keys() == {"code", "message", "requestId"}
+    assert error.keys() - {"accounts"} == {"code", "message", "requestId"}
+    assert ("accounts" in error) == (code == "ACCOUNT_NOT_CHOSEN")
     assert error["message"]
     assert error["requestId"] == response.headers["X-Request-Id"]
     assert response.headers["Content-Type"].startswith("application/json")

@@ -9,6 +9,7 @@ from gateway.accounts.api_keys import digest
 from gateway.accounts.session_store import SESSION_SECONDS, Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR
 from gateway.keys import session_key, sessions_key
+from tests.support.accounts import Account
 from tests.support.gateway_process import OPERATOR as OPERATOR_TOKEN
 from tests.support.gateway_process import Gateway
 
@@ -43,6 +44,17 @@ class Visitor:
             client.lpush(sessions_key(digest(person.holder)), digest(token))
             client.expire(sessions_key(digest(person.holder)), SESSION_SECONDS)
         self.http.cookies.set(ACCOUNT, token, domain="127.0.0.1", path="/")
+
+    async def join(self, account: Account, email: str, role: str = "owner") -> None:
+        """Makes the address a member, as people do: the account invites it, and whoever signs in with it accepts.
+
+        The account is then chosen in this browser's session.
+        """
+        invited = await account.call("PUT", f"/account/members/{email}", {"role": role})
+        assert invited.status_code == 200, invited.text
+        self.become(email.lower())
+        accepted = await self.call("PUT", f"/dashboard/session/invitations/{account.id}")
+        assert accepted.status_code == 200, accepted.text
 
     def _hide(self, response: httpx.Response) -> httpx.Response:
         self.gw.confidential |= {response.cookies[name] for name in (ACCOUNT, OPERATOR) if name in response.cookies}

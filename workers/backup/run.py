@@ -229,7 +229,7 @@ class Backup:
         async for lines in self._target.read_lines(manifest.records):
             await write_records(self._store, lines, now)
         for key in await self._store.list_keys():
-            if kind_of(key) == "members":
+            if kind_of(key) in ("members", "invitations"):
                 await self._registry.members.list_again(key.split(":")[2])
 
     async def _unpack_data(self) -> None:

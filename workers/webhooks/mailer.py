@@ -18,6 +18,7 @@ import socket
 import ssl
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +30,9 @@ from gateway.accounts.records import Account
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
-from gateway.events.notices import GROUP, STREAM, Outcome, Subscriber, seal_address
+from gateway.events.notices import GROUP, INVITATION, STREAM, Outcome, Subscriber, seal_address
 from gateway.events.records import NoticeClaim
-from gateway.keys import account_key, notices_on_key
+from gateway.keys import account_key, invitations_on_key, notices_on_key, uninvited_key
 from gateway.pages.mails import Footer, write_message, write_text
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.redis.errors import code_of
@@ -47,6 +48,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0  # between attempts; eac
 CONNECTIONS = 16  # to the server at a time, per worker
 MAX_NOTICES = 1_000  # in memory, per worker
 DAILY_NOTICES = 20  # to one address
+DAILY_INVITATIONS = 5  # to one address, of all accounts
 DAY_SECONDS = 86_400
 
 
@@ -134,11 +136,14 @@ class Mailer:
                 name = await until_redis_answers(lambda: self._read_account_name(entry))
                 if subscriber is None or entry.fields["kind"] not in subscriber.kinds or name is None:
                     return await self._record(entry, "ended")
+                invites = entry.fields["kind"] == INVITATION
                 if not count:
-                    count = await until_redis_answers(lambda: self._count(entry))
-                if count > DAILY_NOTICES:
+                    counter = self._count_invitation if invites else self._count
+                    count = await until_redis_answers(partial(counter, entry))
+                limit = DAILY_INVITATIONS if invites else DAILY_NOTICES
+                if count > limit:
                     return await self._record(entry, "limited")
-                reason = await self._try(Notice(entry, subscriber, name, count == DAILY_NOTICES))
+                reason = await self._try(Notice(entry, subscriber, name, count == limit and not invites))
             if not reason:
                 return await self._record(entry, "sent")
             if time.time() - int(entry.id.partition("-")[0]) / 1000 > RETRY_SECONDS:
@@ -150,10 +155,13 @@ class Mailer:
 
     async def _claim(self, entry: Entry) -> NoticeClaim:
         await self._consumer.confirm_name()
-        account, address = entry.fields["account"], entry.fields["address"]
-        return await scripts.claim_notice(
-            self._store, entry.tag, account, address, group=GROUP, consumer=self._consumer.name, entry=entry.id
+        account, address, kind = entry.fields["account"], entry.fields["address"], entry.fields["kind"]
+        claim = await scripts.claim_notice(
+            self._store, entry.tag, account, address, kind, group=GROUP, consumer=self._consumer.name, entry=entry.id
         )
+        if kind == INVITATION and await self._store.client.exists(uninvited_key(address)):
+            return NoticeClaim(claim.owned, "")
+        return claim
 
     async def _read_account_name(self, entry: Entry) -> str | None:
         text = await self._store.get(account_key(entry.fields["account"]))
@@ -162,6 +170,12 @@ class Mailer:
     async def _count(self, entry: Entry) -> int:
         """Counts a notice for the address's day, and returns their number."""
         key = notices_on_key(entry.fields["address"], datetime.now(UTC).date().isoformat())
+        count, _ = await self._store.increment(key, 2 * DAY_SECONDS)
+        return count
+
+    async def _count_invitation(self, entry: Entry) -> int:
+        """Counts an invitation for the address's day, apart from notices, which strangers must not use up."""
+        key = invitations_on_key(entry.fields["address"], datetime.now(UTC).date().isoformat())
         count, _ = await self._store.increment(key, 2 * DAY_SECONDS)
         return count
 

@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { capital, count, moment, money, size } from "/pages/format.js";
 import { call, get } from "./api.js";
+import { invitationCard } from "./invitations.js";
 import { memberCard } from "./members.js";
 import { action, announce, card, confirmAction, empty, facts, field, form, heading, redraw, refusal, sessionEnded, showOnce, table } from "./parts.js";
 import { currentSession, may } from "./session.js";
@@ -28,6 +29,7 @@ export async function draw(signal) {
     card(null, facts({ Name: shown, Id: h("code", {}, account.id), Plan: capital(account.plan) })),
     may("rename_account") && card("Rename", nameForm(account, shown, refresh)),
     sessionCard(),
+    invitationCard(),
     await members,
     card("Limits", limits(account)),
     may("create_key") && card("New API key", keyForm(apps, created, refresh)),

@@ -69,6 +69,7 @@ async function repeat(signal, work, wait) {
       } catch (error) {
         if (signal.aborted || error.status === undefined) throw error;
         if (error.status === 401) return sessionEnded();
+        if (error.code === "ACCOUNT_NOT_CHOSEN") return dispatchEvent(new Event("account-changed"));
         failures = Math.min(failures + 1, 5);
         document.querySelector("main > .view")?.prepend(late);
       }

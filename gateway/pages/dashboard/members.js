@@ -1,10 +1,10 @@
-// The card with the account's members: people who sign in, with their roles.
+// The card with the account's members: people who sign in, with their roles, and those who are invited.
 
 import { h } from "/pages/dom.js";
 import { capital, moment } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { follow } from "./follow.js";
-import { action, announce, card, confirmAction, empty, field, form, redraw, refusal, table } from "./parts.js";
+import { action, announce, badge, card, confirmAction, empty, field, form, redraw, refusal, table } from "./parts.js";
 import { currentSession, may } from "./session.js";
 
 // What a member of each role may do.
@@ -16,8 +16,9 @@ export async function memberCard(signal, changed) {
   const list = h("div", { class: "stack" });
   const refresh = async () => redraw(list, await get("/account/members", signal), (rows) => memberTable(rows, changeMember));
   const changeMember = async (method, email, body) => {
-    await call(method, pathOf(email), { body });
+    const member = await call(method, pathOf(email), { body });
     await Promise.all([refresh(), changed()]);
+    return member;
   };
   await follow(["members"], signal, refresh);
   return card("Members", may("set_member") && memberForm(changeMember), list);
@@ -30,27 +31,28 @@ function memberForm(changeMember) {
   const email = h("input", { id: "member", type: "email", required: true, maxlength: "254", autocomplete: "off", placeholder: "ada@example.com" });
   const rule = h("p", { class: "small quiet" });
   const role = roles({ id: "role", onchange: () => explain() }, "developer");
-  const explain = () => (rule.textContent = `May do: ${ROLES[role.value].toLowerCase()}. Members sign in with this address.`);
+  const explain = () =>
+    (rule.textContent = `May do: ${ROLES[role.value].toLowerCase()}. They become a member by signing in with this address and accepting, within 14 days.`);
   explain();
   const add = async () => {
-    await changeMember("PUT", email.value.trim(), { role: role.value });
-    announce(`Added ${email.value.trim()}.`);
+    const member = await changeMember("PUT", email.value.trim(), { role: role.value });
+    announce(member.state === "invited" ? `Invited ${member.email}.` : `${member.email} is now ${member.role}.`);
     email.value = "";
   };
   const fields = [field("E-mail address", email), field("Role", role)];
-  return [form("with-button two", fields, h("button", { class: "main" }, "Add"), add), rule];
+  return [form("with-button two", fields, h("button", { class: "main" }, "Invite"), add), rule];
 }
 
 function memberTable(members, changeMember) {
   if (!members.length) return empty("No members yet", "The account is used with its API keys only.");
   const line = refusal();
-  const change = ({ email, role }) => {
+  const change = ({ email, role, state }) => {
     const select = roles({ "aria-label": `Role of ${email}`, "data-focus": `role ${email}` }, role);
     select.addEventListener("change", async () => {
       line.textContent = "";
       try {
         await changeMember("PUT", email, { role: select.value });
-        announce(`${email} is now ${select.value}.`);
+        announce(`${email} is ${state === "invited" ? "invited as" : "now"} ${select.value}.`);
       } catch (error) {
         select.value = role;
         line.textContent = error.message || "The service did not respond. Try again.";
@@ -59,8 +61,15 @@ function memberTable(members, changeMember) {
     return select;
   };
   const own = currentSession().email;
-  const remove = ({ email }) => {
+  const remove = ({ email, state }) => {
     if (email !== own && !may("remove_member")) return "";
+    if (state === "invited") {
+      const named = { class: "plain danger", "data-focus": email, "aria-label": `Cancel the invitation of ${email}` };
+      return action("Cancel", named, line, async () => {
+        await changeMember("DELETE", email);
+        announce(`Canceled the invitation of ${email}.`);
+      });
+    }
     const [verb, question] = email === own ? ["Leave", "Leave this account?"] : ["Remove", `Remove ${email}?`];
     const named = { class: "plain danger", "data-focus": email, "aria-label": question.slice(0, -1) };
     return action(verb, named, line, async (button) => {
@@ -75,7 +84,7 @@ function memberTable(members, changeMember) {
   const columns = {
     Address: ({ email }) => [email, email === own && h("span", { class: "quiet" }, " (you)")],
     Role: may("set_member") ? change : ({ role }) => capital(role),
-    Since: ({ since }) => moment(since),
+    Since: ({ since, state, endsAt }) => (state === "invited" ? [badge("Invited"), h("span", { class: "small quiet" }, " ends ", moment(endsAt))] : moment(since)),
     ...((own || may("remove_member")) && { "": remove }),
   };
   return [table("Members", columns, members), line];

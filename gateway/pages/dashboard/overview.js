@@ -6,6 +6,7 @@ import { get } from "./api.js";
 import { attentionStrip } from "./attention.js";
 import { chart, key, share, sparkline } from "/pages/chart.js";
 import { follow } from "./follow.js";
+import { invitationCard } from "./invitations.js";
 import { onboarding } from "./onboarding.js";
 import { badge, empty, heading, redraw } from "./parts.js";
 import { RANGES, addUp, fetchUsage, fill, openRequests, requestSeries, startsOf } from "./periods.js";
@@ -41,7 +42,7 @@ export async function draw(signal) {
     await Promise.all([guide(account, owned), check(account, capabilities, owned, changed)]);
   };
   await follow(["apps", "deliveries", "deploys", "keys", "requests", "service", "usage"], signal, refresh);
-  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), attention, may("create_app") && steps, h("div", { class: "pair" }, spending, traffic), apps];
+  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), invitationCard(), attention, may("create_app") && steps, h("div", { class: "pair" }, spending, traffic), apps];
 }
 
 function spend({ spend: { day, settled, reserved, cap } }, { managedInferenceStatus: status }) {

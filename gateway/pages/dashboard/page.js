@@ -77,6 +77,7 @@ async function navigate({ oldURL }) {
 
 function fail(error, again = () => show()) {
   if (error.status === 401) return logIn("Your session has ended.");
+  if (error.code === "ACCOUNT_NOT_CHOSEN" && inside) return enter(); // an operator was removed from the account
   const signal = leave(); // a part of the view may have begun to follow changes
   main.replaceChildren(h("div", { class: "view" }, failure(error, again)));
   main.querySelector("h1").focus();
@@ -118,7 +119,7 @@ function choose(session) {
 async function enter({ focus = true } = {}) {
   try {
     const session = await readSession();
-    if (!session.account) return session.accounts.length ? choose(session) : logIn("You do not belong to an account.");
+    if (!session.account) return choose(session);
     const { name } = await get("/account");
     document.querySelector("#account").textContent = name;
   } catch (error) {
@@ -154,6 +155,7 @@ addEventListener("keydown", (event) => {
 
 watchSkipLink(main);
 addEventListener("choose-account", () => choose(currentSession()));
+addEventListener("account-changed", () => enter());
 addEventListener("session-ended", () => logIn("Your session has ended."));
 addEventListener("hashchange", navigate);
 setInterval(keepCurrent, 20_000);

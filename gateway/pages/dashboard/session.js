@@ -2,9 +2,9 @@
 
 import { call, get } from "./api.js";
 
-let session = { permitted: [], accounts: [] };
+let session = { permitted: [], accounts: [], invitations: [] };
 
-// Resolves with the session: { email, account, role, scope, permitted, accounts, operator }.
+// Resolves with the session: { email, account, role, scope, permitted, accounts, invitations, operator }.
 export async function readSession() {
   session = await get("/dashboard/session");
   return session;

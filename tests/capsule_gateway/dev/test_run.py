@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from capsule_gateway.dev.identity import OWNER
 from capsule_gateway.dev.layout import Layout
 from capsule_gateway.dev.own_app import inherit_environment
 from tests.support.dev_process import Run, start
@@ -113,6 +114,17 @@ async def publish(run: Run, app: str, source: bytes) -> dict[str, Any]:
 
         await wait_until(has_ended, 30)
         return deploy
+
+
+async def sign_in(run: Run, email: str) -> dict[str, Any]:
+    """Returns the dashboard's session of somebody who has signed in at the provider of `capsule dev`."""
+    base = f"http://localhost:{run.port}"
+    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=30) as browser:
+        provider = (await browser.get("/dashboard/sign-in")).headers["location"]
+        answer = (await browser.get(f"{provider}&login={email}")).headers["location"]
+        assert (await browser.get(answer)).headers["location"] == "/dashboard"
+        session: dict[str, Any] = (await browser.get("/dashboard/session")).json()
+        return session
 
 
 async def paste(line: str) -> str:
@@ -250,6 +262,9 @@ async def test_trust_builds_runs_apps_without_a_sandbox(folder: Path) -> None:
     await run.read(until="Press Ctrl-C to stop.")
     try:
         assert "WITHOUT A SANDBOX" in run.said
+        session = await sign_in(run, OWNER)
+        assert [(each["name"], each["role"]) for each in session["accounts"]] == [("Demo", "owner")]
+        assert session["account"] == session["accounts"][0]["id"], "its person is in the demo account at once"
         assert (await publish(run, "mine", pack_page("mine")))["state"] == "live"
         assert await read_page(run, "mine") == "mine"
     finally:

@@ -1,34 +1,36 @@
-"""Members of an account: their roles, their sessions, and the choice among several accounts."""
+"""Members of an account and invitations: roles, consent, sessions, and the choice among several accounts."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from gateway.accounts import records
-from gateway.accounts.access import Access
 from gateway.accounts.api_keys import digest
-from gateway.accounts.members import MAX_ACCOUNTS, MAX_MEMBERS, Members
+from gateway.accounts.members import (
+    INVITATION_SECONDS,
+    MAX_ACCOUNTS,
+    MAX_INVITATIONS,
+    MAX_MEMBERS,
+    SHOWN_INVITATIONS,
+    Members,
+)
 from gateway.accounts.record_cache import RecordCache
-from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
-from gateway.api.deploys import _events
-from gateway.deploys.runtime_log import RuntimeLog
-from gateway.deploys.states import Deploys
-from gateway.errors import LastOwner, RequestMalformed
-from gateway.keys import memberships_key
+from gateway.errors import LastOwner, NotFound, RequestMalformed
+from gateway.events.notices import NoticeChoices, Notices
+from gateway.keys import account_key, invitations_key, invited_by_key, memberships_key
 from gateway.redis.client import Store
-from gateway.services import ProcessState
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.stores import add_accounts, opened
 from tests.support.visitor import Visitor
 
 session = pytest.mark.asyncio(loop_scope="session")
@@ -43,8 +45,16 @@ async def account(gw: Gateway) -> Account:
 async def ada(gw: Gateway, account: Account) -> AsyncIterator[Visitor]:
     """An owner."""
     visitor = Visitor(gw)
-    await put(account, email_of(visitor), "owner")
-    visitor.become(email_of(visitor), account.id)
+    async with visitor.http:
+        await visitor.join(account, email_of(visitor), "owner")
+        yield visitor
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def bob(gw: Gateway) -> AsyncIterator[Visitor]:
+    """Somebody who has signed in, and belongs to no account."""
+    visitor = Visitor(gw)
+    visitor.become(email_of(visitor))
     async with visitor.http:
         yield visitor
 
@@ -53,21 +63,40 @@ def email_of(visitor: Visitor) -> str:
     return f"{visitor.headers['X-Forwarded-For'][-16:]}@example.com"
 
 
-async def put(account: Account, email: str, role: str) -> None:
+async def put(account: Account, email: str, role: str = "viewer") -> dict[str, Any]:
+    """Invites the address, or changes its role."""
     answer = await account.call("PUT", f"/account/members/{email}", {"role": role})
     assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def join(account: Account, email: str, role: str) -> None:
+    visitor = Visitor(account.gateway)
+    async with visitor.http:
+        await visitor.join(account, email, role)
+
+
+async def read_session(visitor: Visitor) -> dict[str, Any]:
+    answer = await visitor.call("GET", "/dashboard/session")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def at_invitation(account: Account) -> str:
+    return f"/dashboard/session/invitations/{account.id}"
 
 
 @session
-async def test_members_are_added_changed_and_removed(account: Account, ada: Visitor) -> None:
+async def test_members_are_invited_changed_and_removed(account: Account, ada: Visitor) -> None:
     email, bob = email_of(ada), f"Bob-{secrets.token_hex(4)}@Example.com"
     for role in ("viewer", "developer"):
         view = (await ada.call("PUT", f"/account/members/{bob}", {"role": role})).json()
-        assert (view["email"], view["role"]) == (bob.lower(), role)
+        assert (view["email"], view["role"], view["state"]) == (bob.lower(), role, "invited")
     listed = (await account.get("/account/members")).json()
     assert {each["email"]: each["role"] for each in listed} == {email: "owner", bob.lower(): "developer"}
     assert view in listed
     assert listed == sorted(listed, key=lambda each: each["email"])
+    assert {each["email"]: (each["state"], each["endsAt"]) for each in listed}[email] == ("member", None)
     for method, body in (("PUT", {"role": "viewer"}), ("DELETE", None)):
         refused(await ada.call(method, f"/account/members/{email.upper()}", body), 409, "LAST_OWNER")
     assert (await ada.call("DELETE", f"/account/members/{bob.upper()}")).status_code == 204
@@ -79,8 +108,12 @@ async def test_members_are_added_changed_and_removed(account: Account, ada: Visi
         ("nobody", {"role": "viewer"}),
         ("a@b.example", {"role": "admin"}),
         ("ü@b.example", {"role": "viewer"}),
+        *((f"a{each}b@b.example", {"role": "viewer"}) for each in ("/", "%2F", "%3F", "%23", "%0A", "%00", "%20")),
     ):
-        refused(await ada.call("PUT", f"/account/members/{address}", body), 400, "REQUEST_MALFORMED")
+        for method in ("PUT", "DELETE") if body["role"] == "viewer" else ("PUT",):
+            answer = await ada.call(method, f"/account/members/{address}", body if method == "PUT" else None)
+            refused(answer, 400, "REQUEST_MALFORMED")
+    assert len((await account.get("/account/audit")).json()) == len(changes), "what was refused is no change"
 
 
 @session
@@ -88,7 +121,7 @@ async def test_a_role_holds_at_once_in_every_process(
     gw: Gateway, twin: Gateway, account: Account, ada: Visitor
 ) -> None:
     email = email_of(ada)
-    await put(account, "other@example.com", "owner")
+    await join(account, "other@example.com", "owner")
     cookie = {"Cookie": f"capsule_session={ada.token}", "Origin": twin.address}
 
     async def is_refused(status: int, at: Gateway) -> bool:
@@ -106,7 +139,7 @@ async def test_a_role_holds_at_once_in_every_process(
     for at in (gw, twin):
         await wait_until(lambda at=at: is_refused(401, at), 1)
     # A session that ended does not come back with the membership.
-    await put(account, email, "owner")
+    await join(account, email, "owner")
     for at in (gw, twin):
         assert await is_refused(401, at)
 
@@ -115,12 +148,16 @@ async def test_a_role_holds_at_once_in_every_process(
 async def test_one_of_several_accounts_is_chosen(gw: Gateway, account: Account) -> None:
     other, visitor = await gw.account(), Visitor(gw)
     email = email_of(visitor)
-    await put(account, email, "viewer")
-    await put(other, email, "owner")
+    await join(other, owner := f"first-{email}", "owner")
+    await visitor.join(account, email, "viewer")
+    await visitor.join(other, email, "owner")
     visitor.become(email)
+    session = await read_session(visitor)
     for path in ("/account", "/account/apps"):
-        refused(await visitor.call("GET", path), 409, "ACCOUNT_NOT_CHOSEN")
-    session = (await visitor.call("GET", "/dashboard/session")).json()
+        error = refused(await visitor.call("GET", path), 409, "ACCOUNT_NOT_CHOSEN")
+        assert error["accounts"] == session["accounts"]
+    # Names can be chosen to be mistaken for others; ids and addresses of owners cannot.
+    assert {each["id"]: each["owner"] for each in session["accounts"]} == {account.id: None, other.id: owner}
     assert {each["id"]: each["role"] for each in session["accounts"]} == {account.id: "viewer", other.id: "owner"}
     assert (session["account"], session["permitted"]) == (None, [])
     stranger = await gw.account()
@@ -156,9 +193,8 @@ async def test_signing_out_everywhere(gw: Gateway, account: Account, ada: Visito
 async def test_members_may_leave(gw: Gateway, account: Account, ada: Visitor, role: str) -> None:
     visitor = Visitor(gw)
     email = email_of(visitor)
-    await put(account, email, role)
-    visitor.become(email, account.id)
     async with visitor.http:
+        await visitor.join(account, email, role)
         refused(await visitor.call("DELETE", f"/account/members/{email_of(ada)}"), 403, "NOT_PERMITTED")
         refused(await visitor.call("PUT", f"/account/members/{email}", {"role": "owner"}), 403, "NOT_PERMITTED")
         assert (await visitor.call("DELETE", f"/account/members/{email.upper()}")).status_code == 204
@@ -177,12 +213,176 @@ async def test_a_session_ends_with_the_provider_that_opened_it(account: Account,
         refused(await ada.call("GET", path), 401, "UNAUTHORIZED")
 
 
+# -- invitations -----------------------------------------------------------------------------------------------
+
+
+@session
+async def test_nobody_is_a_member_until_they_accept(account: Account, ada: Visitor, bob: Visitor) -> None:
+    email, name = email_of(bob), (await account.get()).json()["name"]
+    made = (await ada.call("PUT", f"/account/members/{email.upper()}", {"role": "developer"})).json()
+    assert (made["email"], made["role"], made["state"]) == (email, "developer", "invited")
+    lasts = datetime.fromisoformat(made["endsAt"]) - datetime.fromisoformat(made["since"])
+    assert lasts == timedelta(seconds=INVITATION_SECONDS)
+    refused(await bob.call("GET", "/account"), 409, "ACCOUNT_NOT_CHOSEN")
+    refused(await bob.call("PUT", "/dashboard/session", {"account": account.id}), 404, "NOT_FOUND")
+    found = await read_session(bob)
+    assert (found["account"], found["accounts"], found["permitted"]) == (None, [], [])
+    offer = {"account": account.id, "name": name, "by": email_of(ada), "role": "developer"}
+    assert found["invitations"] == [offer | {"at": made["since"], "endsAt": made["endsAt"]}]
+    # Its role can be changed until then.
+    assert (await put(account, email, "viewer"))["endsAt"] == made["endsAt"]
+    for _ in range(2):  # it may be repeated
+        accepted = await bob.call("PUT", at_invitation(account))
+        choice = {"id": account.id, "name": name, "role": "viewer", "owner": email_of(ada)}
+        assert (accepted.status_code, accepted.json()) == (200, choice)
+    assert (await bob.call("GET", "/account")).json()["id"] == account.id
+    found = await read_session(bob)
+    assert (found["account"], found["role"], found["invitations"]) == (account.id, "viewer", [])
+    listed = {each["email"]: each["state"] for each in (await account.get("/account/members")).json()}
+    assert listed == {email: "member", email_of(ada): "member"}
+    trail = [(each["action"], each["who"], each["target"]) for each in (await account.get("/account/audit")).json()]
+    assert trail[0] == ("accept_invitation", email, email)
+    assert ("set_member", email_of(ada), email.upper()) in trail
+
+
+@session
+async def test_an_invitation_is_declined_or_canceled(account: Account, bob: Visitor) -> None:
+    email = email_of(bob)
+    assert (await put(account, email))["state"] == "invited"
+    assert (await read_session(bob))["invitations"][0]["by"] == "API key"
+    assert (await bob.call("DELETE", at_invitation(account))).status_code == 204
+    await put(account, email)
+    assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    before = (await account.get("/account/audit")).json()
+    assert [each["action"] for each in before][:2] == ["remove_member", "set_member"]
+    assert "decline_invitation" in {each["action"] for each in before}
+    for method in ("PUT", "DELETE"):
+        refused(await bob.call(method, at_invitation(account)), 404, "NOT_FOUND")
+    assert (await account.get("/account/audit")).json() == before, "a stranger's answer leaves no trace"
+    assert (await account.get("/account/members")).json() == []
+    assert (await read_session(bob))["invitations"] == []
+    with account.gateway.redis.client() as client:
+        assert not client.exists(invitations_key(account.id), invited_by_key(digest(email)))
+
+
+@session
+async def test_who_may_answer_an_invitation(account: Account, ada: Visitor, bob: Visitor) -> None:
+    """Only the person who is invited, from the service's own pages. An answer is about the invitation alone."""
+    email = email_of(bob)
+    await put(account, email)
+    for method in ("PUT", "DELETE"):
+        evil = {"Origin": "https://evil.example"}
+        refused(await bob.call(method, at_invitation(account), **evil), 403, "CSRF_REFUSED")
+        refused(await bob.call(method, at_invitation(account), Cookie="capsule_session=x"), 401, "UNAUTHORIZED")
+        bearer = {"Authorization": f"Bearer {account.key}"}
+        refused(await account.gateway.http.request(method, at_invitation(account), headers=bearer), 401, "UNAUTHORIZED")
+    refused(await ada.call("DELETE", at_invitation(account)), 404, "NOT_FOUND")
+    assert (await ada.call("GET", "/account")).status_code == 200, "she did not leave"
+    key = Visitor(account.gateway)
+    async with key.http:
+        await key.log_in(account.key)
+        assert (await read_session(key))["invitations"] == []
+        refused(await key.call("PUT", at_invitation(account)), 403, "NOT_PERMITTED")
+    assert [each["account"] for each in (await read_session(bob))["invitations"]] == [account.id]
+
+
+@session
+async def test_invitations_of_an_account_are_limited(account: Account, bob: Visitor) -> None:
+    for number in range(MAX_INVITATIONS):
+        await put(account, f"{number}@example.com")
+    answer = await account.call("PUT", f"/account/members/{email_of(bob)}", {"role": "viewer"})
+    refused(answer, 409, "INVITATION_LIMIT_REACHED")
+    assert (await read_session(bob))["invitations"] == []
+    assert (await put(account, "0@example.com", "owner"))["role"] == "owner"
+    assert (await account.call("DELETE", "/account/members/0@example.com")).status_code == 204
+    assert (await put(account, email_of(bob)))["state"] == "invited"
+
+
+@session
+async def test_invitations_end_with_the_account(gw: Gateway, bob: Visitor) -> None:
+    account = await gw.account()
+    await put(account, email_of(bob))
+    name = (await account.get()).json()["name"]
+    assert (await account.call("POST", "/account/deletion", {"name": name})).status_code == 202
+    assert (await read_session(bob))["invitations"] == []
+    refused(await bob.call("PUT", at_invitation(account)), 404, "NOT_FOUND")
+    await account.call("DELETE", "/account/deletion")
+    assert [each["account"] for each in (await read_session(bob))["invitations"]] == [account.id]
+
+
+# -- what one account may do to another's people ----------------------------------------------------------------
+
+
+@session
+@pytest.mark.parametrize("refusal", ["no member", "last owner"])
+async def test_a_refused_removal_ends_nothing(account: Account, ada: Visitor, bob: Visitor, refusal: str) -> None:
+    """Neither sessions, with or without an account, nor notices."""
+    for visitor in (ada, bob):
+        visitor.become(email_of(visitor), account.id if visitor is ada else "")
+    choices, status = NoticeChoices(budget=True), {"no member": 404, "last owner": 409}[refusal]
+    async with opened(account.gateway.redis.url) as store:
+        for visitor in (ada, bob):
+            await Notices(store).choose(account.id, email_of(visitor), choices)
+        email = email_of(bob if refusal == "no member" else ada)
+        assert (await account.call("DELETE", f"/account/members/{email}")).status_code == status
+        for visitor in (ada, bob):
+            assert await Notices(store).read_choices(account.id, email_of(visitor)) == choices
+    assert (await read_session(ada))["account"] == account.id
+    assert (await read_session(bob))["accounts"] == []
+
+
+@session
+async def test_a_removal_ends_the_sessions_for_this_account_alone(gw: Gateway, account: Account, ada: Visitor) -> None:
+    email, other, third = email_of(ada), await gw.account(), await gw.account()
+    for each in (other, third):
+        await join(each, email, "owner")
+    tokens = {}
+    for chosen in (account.id, other.id, ""):
+        ada.become(email, chosen)
+        tokens[chosen] = ada.token
+    await join(account, "other@example.com", "owner")
+    assert (await account.call("DELETE", f"/account/members/{email}")).status_code == 204
+    for chosen, token in tokens.items():
+        status = 401 if chosen == account.id else 200
+        ada.http.cookies.set(ACCOUNT, token, domain="127.0.0.1", path="/")
+        assert (await ada.call("GET", "/dashboard/session")).status_code == status, chosen
+        if chosen != account.id:
+            assert {each["id"] for each in (await read_session(ada))["accounts"]} == {other.id, third.id}
+
+
+@session
+async def test_strangers_invitations_leave_an_address_alone(gw: Gateway, bob: Visitor) -> None:
+    """They use up no membership, choose no account, and hide no wanted invitation."""
+    email, wanted = email_of(bob), await gw.account()
+    await put(wanted, email, "developer")
+    async with opened(gw.redis.url) as store:
+        members = Registry(store, Vault("")).members
+        strangers = [f"acc_stranger_{number}" for number in range(MAX_ACCOUNTS + SHOWN_INVITATIONS)]
+        await add_accounts(store, *strangers)
+        for stranger in strangers:
+            await members.set_role(stranger, email, "owner", "API key")
+        assert await store.get(memberships_key(digest(email))) is None
+        refused(await bob.call("GET", "/account"), 409, "ACCOUNT_NOT_CHOSEN")
+        assert (await bob.call("PUT", at_invitation(wanted))).status_code == 200
+        assert (await bob.call("GET", "/account")).json()["id"] == wanted.id
+        for stranger in strangers:
+            await members.remove_all(stranger)
+            await store.client.delete(account_key(stranger))
+
+
 # -- the records -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def members(store: Store) -> Members:
-    return Members(store, RecordCache(store))
+async def members(one: Store) -> Members:
+    return Members(one, RecordCache(one))
+
+
+@pytest.fixture
+async def one(store: Store) -> Store:
+    """A store with the account `acc_1`."""
+    await add_accounts(store, "acc_1")
+    return store
 
 
 async def test_of_two_owners_who_leave_at_once_one_stays(members: Members) -> None:
@@ -190,13 +390,13 @@ async def test_of_two_owners_who_leave_at_once_one_stays(members: Members) -> No
         await members.put("acc_1", email, "owner")
     leaving = (members.remove("acc_1", f"{name}@example.com") for name in "ab")
     results = await asyncio.gather(*leaving, return_exceptions=True)
-    assert {*map(type, results)} == {bool, LastOwner}
+    assert sorted(map(str, results), key=len) == ["True", str(LastOwner())]
     assert len(await members.list_members("acc_1")) == 1
 
 
 @pytest.mark.parametrize("last", ["the removal", "the addition"])
-async def test_a_member_who_is_added_and_removed_at_once_finds_the_account(store: Store, last: str) -> None:
-    email, adding, removing = "a@example.com", Members(store, RecordCache(store)), Members(store, RecordCache(store))
+async def test_a_member_who_is_added_and_removed_at_once_finds_the_account(one: Store, last: str) -> None:
+    email, adding, removing = "a@example.com", Members(one, RecordCache(one)), Members(one, RecordCache(one))
     await adding.put("acc_1", "owner@example.com", "owner")
     await adding.put("acc_1", email, "viewer")
 
@@ -213,8 +413,8 @@ async def test_a_member_who_is_added_and_removed_at_once_finds_the_account(store
     else:
         run_first(adding, "_change", remove)
         await add()
-    assert email in [each.email for each in await Members(store, RecordCache(store)).list_members("acc_1")]
-    assert await store.get(memberships_key(digest(email))) == "acc_1"
+    assert email in [each.email for each in await Members(one, RecordCache(one)).list_members("acc_1")]
+    assert await one.get(memberships_key(digest(email))) == "acc_1"
 
 
 def run_first(members: Members, step: str, other: Callable[[], Awaitable[None]]) -> None:
@@ -227,35 +427,110 @@ def run_first(members: Members, step: str, other: Callable[[], Awaitable[None]])
     setattr(members, step, run_both)
 
 
-async def test_a_removed_member_follows_no_log(store: Store, tmp_path: Path) -> None:
-    registry, email, output = Registry(store, Vault("")), "a@example.com", tmp_path / "running" / "dep_1.output"
-    await registry.members.put("acc_1", "owner@example.com", "owner")
-    await registry.members.put("acc_1", email, "viewer")
-    output.parent.mkdir()
-    output.write_text("one\n")
+async def test_an_invitation_that_is_canceled_meanwhile_makes_nobody_a_member(one: Store) -> None:
+    email, answering, canceling = (
+        "a@example.com",
+        Members(one, RecordCache(one)),
+        Members(one, RecordCache(one)),
+    )
+    await answering.set_role("acc_1", email, "viewer", "API key")
 
-    async def find_live_id(_: App) -> str:
-        return "dep_1"
+    async def cancel() -> None:
+        assert await canceling.remove("acc_1", email)
 
-    account = records.Account(id="acc_1", name="One", plan="free", createdAt="")
-    access = Access(account, by="session", role="viewer", email=email)
-    app, log = App(id="app-1", name="app", account="acc_1", createdAt=""), RuntimeLog(str(tmp_path))
-    deploys = cast(Deploys, SimpleNamespace(find_live_id=find_live_id))
-    events = _events(access, registry, app, deploys, log, ProcessState(), 10)
-    assert await anext(events) == b"data: one\n\n"
-    await registry.members.remove("acc_1", email)
-    output.write_text("one\ntwo\n")
-    assert await anext(events, None) is None
+    # In the middle of the step that reads both records.
+    original, done = one.get, False
+
+    async def get(key: str) -> str | None:
+        nonlocal done
+        text = await original(key)
+        if key == invitations_key("acc_1") and not done:
+            done = True
+            await cancel()
+        return text
+
+    one.get = get  # type: ignore[method-assign]
+    with pytest.raises(NotFound):
+        await answering.accept("acc_1", email)
+    assert await answering.list_members("acc_1") == []
+    assert await one.list_keys() == {account_key("acc_1")}
 
 
-async def test_the_limits(members: Members) -> None:
+async def test_an_invitation_ends_by_itself(one: Store, members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    email = "a@example.com"
+    await members.set_role("acc_1", "owner@example.com", "viewer", "API key")
+    monkeypatch.setattr("gateway.accounts.members.INVITATION_SECONDS", 1)
+    await members.set_role("acc_1", email, "viewer", "API key")
+    for key in (invitations_key("acc_1"), invited_by_key(digest(email))):
+        assert 0 < await one.client.ttl(key) <= 14 * 86_400
+    await wait_until(lambda: is_ended(members, email), 3)
+    with pytest.raises(NotFound):
+        await members.accept("acc_1", email)
+    # The next change forgets it, and the record goes with the last one.
+    await members.remove("acc_1", "owner@example.com")
+    await wait_until(lambda: is_gone(one), 3)
+
+
+async def is_ended(members: Members, email: str) -> bool:
+    return email not in [each.email for each in await members.list_members("acc_1")]
+
+
+async def is_gone(store: Store) -> bool:
+    return await store.list_keys() == {account_key("acc_1")}
+
+
+async def test_changes_of_members_and_invitations_at_once_are_all_made(one: Store) -> None:
+    processes = [Members(one, RecordCache(one)) for _ in range(3)]
+    await processes[0].put("acc_1", "owner@example.com", "owner")
+    invited = [f"{number}@example.com" for number in range(12)]
+    await asyncio.gather(
+        *(processes[n % 3].set_role("acc_1", email, "viewer", "API key") for n, email in enumerate(invited)),
+        *(processes[n % 3].put("acc_1", f"member-{n}@example.com", "viewer") for n in range(6)),
+    )
+    states = [each.state for each in await Members(one, RecordCache(one)).list_members("acc_1")]
+    assert (states.count("invited"), states.count("member")) == (12, 7)
+    await asyncio.gather(*(processes[n % 3].accept("acc_1", email) for n, email in enumerate(invited)))
+    states = [each.state for each in await Members(one, RecordCache(one)).list_members("acc_1")]
+    assert (states.count("invited"), states.count("member")) == (0, 19)
+    assert await one.get(invitations_key("acc_1")) is None
+
+
+async def test_the_accounts_that_are_found_for_an_address_are_limited(
+    one: Store, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An invitation that is not found counts all the same, because the account's record decides."""
+    monkeypatch.setattr("gateway.accounts.members.MAX_INVITED_BY", 3)
+    await add_accounts(one, *(f"acc_{number}" for number in range(5)))
+    for number in range(5):
+        await members.set_role(f"acc_{number}", "a@example.com", "viewer", "API key")
+        await asyncio.sleep(0.002)
+    assert await one.client.zcard(invited_by_key(digest("a@example.com"))) == 3
+    await members.accept("acc_0", "a@example.com")
+    assert await members.find_role("acc_0", "a@example.com") == "viewer"
+
+
+async def test_a_member_with_an_address_that_is_not_accepted_any_more_can_be_removed(members: Members) -> None:
+    for email in ("owner@example.com", "a/b@example.com"):
+        await members.put("acc_1", email, "owner")
+    assert await members.remove("acc_1", "a/b@example.com")
+
+
+async def test_the_limits(one: Store, members: Members) -> None:
+    await add_accounts(one, "acc_2", *(f"acc_{number}_" for number in range(MAX_ACCOUNTS)))
     for number in range(MAX_MEMBERS):
         await members.put("acc_1", f"{number}@example.com", "viewer")
     with pytest.raises(RequestMalformed, match="100 members"):
         await members.put("acc_1", "more@example.com", "viewer")
+    with pytest.raises(RequestMalformed, match="100 members"):
+        await members.set_role("acc_1", "more@example.com", "viewer", "API key")
     await members.put("acc_1", "0@example.com", "owner")
     for number in range(MAX_ACCOUNTS):
         await members.put(f"acc_{number}_", "busy@example.com", "viewer")
     with pytest.raises(RequestMalformed, match="50 accounts"):
         await members.put("acc_2", "busy@example.com", "viewer")
+    # Invitations do not count; who accepts too many keeps the invitation.
+    await members.set_role("acc_2", "busy@example.com", "viewer", "API key")
+    with pytest.raises(RequestMalformed, match="50 accounts"):
+        await members.accept("acc_2", "busy@example.com")
+    assert (await members.require_invitation("acc_2", "busy@example.com")).role == "viewer"
     assert await members.find_role("acc_2", "busy@example.com") is None

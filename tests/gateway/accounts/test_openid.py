@@ -149,7 +149,18 @@ async def test_only_verified_addresses_count(visitor: Visitor, idp: FakeIdentity
 
 
 @pytest.mark.parametrize(
-    "email", ["", "ada", "ada@@example.com", "ada@exam\u212ale.com", "a b@example.com", 7, ["a@b.example"]]
+    "email",
+    [
+        "",
+        "ada",
+        "a/b@example.com",
+        "a?b@example.com",
+        "ada@@example.com",
+        "ada@exam\u212ale.com",
+        "a b@example.com",
+        7,
+        ["a@b.example"],
+    ],
 )
 async def test_what_is_no_address(visitor: Visitor, idp: FakeIdentityProvider, email: Any) -> None:
     assert_page(await come_back(visitor, idp.grant(await begin(visitor), "x", email=email)), 403)
@@ -325,10 +336,64 @@ async def test_closed_registrations(oidc: Gateway, visitor: Visitor, idp: FakeId
             await sign_in(visitor, idp, stranger, "?page=ops", groups="capsule-operators")
             session = (await visitor.call("GET", "/dashboard/session")).json()
             assert (session["operator"], session["account"], session["accounts"]) == (True, None, [])
-        refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
+        assert refused(await visitor.call("GET", "/account"), 409, "ACCOUNT_NOT_CHOSEN")["accounts"] == []
+        # So does whoever is invited.
+        account, visitor_email = await oidc.account(), new_email()
+        await account.call("PUT", f"/account/members/{visitor_email}", {"role": "viewer"})
+        await sign_in(visitor, idp, visitor_email)
+        session = (await visitor.call("GET", "/dashboard/session")).json()
+        assert (session["account"], session["accounts"]) == (None, [])
+        assert [each["account"] for each in session["invitations"]] == [account.id]
+        assert (await visitor.call("PUT", f"/dashboard/session/invitations/{account.id}")).status_code == 200
+        assert (await visitor.call("GET", "/account")).json()["id"] == account.id
     finally:
         with oidc.redis.client() as client:
             client.set(today, before, keepttl=True)
+
+
+async def test_an_invitation_takes_nobody_s_own_account(
+    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
+) -> None:
+    """A stranger invites an address before its first sign-in, as an owner of an account that has its name."""
+    email, stranger = new_email(), await oidc.account()
+    assert (await stranger.call("PATCH", "/account", {"name": email})).status_code == 200
+    invited = await stranger.call("PUT", f"/account/members/{email}", {"role": "owner"})
+    assert (invited.status_code, invited.json()["state"]) == (200, "invited")
+    for _ in range(2):
+        visitor.http.cookies.clear()
+        await sign_in(visitor, idp, email)
+        session = (await visitor.call("GET", "/dashboard/session")).json()
+        [own] = session["accounts"]
+        assert own["id"] == session["account"] != stranger.id
+        assert (own["name"], own["owner"]) == (email, email)
+        [invitation] = session["invitations"]
+        assert (invitation["account"], invitation["name"], invitation["by"]) == (stranger.id, email, "API key")
+    assert (await visitor.call("DELETE", f"/dashboard/session/invitations/{stranger.id}")).status_code == 204
+    assert (await stranger.get("/account/members")).json() == []
+
+
+async def test_no_account_ends_the_session_of_an_operator(
+    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
+) -> None:
+    """Neither an account that the operator never belonged to, nor one of several, nor the one that is chosen."""
+    email, stranger = new_email(), await oidc.account()
+    accounts = [await oidc.account() for _ in range(2)]
+    for account in accounts:
+        await visitor.join(account, email, "developer")
+    await sign_in(visitor, idp, email, "?page=ops", groups="capsule-operators")
+    for account in (stranger, accounts[0]):
+        assert (await visitor.call("GET", "/platform/accounts")).status_code == 200
+        status = 404 if account is stranger else 204
+        assert (await account.call("DELETE", f"/account/members/{email}")).status_code == status
+    assert (await visitor.call("GET", "/platform/accounts")).status_code == 200
+    chosen = accounts[1]
+    assert (await visitor.call("PUT", "/dashboard/session", {"account": chosen.id})).status_code == 204
+    assert (await visitor.call("GET", "/account")).json()["id"] == chosen.id
+    assert (await chosen.call("DELETE", f"/account/members/{email}")).status_code == 204
+    assert (await visitor.call("GET", "/platform/accounts")).status_code == 200
+    assert refused(await visitor.call("GET", "/account"), 409, "ACCOUNT_NOT_CHOSEN")["accounts"] == []
+    session = (await visitor.call("GET", "/dashboard/session")).json()
+    assert (session["account"], session["operator"], session["permitted"]) == (None, True, [])
 
 
 async def test_a_provider_that_refuses_or_breaks(

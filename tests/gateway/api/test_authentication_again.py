@@ -123,10 +123,9 @@ async def test_an_operator_who_logged_out_finishes_no_change(gw: Gateway, app: A
 @contextlib.asynccontextmanager
 async def signed_in(account: Account, email: str, role: str) -> AsyncIterator[Visitor]:
     visitor = Visitor(account.gateway)
-    visitor.become(email, account.id)
-    await set_role(account, "chief@example.com", "owner")  # the last owner cannot go
-    await set_role(account, email, role)
     async with visitor.http:
+        await visitor.join(account, "chief@example.com", "owner")  # the last owner cannot go
+        await visitor.join(account, email, role)
         yield visitor
 
 

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from gateway.accounts.api_keys import digest
 from gateway.accounts.vault import Vault
 from gateway.events.notices import KINDS, NoticeChoices, Notices, seal_address
-from gateway.keys import notices_key, partition_tag, stream_key
+from gateway.keys import notices_key, partition_tag, stream_key, uninvited_key
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.accounts import Account
@@ -54,10 +55,9 @@ async def member() -> AsyncIterator[Join]:
     async with AsyncExitStack() as open_browsers:
 
         async def join(account: Account, email: str, role: str = "developer") -> Visitor:
-            await account.call("PUT", f"/account/members/{email}", {"role": role})
             visitor = Visitor(account.gateway)
             open_browsers.push_async_callback(visitor.http.aclose)
-            visitor.become(email, account.id)
+            await visitor.join(account, email, role)
             return visitor
 
         yield join
@@ -135,6 +135,24 @@ async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member
     assert (await other.call("GET", "/account/notices")).json()["budget"] is True
 
 
+async def test_an_invitation_is_queued_until_its_address_wants_none(mailing: Gateway) -> None:
+    account, email = await mailing.account(), new_email()
+
+    async def count() -> int:
+        entries = await store.client.xrange(stream_key(partition_tag(account.id), "mails"))
+        return len([fields for _, fields in entries if fields["account"] == account.id])
+
+    async with opened(mailing.redis.url) as store:
+        for role in ("viewer", "developer"):  # another role is no other invitation
+            assert (await account.call("PUT", f"/account/members/{email}", {"role": role})).status_code == 200
+        assert await count() == 1
+        link = f"/unsubscribe/{seal_address(Vault(ENCRYPTION_KEY), email)}"
+        assert (await mailing.http.get(link)).status_code == 200
+        assert not await store.client.exists(uninvited_key(digest(email)))
+        assert (await mailing.http.post(link)).status_code == 200
+        assert 0 < await store.client.ttl(uninvited_key(digest(email))) <= 400 * 86_400
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_broken_link(mailing: Gateway, method: str) -> None:
     link = f"/unsubscribe/{seal_address(Vault('another key of more than thirty-two characters'), ADA)}"
@@ -149,5 +167,9 @@ async def test_a_refused_request_queues_a_notice(mailing: Gateway, backend: Fake
         await Notices(store).choose(app.account.id, ADA, NoticeChoices(budget=True))
         assert (await app.ask("hello")).status_code == 402
         mails = stream_key(partition_tag(app.account.id), "mails")
-        ((_, fields),) = await wait_until(lambda: store.client.xrange(mails))
+
+        async def queued() -> list[dict[str, str]]:
+            return [fields for _, fields in await store.client.xrange(mails) if fields["account"] == app.account.id]
+
+        (fields,) = await wait_until(queued)
         assert msgspec.json.decode(fields["data"])["level"] == 100

@@ -1,9 +1,21 @@
 """Who gets which notices, and the queue of notices."""
 
+import msgspec
 import pytest
 
+from gateway.accounts.api_keys import digest
+from gateway.accounts.members import Invitation
+from gateway.accounts.records import Account
 from gateway.accounts.vault import Vault
-from gateway.events.notices import BudgetUse, NoticeChoices, Notices, open_address, seal_address
+from gateway.events.notices import (
+    INVITATION_MAILS,
+    BudgetUse,
+    NoticeChoices,
+    Notices,
+    open_address,
+    seal_address,
+)
+from gateway.ids import now_iso
 from gateway.keys import notices_key, partition_tag, stream_key
 from gateway.redis.client import Store
 
@@ -48,6 +60,22 @@ async def test_a_full_cap_after_one_that_is_nearly_full(notices: Notices, store:
     assert [await report(level, ("app_1", "notes")) for level in (100, 80)] == [3, 3]
     assert await report(80, None, "2026-07-03") == 4
     assert await store.client.hlen(notices_key(ACCOUNT)) == 1
+
+
+async def test_an_invitation_is_queued_for_its_address(notices: Notices, store: Store) -> None:
+    """Once in two days for an account and an address, and at most fifty of an account in a day."""
+    queued = stream_key(partition_tag(ACCOUNT), "mails")
+    account = Account(id=ACCOUNT, name="Workshop", plan="free", createdAt="")
+    invitation = Invitation(BOB, "viewer", ADA, now_iso(), now_iso())
+    for _ in range(2):
+        await notices.queue_invitation(account, invitation)
+    [(_, fields)] = await store.client.xrange(queued)
+    assert (fields["kind"], fields["type"], fields["address"]) == ("invitation", "invitation", digest(BOB))
+    assert BOB not in str(fields)
+    for number in range(INVITATION_MAILS):
+        await notices.queue_invitation(account, msgspec.structs.replace(invitation, email=f"{number}@example.com"))
+    assert await store.client.xlen(queued) == INVITATION_MAILS - 1
+    assert not [key for key in await store.list_keys() if "@" in key]
 
 
 def test_only_links_of_this_service_end_notices() -> None:

@@ -20,7 +20,7 @@ async def test_the_tools(connect: Connect, app: App) -> None:
         assert "Deploy hooks are secret URLs" in (client.instructions or "")
     assert [tool.name for tool in tools] == [
         *("service_hook", "service_deploy", "service_app", "service_delivery", "service_publish"),
-        *("service_logs", "service_env", "service_limits", "service_usage"),
+        *("service_logs", "service_env", "service_limits", "service_usage", "service_members"),
     ]
     tool = tools[0]
     assert tool.input_schema["required"] == ["action"]

@@ -84,11 +84,12 @@ class Population:
         await self.account.set_webhook("http://127.0.0.1:9/hook")
         await self.call("POST", "/account/webhook/test", {"type": "deploy.succeeded"})
         email = f"{secrets.token_hex(6)}@example.com"
-        await self.call("PUT", f"/account/members/{email}", {"role": "viewer"})
         visitor = Visitor(gw)
-        visitor.become(email, account.id)
+        await visitor.join(account, email, "viewer")
         assert (await visitor.call("GET", "/account")).status_code == 200
         await visitor.http.aclose()
+        invited = f"{secrets.token_hex(6)}@example.com"
+        await self.call("PUT", f"/account/members/{invited}", {"role": "viewer"})
         await self.call("PUT", f"/account/apps/{app.name}/env", {"NAME": "value"})
         await self.call("PUT", f"/account/apps/{app.name}/limits", {"userDailyEuro": "1"})
         headers = {"Authorization": f"Bearer {account.key}", "Content-Type": "text/html"}
@@ -110,6 +111,7 @@ class Population:
             await notices.choose(account.id, email, NoticeChoices(budget=True))
             await notices.queue_budget(account.id, None, BudgetUse(80, 1, 1, "2026-07-02"))
         self.words |= {name, email, digest(email), hook["id"], published.json()["deployId"]}
+        self.words |= {invited, digest(invited)}
 
     async def is_gone(self) -> bool:
         answer = await self.account.gateway.platform("GET", f"accounts/{self.account.id}")
@@ -238,6 +240,7 @@ async def test_an_interrupted_deletion_is_continued(
     account, _ = await registry.create_account("Leaving", "free")
     await registry.put_app(AppRecord(id="app-1", name="notes", account=account.id, createdAt=""), None)
     await registry.members.put(account.id, "ada@example.com", "owner")
+    await registry.members.set_role(account.id, "bob@example.com", "viewer", "ada@example.com")
     await Hooks(settings, registry).create(account.id, "notes", "hook")
     await leaving.begin(account.id, now=True)
     original = getattr(Leaving, step)
@@ -252,7 +255,8 @@ async def test_an_interrupted_deletion_is_continued(
     monkeypatch.setattr(Leaving, step, original)
     await finish(leaving)
     with redis.Redis.from_url(redis_url) as client:
-        assert search(client, {account.id, "Leaving", "app-1", "notes", "ada@example.com"}) == []
+        words = {account.id, "Leaving", "app-1", "notes", "ada@example.com", "bob@example.com"}
+        assert search(client, words | {digest("bob@example.com")}) == []
 
 
 # -- writes while it ends ------------------------------------------------------------------------------------
@@ -262,11 +266,15 @@ async def write_late(registry: Registry, account_id: str) -> None:
     await registry.put_app(AppRecord(id="app-2", name="late", account=account_id, createdAt=""), None)
 
 
-async def invite_late(registry: Registry, account_id: str) -> None:
+async def join_late(registry: Registry, account_id: str) -> None:
     await registry.members.put(account_id, "late@example.com", "owner")
 
 
-@pytest.mark.parametrize("write", [write_late, invite_late])
+async def invite_late(registry: Registry, account_id: str) -> None:
+    await registry.members.set_role(account_id, "late@example.com", "owner", "API key")
+
+
+@pytest.mark.parametrize("write", [write_late, join_late, invite_late])
 @pytest.mark.parametrize("has_record", [True, False], ids=["while it goes", "when it is gone"])
 async def test_a_write_of_an_account_that_is_gone_leaves_nothing(
     store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any, has_record: bool
@@ -289,7 +297,7 @@ async def test_a_write_of_an_account_that_is_gone_leaves_nothing(
         assert search(client, {account.id, "app-2", "late", "late@example.com", digest("late@example.com")}) == []
 
 
-@pytest.mark.parametrize("write", [write_late, invite_late])
+@pytest.mark.parametrize("write", [write_late, join_late, invite_late])
 async def test_what_is_written_just_before_the_end_is_removed(
     store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
 ) -> None:

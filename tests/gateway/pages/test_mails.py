@@ -97,6 +97,26 @@ def test_each_message_says_why_it_came_and_how_to_stop_it() -> None:
         assert "https://api.example.com/dashboard#/account" in flat
 
 
+INVITATION = {"account": "acc_1", "name": "Ada’s workshop", "by": "ada@example.com", "role": "developer"}
+INVITATION |= {"endsAt": "2026-07-16T12:00:00.000Z"}
+
+
+@pytest.mark.parametrize("by", ["ada@example.com", "API key"])
+def test_an_invitation(by: str) -> None:
+    """It says who invites to what, and that nothing happens without an answer."""
+    message = write("invitation", "", INVITATION | {"by": by}, FOOTER._replace(kind="invitation"))
+    assert message["Subject"] == "You are invited to the account Ada’s workshop"
+    assert message["List-Unsubscribe"] == "<https://api.example.com/unsubscribe/x>"
+    who = by if "@" in by else "Somebody with an API key of the account"
+    for part in (text_of(message), text_of(message, "html")):
+        flat = " ".join(part.split())
+        assert f"{who} invites you" in flat
+        for fact in ("acc_1", "Developer", "16 July 2026, 12:00 UTC", "no member until you accept", "dashboard#/"):
+            assert fact in flat
+        assert "Get no more invitations" in flat
+        assert "Choose your notices" not in flat
+
+
 def test_what_customers_write_changes_no_header_and_no_tag() -> None:
     evil = 'x\r\nBcc: eve@example.com\r\n\r\n<script>alert("1")</script>\u2028\x00' + "y" * 1_000
     finding = {"cve": evil, "component": evil, "severity": evil, "fixedIn": evil, "deadlineAt": None}
@@ -105,9 +125,10 @@ def test_what_customers_write_changes_no_header_and_no_tag() -> None:
     for message in (
         write("deploy.failed", evil, data, FOOTER._replace(account=evil)),
         write("security.finding", evil, {"findings": [finding] * 10, "count": 100}),
+        write("invitation", "", INVITATION | {"name": evil, "by": evil}, FOOTER._replace(kind="invitation")),
     ):
         assert message.keys() == plain.keys()
-        assert "Bcc: eve@example.com" in message["Subject"]
+        assert "Bcc: eve@example" in message["Subject"]
         assert "<script" not in text_of(message, "html")
         assert len(message.as_bytes()) < 50_000
         assert all("\x00" not in text_of(message, kind) for kind in ("plain", "html"))

@@ -136,13 +136,18 @@ async def test_people_and_their_notices(whole: ReplicatedCluster) -> None:
                 await store.client.xgroup_create(stream_key(tag, MAILS), GROUP, "0")
             [[_, [(entry, _)]]] = await store.client.xreadgroup(GROUP, "one", {stream_key(tag, MAILS): ">"})
             hashed = digest("ada@example.com")
-            claim = await events_scripts.claim_notice(store, tag, account.id, hashed, **consumer, entry=entry)
+            claim = await events_scripts.claim_notice(store, tag, account.id, hashed, "budget", **consumer, entry=entry)
             assert "ada@example.com" in claim.subscriber
             assert await events_scripts.record_notice(store, tag, group=GROUP, entry=entry, outcome="sent")
         assert {each.account.id for each in await members.list_accounts("ada@example.com")} == {a.id for a in accounts}
         assert (await count_outcomes(store))["sent"] == len(accounts)
         for account in accounts:
             assert await members.remove(account.id, "ada@example.com")
+            await members.set_role(account.id, "eve@example.com", "viewer", "API key")
+        assert len(await members.list_invitations("eve@example.com")) == len(accounts)
+        for account in accounts:
+            await members.accept(account.id, "eve@example.com")
+        assert len(await members.list_accounts("eve@example.com")) == len(accounts)
         await sessions.close_membership("ada@example.com", own.id)
         assert await sessions.find_subject(token) is None
         assert await members.list_accounts("ada@example.com") == []

@@ -2,18 +2,21 @@
 
 from typing import Any
 
+import msgspec
+
 from tests.lua.scripts import TAG, source
 
 STREAM, NOTICES, DELETIONS, MEMBERS = f"{TAG}:mails", f"{TAG}:notices:acc", f"{TAG}:deletions", f"{TAG}:members:acc"
+INVITATIONS = f"{TAG}:invitations:acc"
 GROUP, ADA = "notices", b'{"address":"ada@example.com","kinds":["budget"]}'
 
 
 def test_claimed_by_the_worker_for_which_it_is_pending(client: Any) -> None:
     script = client.register_script(source("events/claim_notice"))
 
-    def claim(consumer: str) -> list[Any]:
-        args = [GROUP, consumer, entry, "acc", "hash", "owner", "developer"]
-        return list(script([STREAM, NOTICES, DELETIONS, MEMBERS], args))
+    def claim(consumer: str, kind: str = "budget") -> list[Any]:
+        args = [GROUP, consumer, entry, "acc", "hash", kind, "owner", "developer"]
+        return list(script([STREAM, NOTICES, DELETIONS, MEMBERS, INVITATIONS], args))
 
     client.xgroup_create(STREAM, GROUP, "0", mkstream=True)
     entry = client.xadd(STREAM, {"account": "acc"})
@@ -29,8 +32,12 @@ def test_claimed_by_the_worker_for_which_it_is_pending(client: Any) -> None:
     client.set(MEMBERS, '{"members":{"bob@example.com":{"role":"owner"}}}')
     assert claim("one") == [1, b""], "the person has left the account"
     client.set(MEMBERS, '{"members":{"ada@example.com":{"role":"owner"}}}')
+    assert claim("one", "invitation") == [1, b""], "the address is not invited"
+    client.set(INVITATIONS, '{"hash":{"email":"eve@example.com"},"other":{"email":"bob@example.com"}}', ex=60)
+    assert msgspec.json.decode(claim("one", "invitation")[1]) == {"address": "eve@example.com", "kinds": ["invitation"]}
     client.zadd(DELETIONS, {"acc": 1})
-    assert claim("one") == [1, b""]
+    for kind in ("budget", "invitation"):
+        assert claim("one", kind) == [1, b""]
     client.zrem(DELETIONS, "acc")
     client.xclaim(STREAM, GROUP, "two", 0, [entry])
     assert claim("one") == [0, b""]

@@ -13,9 +13,9 @@ def subscribe(client: Any, address: str, *kinds: str) -> None:
     client.hset(NOTICES, f"hash of {address}", msgspec.json.encode({"address": address, "kinds": kinds}))
 
 
-def queue(client: Any, kind: str = "budget", level: int = 80, **bounds: int) -> int:
+def queue(client: Any, kind: str = "budget", level: int = 80, only: str = "", **bounds: int) -> int:
     script = client.register_script(source("events/queue_notice", **bounds))
-    return int(script([NOTICES, STREAM, MARK, DELETIONS], ["acc", kind, level, 60, "budget", "shop", "{}"]))
+    return int(script([NOTICES, STREAM, MARK, DELETIONS], ["acc", kind, level, 60, "budget", "shop", "{}", only]))
 
 
 def test_only_to_addresses_that_want_this_kind(client: Any) -> None:
@@ -28,6 +28,12 @@ def test_only_to_addresses_that_want_this_kind(client: Any) -> None:
     assert sorted(fields[b"address"] for fields in entries) == [b"hash of ada@example.com", b"hash of eve@example.com"]
     named = {b"account": b"acc", b"kind": b"budget", b"type": b"budget", b"app": b"shop", b"data": b"{}"}
     assert all(named.items() <= fields.items() for fields in entries)
+
+
+def test_to_one_address_that_chose_nothing(client: Any) -> None:
+    subscribe(client, "ada@example.com", "budget")
+    assert [queue(client, only="hash of eve") for _ in range(2)] == [1, 0]
+    assert [fields[b"address"] for _, fields in client.xrange(STREAM)] == [b"hash of eve"]
 
 
 def test_once_unless_the_level_is_higher(client: Any) -> None:

@@ -10,7 +10,17 @@ import redis
 
 from gateway.accounts.api_keys import digest
 from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.keys import LAYOUT_KEY, deploy_key, kind_of, memberships_key, serving_key, site_key, spend_key
+from gateway.keys import (
+    LAYOUT_KEY,
+    deploy_key,
+    invitations_key,
+    invited_by_key,
+    kind_of,
+    memberships_key,
+    serving_key,
+    site_key,
+    spend_key,
+)
 from gateway.operations.layout import LAYOUT, LayoutFault, upgrade_redis
 from gateway.settings import NANO
 from tests.support import redis_servers
@@ -111,13 +121,19 @@ async def test_a_deploy_in_progress_is_canceled(service: Service, empty: Service
 
 
 async def test_a_member_who_was_added_during_a_backup(service: Service, empty: Service, tmp_path: Path) -> None:
-    (account, *_), *_ = await service.fill()
+    (account, *_), (other, *_) = await service.fill()
     await service.registry.members.put(account, "ada@example.com", "owner")
-    await service.store.client.delete(memberships_key(digest("ada@example.com")))  # copied before
+    await service.registry.members.set_role(account, "bob@example.com", "viewer", "ada@example.com")
+    await service.registry.members.set_role(other, "bob@example.com", "viewer", "API key")
+    for key in (memberships_key(digest("ada@example.com")), invited_by_key(digest("bob@example.com"))):
+        await service.store.client.delete(key)  # copied before
     await service.back_up(tmp_path / "target")
     await empty.restore(tmp_path / "target")
     [membership] = await empty.registry.members.list_accounts("ada@example.com")
     assert (membership.account.id, membership.role) == (account, "owner")
+    invitations = await empty.registry.members.list_invitations("bob@example.com")
+    assert {each.account for each in invitations} == {account, other}
+    assert 0 < await empty.store.client.ttl(invitations_key(account)) <= 14 * 86_400
 
 
 async def test_a_broken_record(service: Service, empty: Service, tmp_path: Path) -> None:

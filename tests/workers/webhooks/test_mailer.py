@@ -153,6 +153,50 @@ async def test_at_most_twenty_in_a_day(own: Queue) -> None:
         assert len(last) == 1
 
 
+async def invite(own: Queue, account: str, address: str) -> None:
+    registry = Registry(own.store, Vault(ENCRYPTION_KEY))
+    record = await registry.account(account)
+    assert record is not None
+    placed = await registry.members.set_role(account, address, "viewer", ADA)
+    assert placed.invitation is not None
+    await Notices(own.store).queue_invitation(record, placed.invitation)
+
+
+async def test_invitations_take_nothing_from_notices(own: Queue) -> None:
+    """An address gets five in a day, of whatever accounts, and its notices all the same."""
+    async with MailServer() as server:
+        account = await subscribed(own)
+        for _ in range(mailer.DAILY_INVITATIONS + 1):
+            stranger, key = await Registry(own.store, Vault(ENCRYPTION_KEY)).create_account("Stranger", "free")
+            own.confidential.add(key)
+            await invite(own, stranger.id, ADA)
+        await invite(own, account.id, BOB)
+        await account.emit(FAILED)
+        each = await worker(own, server)
+        await outcomes(own, sent=mailer.DAILY_INVITATIONS + 2, limited=1)
+        assert Counter(server.recipients) == {ADA: mailer.DAILY_INVITATIONS + 1, BOB: 1}
+        assert "You are invited to the account Ada’s workshop" in subjects(server)
+        assert "last notice of today" not in " ".join(map(text_of, server.messages))
+        assert await each.stop() == 0
+        assert BOB not in each.log
+
+
+@pytest.mark.parametrize("end", ["the account", "the person"])
+async def test_an_invitation_that_waits_is_not_sent_once_it_is_canceled(own: Queue, end: str) -> None:
+    async with MailServer() as server:
+        server.refusals = ["451 later"] * 100
+        account = await subscribed(own)
+        await invite(own, account.id, BOB)
+        await worker(own, server)
+        await wait_until(lambda: server.attempts, 10)
+        if end == "the account":
+            assert await Registry(own.store, Vault("")).members.remove(account.id, BOB)
+        else:
+            await Notices(own.store).end_invitations(BOB)
+        await outcomes(own, ended=1)
+        assert server.messages == []
+
+
 async def test_a_notice_that_waits_is_not_sent_once_its_address_wants_none(own: Queue) -> None:
     async with MailServer() as server:
         server.refusals = ["451 later"] * 100

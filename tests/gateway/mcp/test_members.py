@@ -1,0 +1,52 @@
+"""The agent tool `service_members` over both transports, with the SDK's own client."""
+
+import pytest
+
+from tests.support.agents import Connect, call, over_http, refused
+from tests.support.gateway_process import Gateway
+from tests.support.visitor import Visitor
+
+TOOL, EMAIL = "service_members", "ada@example.com"
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_list_invite_and_remove(connect: Connect, gw: Gateway) -> None:
+    account, visitor = await gw.account(), Visitor(gw)
+    async with connect(gw.address, account.key) as client, visitor.http:
+        invited = await call(client, TOOL, action="invite", email="Ada@example.com", role="developer")
+        assert (invited["member"]["email"], invited["member"]["state"]) == (EMAIL, "invited")
+        assert "accept" in invited["note"]
+        await visitor.join(account, EMAIL, "viewer")
+        changed = await call(client, TOOL, action="invite", email=EMAIL, role="owner")
+        assert (changed["member"]["role"], changed["member"]["state"]) == ("owner", "member")
+        assert (await call(client, TOOL, action="list"))["members"] == [changed["member"]]
+        assert "LAST_OWNER" in await refused(client, TOOL, action="remove", email=EMAIL)
+        await call(client, TOOL, action="invite", email="bob@example.com", role="viewer")
+        assert await call(client, TOOL, action="remove", email="Bob@example.com") == {"removed": "bob@example.com"}
+    trail = [(each["action"], each["target"]) for each in (await account.get("/account/audit")).json()]
+    assert trail[:2] == [("remove_member", "Bob@example.com"), ("set_member", "bob@example.com")]
+
+
+async def test_a_removal_ends_the_member_s_sessions(gw: Gateway) -> None:
+    account, visitor = await gw.account(), Visitor(gw)
+    async with visitor.http, over_http()(gw.address, account.key) as client:
+        await visitor.join(account, EMAIL, "viewer")
+        assert (await visitor.call("GET", "/account")).status_code == 200
+        await call(client, TOOL, action="remove", email=EMAIL)
+        assert (await visitor.call("GET", "/dashboard/session")).status_code == 401
+
+
+async def test_errors_say_how_to_correct_the_call(gw: Gateway) -> None:
+    account = await gw.account()
+    async with over_http()(gw.address, account.key) as client:
+        assert "'list', 'invite' (with email and role)" in await refused(client, TOOL, action="add")
+        assert "needs email" in await refused(client, TOOL, action="remove")
+        assert "role must be one of owner, developer, viewer" in await refused(
+            client, TOOL, action="invite", email=EMAIL, role="admin"
+        )
+        for action in ("invite", "remove"):
+            more = {"role": "viewer"} if action == "invite" else {}
+            assert "REQUEST_MALFORMED" in await refused(client, TOOL, action=action, email="nobody", **more)
+        assert "NOT_FOUND" in await refused(client, TOOL, action="remove", email=EMAIL)
+    assert [each["by"] for each in (await account.get("/account/audit")).json()] == ["operator"]
