@@ -149,8 +149,9 @@ async def end_with_right(request: Request[Any, Any, State], stream: AsyncGenerat
                     checked_at = time.monotonic()
                     try:
                         await check.run()
-                    except ServiceError:
-                        return
+                    except ServiceError as error:
+                        if error.status < 500:  # while Redis is away, the stream itself decides
+                            return
                 if following.done():
                     part, following = following.result(), None
                     if part is None:
