@@ -27,7 +27,12 @@ published on the channel `changes`.
 | `{pNN}:spend-of-deleted:<account>` | hash | UTC day → nano-euro that a deleted account spent | 400 days |
 | `{pNN}:suspended` | hash | suspended account, or `app:` and app id → time, ms; `version` | each when resumed |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
-| `{pNN}:audit:<account>` | stream | changes by its keys, sessions and operators: the last 5,000 | 90 days |
+| `{pNN}:audit:<account>` | stream | other changes by its keys and sessions: the last 5,000 | 90 days |
+| `{pNN}:audit:<account>:rights` | stream | changes of keys, members, webhook and deletion: 5,000 | 90 days |
+| `{pNN}:audit:<account>:operators` | stream | changes by operators: the last 5,000 | 90 days |
+| `{pNN}:audit:<account>:…:counts` | hash | entry of one of these streams → number of equal changes | 90 days |
+| `{pNN}:audit:<account>:…:of:<hash>` | list | entries of one actor in one of these streams; 1,000 | 90 days |
+| `{pNN}:audit:<account>:…:last:<hash>` | string | entry of a change, with which equal ones are counted | 60 s |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{pNN}:members:<account>` | string | its members: e-mail address → role and time, JSON; 100 | with the account |
 | `memberships:<sha256>` | string | ids of the accounts of an e-mail address, by its hash; 50 | with the last of them |
@@ -357,6 +362,23 @@ deletions_key = keys_of_partition("deletions")
 
 def account_apps_key(account_id: str) -> str:
     return f"{account_key(account_id)}:apps"
+
+
+def trail_stream_key(account_id: str, part: str) -> str:
+    """Returns the key of one part of the account's trail; `part` is "" for changes that belong to no other part."""
+    return f"{account_audit_key(account_id)}:{part}" if part else account_audit_key(account_id)
+
+
+def trail_counts_key(account_id: str, part: str) -> str:
+    return f"{trail_stream_key(account_id, part)}:counts"
+
+
+def trail_actor_key(account_id: str, part: str, hashed: str) -> str:
+    return f"{trail_stream_key(account_id, part)}:of:{hashed}"
+
+
+def trail_last_key(account_id: str, part: str, hashed: str) -> str:
+    return f"{trail_stream_key(account_id, part)}:last:{hashed}"
 
 
 # -- data ------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from gateway.accounts.pacing import Pacing
 from gateway.accounts.records import Account, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
-from gateway.accounts.trail import AccountTrail, TrailEntry
-from gateway.api.audit import Before, note
+from gateway.accounts.trail import AccountTrail, TrailEntry, TrailFilter
+from gateway.api.audit import Before, Chosen, note
 from gateway.api.authentication import account_router, is_operator_token, operator_router, read_bearer, require_access
 from gateway.api.resources import Caller, CallerAccess, require_own_app
 from gateway.deploys.states import Deploys
@@ -318,13 +318,18 @@ async def list_changes(
     account_trail: Injected[AccountTrail],
     limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50,
     before: Before = None,
+    actor: Chosen = "",
+    action: Chosen = "",
 ) -> list[TrailEntry]:
     """List the changes of the account, newest first.
 
-    Each has who made it: an API key, a session with the key that opened it, or an operator. The last 5,000 are kept for
-    90 days, without values. `before` is the id of a change.
+    Each has who made it: an API key, a session with the key that opened it, or an operator. Equal changes within a
+    minute are one row with their `count`. Changes are kept for 90 days, without values: the last 5,000 of keys,
+    members, webhook and deletion, the last 5,000 by operators, and the last 5,000 others. One actor has at most a fifth
+    of each. `before` is the id of a change. `actor` and `action` choose changes with exactly these values; `actor` may
+    also be the id of an API key.
     """
-    return await account_trail.list(account.id, limit, before)
+    return await account_trail.list(account.id, limit, before, TrailFilter(actor, action))
 
 
 @get("/changes", media_type="text/event-stream", errors=[ViewersLimited])

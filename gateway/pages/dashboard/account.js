@@ -166,7 +166,7 @@ function showChanges(box, changes, signal, more = changes.length === CHANGES) {
 }
 
 const CHANGE = {
-  Action: ({ action }) => capital(action.replaceAll("_", " ")),
+  Action: ({ action, count }) => [capital(action.replaceAll("_", " ")), count > 1 ? h("span", { class: "quiet" }, `, ${count} times`) : ""],
   Of: ({ target }) => (target ? h("code", {}, target) : ""),
   By: ({ who, by }) => [who, by === "key" ? "" : h("span", { class: "quiet" }, `, ${by}`)],
   When: ({ at }) => moment(at),
