@@ -37,12 +37,13 @@ published on the channel `changes`.
 | `{pNN}:members:<account>` | string | its members: e-mail address → role and time, JSON; 100 | with the account |
 | `memberships:<sha256>` | string | ids of the accounts of an e-mail address, by its hash; 50 | with the last of them |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
+| `{registrations}:<day>:anonymous` | string | number of those without a sign-in | 2 days |
 | `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, `operator:<hash>`, a person | 12 h |
 | `sessions:<sha256>` | list | hashes of the newest 20 sessions with one subject, by its hash | 12 h |
-| `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
+| `logins:<hash>` | string | number of failed log-ins from one network: an IPv4 address, or a /64 of IPv6 | 60 s |
 | `sign-in:<sha256>` | string | mark of a sign-in that has come back from the provider | 10 min |
 | `first-sign-in:<sha256>` | string | mark of an e-mail address that is getting an account | 10 s |
-| `registered:<hash>` | string | number of registrations from one client address | 1 day |
+| `registered:<hash>` | string | number of registrations from one network; `…:anonymous`: without a sign-in | 1 day |
 
 ## Inference
 

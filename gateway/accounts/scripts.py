@@ -28,15 +28,19 @@ _TAKE_BACK_TRAIL_ENTRY = Script("accounts/take_back_trail_entry")
 
 
 class RegistrationReply(msgspec.Struct, frozen=True):
-    accepted: bool
+    verdict: Literal["counted", "full", "anonymous full"]
     resets_in: int  # seconds until 00:00 UTC
 
 
-async def count_registration(store: Store, per_day: int) -> RegistrationReply:
-    """Counts a registration if the day's limit allows one more."""
+async def count_registration(store: Store, per_day: int, anonymous: int | None = None) -> RegistrationReply:
+    """Counts a registration if the day's limit allows one more.
+
+    `anonymous` is the limit of registrations without a sign-in; None for one with a sign-in.
+    """
     script_keys = [REGISTRATIONS_KEY, REGISTRATIONS_MOVING_KEY]
-    accepted, resets_in = await store.run_script(_COUNT_REGISTRATION, script_keys, per_day)
-    return RegistrationReply(bool(accepted), int(resets_in))
+    args = (per_day, "" if anonymous is None else anonymous)
+    verdict, resets_in = await store.run_script(_COUNT_REGISTRATION, script_keys, *args)
+    return RegistrationReply(verdict, int(resets_in))
 
 
 async def add_key(store: Store, account: str, key: str, record: str, limit: int) -> bool:

@@ -227,13 +227,14 @@ async def register(
 ) -> NewKey:
     """Create an account on the free plan.
 
-    The response has its API key, which is shown only here.
+    The response has its API key, which is shown only here. Where people can sign in, at most half of a day's
+    registrations are made this way.
     """
     if "origin" in request.headers:  # another site's page must not use up the day's registrations
         sessions.require_own_origin(request)
     per_day = settings.registrations_per_day
-    await sessions.count_registration(request, per_day)
-    account, api_key = await registry.register_account(data.name, per_day)
+    await sessions.count_registration(request, per_day, anonymous=True)
+    account, api_key = await registry.register_account(data.name, per_day, settings.anonymous_registrations_per_day)
     return NewKey(account.id, api_key)
 
 

@@ -57,6 +57,7 @@ def _table_rows(rows: list[tuple[str, ...]]) -> str:
     return "".join(cells)
 
 
+OR_SIGN_IN = ' Some may be left for people who <a href="/dashboard">sign in</a>.'
 EXAMPLE = '<a class="button" href="{}">Open the live example</a>'
 
 
@@ -85,6 +86,7 @@ def render(settings: Settings, *, open_today: bool) -> str:
         registrations=settings.registrations_per_day,
         open="" if open_today else "hidden",
         closed="hidden" if open_today else "",
+        or_sign_in=OR_SIGN_IN if settings.oidc_issuer else "",
         base_url=html.escape(settings.base_url),
         example=EXAMPLE.format(html.escape(settings.example_url)) if settings.example_url else "",
     )
@@ -92,12 +94,14 @@ def render(settings: Settings, *, open_today: bool) -> str:
 
 async def may_register(settings: Settings, store: Store) -> bool:
     """Returns whether the page offers registration. True while Redis is unavailable: the registration decides."""
-    day = time.strftime("%Y-%m-%d", time.gmtime())
+    counter = f"{REGISTRATIONS_KEY}:{time.strftime('%Y-%m-%d', time.gmtime())}"
     try:
-        registered = await store.get(f"{REGISTRATIONS_KEY}:{day}")
+        registered, anonymous = await store.get_all([counter, f"{counter}:anonymous"])
     except BackboneUnavailable:
         return True
-    return int(registered or 0) < settings.registrations_per_day
+    return int(registered or 0) < settings.registrations_per_day and (
+        int(anonymous or 0) < settings.anonymous_registrations_per_day
+    )
 
 
 @route("/", http_method=READ, media_type=HTML, tags=["Pages"])
