@@ -112,6 +112,7 @@ published on the channel `changes`.
 | `{pNN}:mails:outcomes` | hash | outcome → number of notices | never: four fields |
 | `{pNN}:noticed:<account>:<subject>` | string | level of the last notice about an event, or a day's cap | 2 days |
 | `notices-on:<hash>:<day>` | string | number of notices that an address got on a UTC day | 2 days |
+| `{pNN}:notices-on:<account>:<hash>:<day>` | string | number of those of one account | 2 days |
 
 ## Deploys
 
@@ -477,6 +478,10 @@ def noticed_key(account_id: str, subject: str) -> str:
 
 def notices_on_key(hashed: str, day: str) -> str:
     return f"notices-on:{hashed}:{day}"
+
+
+def account_notices_on_key(account_id: str, hashed: str, day: str) -> str:
+    return f"{partition_tag(account_id)}:notices-on:{account_id}:{hashed}:{day}"
 
 
 def bodies_key(account_id: str) -> str:

@@ -150,7 +150,7 @@ function noticesForm(choices, refresh) {
     announce("Saved your notices.");
     await refresh();
   };
-  const text = h("p", { class: "quiet" }, "For you alone, to the address with which you signed in. At most 20 per day.");
+  const text = h("p", { class: "quiet" }, "For you alone, to the address with which you signed in. At most 20 per day, and 10 of this account.");
   return [text, form("choices", lines, h("button", {}, "Save the notices"), save), saved];
 }
 
