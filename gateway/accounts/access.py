@@ -52,6 +52,9 @@ UNCHANGING = {"check_token"}  # calls that change nothing, although they are no 
 # Changes that are permitted while the account is deleted.
 WHILE_LEAVING = {"leave", "keep_account", "revoke_key", "remove_member"}
 
+# Changes that take rights away. They have a lane of their own: see `gateway/accounts/pacing.py`.
+TAKES_RIGHTS = {"revoke_key", "set_member", "remove_member"}
+
 
 class Call(NamedTuple):
     """What a row of the table says."""

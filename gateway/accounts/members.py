@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.accounts.access import Access, Role
+from gateway.accounts.access import Role
 from gateway.accounts.api_keys import digest
 from gateway.accounts.record_cache import RecordCache
-from gateway.accounts.records import Account
-from gateway.errors import LastOwner, RequestMalformed
+from gateway.accounts.records import Account, require_present
+from gateway.errors import LastOwner, NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
 from gateway.keys import account_key, members_key, memberships_key
 from gateway.redis.client import Store
@@ -78,10 +78,6 @@ class Members:
         member = (await self._read(account_id)).get(email)
         return None if member is None else member.role
 
-    async def has_left(self, access: Access) -> bool:
-        """Returns whether the caller is a person who is no member of the account any more. Streams ask this."""
-        return bool(access.email) and await self.find_role(access.account.id, access.email) is None
-
     async def list_accounts(self, email: str) -> list[Membership]:
         """Returns the accounts of an address, by name."""
         found = []
@@ -93,7 +89,10 @@ class Members:
         return sorted(found, key=lambda each: (each.account.name, each.account.id))
 
     async def put(self, account_id: str, email: str, role: Role) -> MemberView:
-        """Adds a member, or changes the role. Raises LastOwner, and RequestMalformed beyond a limit."""
+        """Adds a member, or changes the role.
+
+        Raises LastOwner, RequestMalformed beyond a limit, and NotFound if the account is gone.
+        """
 
         def change(record: _Members) -> _Members:
             present = record.members.get(email)
@@ -110,6 +109,11 @@ class Members:
             await self._unlist_account(email, account_id)
             raise
         await self._change_accounts(email, account_id, add=True)
+        try:
+            await require_present(self._store, account_id)
+        except NotFound:
+            await self.remove_all(account_id)
+            raise
         member = record.members[email]
         return MemberView(email, member.role, member.since)
 

@@ -10,8 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.accounts.vault import Vault
+from gateway.errors import NotFound
 from gateway.ids import Time
 from gateway.keys import account_key
+from gateway.redis.client import Store
 from gateway.settings import NANO, Plan
 from gateway.validation import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Rate, Sealed, Url
 
@@ -197,6 +199,16 @@ class Account(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dic
     def own_cap(self) -> int | None:
         """The account's own daily cap in nano-euro, in place of the plan's."""
         return None if self.dailyEuro is None else to_nano_euro(self.dailyEuro)
+
+
+async def require_present(store: Store, account_id: str) -> None:
+    """Reads the account's record from Redis, after something of the account was written.
+
+    Raises NotFound if the account is gone, or goes: the caller then removes what it has written.
+    """
+    text = await store.get(account_key(account_id))
+    if text is None or msgspec.json.decode(text, type=Account).is_gone:
+        raise NotFound("There is no such account any more.")
 
 
 def find_suspension(app: App, account: Account | None) -> Suspension | None:

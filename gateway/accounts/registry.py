@@ -13,7 +13,7 @@ from gateway.accounts.api_keys import FIRST_NAME, ApiKeys, ListedKey, digest
 from gateway.accounts.domain_claims import DomainClaims, verified_domain
 from gateway.accounts.members import Members
 from gateway.accounts.record_cache import RecordCache
-from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension
+from gateway.accounts.records import SLUG, Account, App, AppLimits, find_suspension, require_present
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
 from gateway.errors import NameTaken, NotFound, RegistrationsClosed, SignInFailed
@@ -211,7 +211,7 @@ class Registry:
     async def put_app(self, app: App, before: App | None) -> App:
         """Writes an app, and returns its record. Can be repeated after an interruption.
 
-        Raises NameTaken when another app has the name or the domain.
+        Raises NameTaken when another app has the name or the domain, and NotFound if the account is gone.
         """
         await self.domains.claim(app)
         await self.store.client.sadd(account_apps_key(app.account), app.name)
@@ -229,6 +229,12 @@ class Registry:
             await self._remove_from_account(before)
             await withdraw_app(self.store, before)
         await enroll_app(self.store, app)
+        # Who deletes the account looks for its apps after its record is gone. One of the two finds this app.
+        try:
+            await require_present(self.store, app.account)
+        except NotFound:
+            await self.delete_app(app)
+            raise
         return app
 
     async def _claim_name(self, app: App, before: App | None) -> App:

@@ -62,7 +62,9 @@ class Sessions(SessionStore):
         if request.method in SAFE_METHODS:
             return
         host = request.headers.get("host", "")
-        own = {f"{self._base.scheme}://{self._base.netloc}", f"{request.scope['scheme']}://{host}"}
+        # The proxy that ends TLS speaks plain HTTP with this process. A page without TLS may be anybody's.
+        scheme = "https" if self._base.scheme == "https" else request.scope["scheme"]
+        own = {f"{self._base.scheme}://{self._base.netloc}", f"{scheme}://{host}"}
         if request.headers.get("origin") not in own:
             raise CsrfRefused
 

@@ -1,7 +1,5 @@
 """The account API: the account and its API keys, the service's capabilities, and the stream of changes."""
 
-import contextlib
-from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,7 +20,14 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.trail import AccountTrail, TrailEntry, TrailFilter
 from gateway.api.audit import Before, Chosen, note
-from gateway.api.authentication import account_router, is_operator_token, operator_router, read_bearer, require_access
+from gateway.api.authentication import (
+    account_router,
+    end_with_right,
+    is_operator_token,
+    operator_router,
+    read_bearer,
+    require_access,
+)
 from gateway.api.resources import Caller, CallerAccess, require_own_app
 from gateway.deploys.states import Deploys
 from gateway.errors import (
@@ -99,9 +104,9 @@ async def capabilities(
     """
     plan = None
     if not is_operator_token(operators, read_bearer(request)):
-        account = (await require_access(request, registry, sessions)).account
-        await pacing.admit(account.id, request.scope["state"])
-        plan = account.plan
+        access = await require_access(request, registry, sessions)
+        await pacing.meter(access.account.id, access.who, request.scope["state"]).enter()
+        plan = access.account.plan
     status = availability.status()
     return Capabilities(
         platform=Platform(Features(managedInference=status.available)),
@@ -335,7 +340,7 @@ async def list_changes(
 
 @get("/changes", media_type="text/event-stream", errors=[ViewersLimited])
 async def stream_changes(
-    access: CallerAccess, registry: Injected[Registry], changes: Injected[Changes], process: Injected[ProcessState]
+    account: Caller, request: Request[Any, Any, State], changes: Injected[Changes], process: Injected[ProcessState]
 ) -> Stream:
     """Stream the names of what changed in the account.
 
@@ -345,19 +350,10 @@ async def stream_changes(
     health, findings, crashes and data of apps are checked every five seconds. The stream ends after ten minutes, and
     when the service restarts or cannot reach its database: read everything again once `ready` arrives on the next one.
     """
-    account_id = access.account.id
-    changes.admit(account_id)
-
-    async def events() -> AsyncGenerator[bytes]:
-        stream = changes.stream_events(account_id, lambda: process.draining)
-        async with contextlib.aclosing(stream):
-            async for event in stream:
-                if await registry.members.has_left(access):
-                    return
-                yield event
-
+    changes.admit(account.id)
+    events = end_with_right(request, changes.stream_events(account.id, lambda: process.draining))
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
-    return Stream(events(), media_type="text/event-stream", headers=headers)
+    return Stream(events, media_type="text/event-stream", headers=headers)
 
 
 ROUTES: list[ControllerRouterHandler] = [

@@ -2,9 +2,16 @@
 
 Account holders send an API key and operators an operator token, both as `Authorization: Bearer …`. The pages send a
 session cookie instead.
+
+A request is checked before its body is read, and once more when it is complete, right before the change: a caller that
+has lost its right meanwhile changes nothing. Streams check their caller every second.
 """
 
-from typing import Any
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from litestar import Request, Response, Router
@@ -15,7 +22,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.access import CALLS, Access, By, Call, Where
+from gateway.accounts.access import CALLS, TAKES_RIGHTS, Access, By, Call, Where
 from gateway.accounts.api_keys import KeyReference
 from gateway.accounts.operators import Operator, Operators
 from gateway.accounts.pacing import UNPACED
@@ -25,10 +32,13 @@ from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
 from gateway.api.audit import begin_audit, begin_change
 from gateway.api.resources import ACCOUNT_RESOURCES, OPERATOR_RESOURCES
-from gateway.errors import AccountNotChosen, NotPermitted, Unauthorized
+from gateway.errors import AccountNotChosen, NotPermitted, ServiceError, Unauthorized
 from gateway.services import Services
 
-ACCESS_STATE = "access"  # in the scope's state, for requests that `account_only` has admitted
+CHECK = "caller_check"  # in the scope's state, for requests that a guard has admitted
+FRESH_SECONDS = 0.05  # for which a check holds
+STREAM_CHECK_SECONDS = 1.0  # between two checks of a stream's caller
+STREAMED = "streamed"  # an option of routes that read their body with `stream_body`
 
 # Routers and routes declare these for the API's OpenAPI document.
 ACCOUNT_SECURITY: list[SecurityRequirement] = [{"apiKey": []}, {"session": []}]
@@ -94,6 +104,70 @@ async def find_access(reference: KeyReference, registry: Registry, by: By = "key
     return Access(account, f"{key.name} ({key.id})", by, key.scope, only=only)
 
 
+T = TypeVar("T")
+
+
+class CallerCheck(Generic[T]):
+    """The check of a request's caller."""
+
+    def __init__(self, find: Callable[[], Awaitable[T]]) -> None:
+        self._find, self._at = find, 0.0
+
+    async def run(self) -> T:
+        """Returns what the caller is now. Raises what its request is refused with."""
+        self._at = time.monotonic()
+        self.caller = await self._find()
+        return self.caller
+
+    async def confirm(self) -> T:
+        """Like `run`, unless the last check has just been made."""
+        return self.caller if time.monotonic() - self._at < FRESH_SECONDS else await self.run()
+
+
+async def receive_body(request: Request[Any, Any, State], handler: BaseRouteHandler) -> None:
+    """Waits for the whole body, which Litestar reads from memory afterwards."""
+    if request.method not in SAFE_METHODS and STREAMED not in handler.opt:
+        await request.body()
+
+
+async def stream_body(request: Request[Any, Any, State]) -> AsyncGenerator[bytes]:
+    """Yields the parts of the body, and checks the caller again at its end."""
+    async for part in request.stream():
+        yield part
+    await request.scope["state"][CHECK].confirm()
+
+
+async def end_with_right(request: Request[Any, Any, State], stream: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yields what the stream yields, until it ends or its caller may not see it any more."""
+    check: CallerCheck[Any] = request.scope["state"][CHECK]
+    checked_at = time.monotonic()
+    async with contextlib.aclosing(stream):
+        following: asyncio.Task[bytes | None] | None = None
+        try:
+            while True:
+                following = following or asyncio.create_task(_read_next(stream))
+                await asyncio.wait([following], timeout=STREAM_CHECK_SECONDS)
+                if time.monotonic() - checked_at >= STREAM_CHECK_SECONDS:
+                    checked_at = time.monotonic()
+                    try:
+                        await check.run()
+                    except ServiceError:
+                        return
+                if following.done():
+                    part, following = following.result(), None
+                    if part is None:
+                        return
+                    yield part
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.wait([following])
+
+
+async def _read_next(stream: AsyncGenerator[bytes]) -> bytes | None:
+    return await anext(stream, None)
+
+
 async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Guards routes for account holders; `CallerAccess` is what the caller may do, and `Caller` its account.
 
@@ -101,14 +175,25 @@ async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: 
     Raises Unauthorized, CsrfRefused, NotPermitted and RateLimited.
     """
     request, services = request_of(connection)
-    access = await require_access(request, services.registry, services.sessions)
-    await services.pacing.admit(access.account.id, request.scope["state"], paced=UNPACED not in handler.opt)
     call = CALLS.get(f"{request.method} {request.scope['path_template']}")
-    if not leaves_account(request, access, call):
-        access.require(call)
+    state = request.scope["state"]
+
+    async def find_caller() -> Access:
+        access = await require_access(request, services.registry, services.sessions)
+        if not leaves_account(request, access, call):
+            access.require(call)
+        return access
+
+    state[CHECK] = check = CallerCheck(find_caller)
+    access = await check.run()
+    takes_rights = call is not None and call.name in TAKES_RIGHTS
+    meter = services.pacing.meter(access.account.id, access.who, state, takes_rights=takes_rights)
+    async with meter.receiving():
+        await receive_body(request, handler)
+    await meter.enter(paced=UNPACED not in handler.opt)
+    access = await check.confirm()
     if access.only is not None and call is not None and call.where is Where.FILTER:
         choose_app(request, access)
-    request.scope["state"][ACCESS_STATE] = access
     if call is not None and call.changes:
         await begin_change(request, services, access, call)
 
@@ -131,8 +216,8 @@ def choose_app(request: Request[Any, Any, State], access: Access) -> None:
 
 
 def provide_access(request: Request[Any, Any, State]) -> Access:
-    access: Access = request.scope["state"][ACCESS_STATE]
-    return access
+    check: CallerCheck[Access] = request.scope["state"][CHECK]
+    return check.caller
 
 
 def provide_account(request: Request[Any, Any, State]) -> Account:
@@ -177,12 +262,20 @@ async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler
     Raises Unauthorized, CsrfRefused, and BackboneUnavailable if the change cannot be recorded.
     """
     request, services = request_of(connection)
-    if "authorization" in request.headers:
-        operator = services.operators.find(read_bearer(request))
-    else:
-        operator = await find_session_operator(request, services.operators, services.sessions)
-    if operator is None:
-        raise Unauthorized
+
+    async def find_operator() -> Operator:
+        if "authorization" in request.headers:
+            operator = services.operators.find(read_bearer(request))
+        else:
+            operator = await find_session_operator(request, services.operators, services.sessions)
+        if operator is None:
+            raise Unauthorized
+        return operator
+
+    request.scope["state"][CHECK] = check = CallerCheck(find_operator)
+    await check.run()
+    await receive_body(request, handler)
+    operator = await check.confirm()
     if request.method not in SAFE_METHODS:
         await begin_audit(request, services, operator, handler)
 

@@ -14,11 +14,10 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.access import Access
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.api.authentication import account_router
+from gateway.api.authentication import STREAMED, account_router, end_with_right, stream_body
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
 from gateway.api.resources import Caller, CallerAccess, OwnApp, OwnDeploy, require_own_app
 from gateway.deploys.actions import DeployActions
@@ -186,7 +185,7 @@ async def show_deploy(account: Caller, own_deploy: OwnDeploy, deploys: Injected[
     status_code=202,
     request_max_body_size=None,
     body=SOURCE,
-    opt={UNPACED: True},  # an upload takes long, and uploads have a limit of their own
+    opt={UNPACED: True, STREAMED: True},  # an upload takes long, and uploads have a limit of their own
     errors=PUBLISH_ERRORS,
 )
 async def publish(
@@ -202,7 +201,7 @@ async def publish(
     """
     declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await deploys.publish(own_app, request.stream(), "upload", size=declared_size(request), declared=declared)
+        await deploys.publish(own_app, stream_body(request), "upload", size=declared_size(request), declared=declared)
     )
 
 
@@ -355,7 +354,6 @@ async def change_variables(
 @get("/apps/{app:str}/logs", media_type="text/plain", errors=[RequestMalformed, NotFound, ViewersLimited])
 async def read_logs(
     access: CallerAccess,
-    registry: Injected[Registry],
     request: Request[Any, Any, State],
     own_app: OwnApp,
     deploys: Injected[Deploys],
@@ -378,15 +376,14 @@ async def read_logs(
             )
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
-        return Stream(_events(access, registry, own_app, deploys, runtime_log, process, tail), headers=headers)
+        events = _events(own_app, deploys, runtime_log, process, tail)
+        return Stream(end_with_right(request, events), headers=headers)
     lines = [] if live is None else await runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)
 
 
 async def _events(
-    access: Access,
-    registry: Registry,
     app: App,
     deploys: Deploys,
     runtime_log: RuntimeLog,
@@ -404,8 +401,6 @@ async def _events(
         )
         async with contextlib.aclosing(lines):
             async for new in lines:
-                if await registry.members.has_left(access):
-                    return
                 if new:
                     yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()
                 elif time.monotonic() - spoke > HEARTBEAT_SECONDS:

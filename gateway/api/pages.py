@@ -25,7 +25,14 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, Sessions
 from gateway.api.assets import bundle_pages, file_response, html_response, page_text
-from gateway.api.authentication import OPERATOR_SECURITY, close_session, find_access, open_session, operators_only
+from gateway.api.authentication import (
+    OPERATOR_SECURITY,
+    close_session,
+    end_with_right,
+    find_access,
+    open_session,
+    operators_only,
+)
 from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
 from gateway.errors import (
     BackboneUnavailable,
@@ -195,7 +202,9 @@ async def ops_page(request: Request[Any, Any, State], openid: Injected[OpenId]) 
     security=OPERATOR_SECURITY,
     errors=[ViewersLimited],
 )
-async def ops_events(feed: Injected[SnapshotFeed], process: Injected[ProcessState]) -> Stream:
+async def ops_events(
+    request: Request[Any, Any, State], feed: Injected[SnapshotFeed], process: Injected[ProcessState]
+) -> Stream:
     """Stream the figures of the operators' page, every two seconds.
 
     The response is a stream of server-sent events. The event `away` means that Redis does not answer.
@@ -212,7 +221,7 @@ async def ops_events(feed: Injected[SnapshotFeed], process: Injected[ProcessStat
                     return
 
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return Stream(events(), media_type="text/event-stream", headers=headers)
+    return Stream(end_with_right(request, events()), media_type="text/event-stream", headers=headers)
 
 
 class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):

@@ -39,7 +39,7 @@ from gateway.api.apps import (
     view_repository,
 )
 from gateway.api.audit import REPORTS, list_audit, note_before
-from gateway.api.authentication import operator_router
+from gateway.api.authentication import STREAMED, operator_router, stream_body
 from gateway.api.bodies import SOURCE, declared_size
 from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
 from gateway.api.events import EventId
@@ -182,6 +182,7 @@ class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     status_code=202,
     request_max_body_size=None,
     body=SOURCE,
+    opt={STREAMED: True},
     errors=PUBLISH_ERRORS,
 )
 async def publish_source(
@@ -194,7 +195,7 @@ async def publish_source(
     """
     declared = read_format(request.headers.get("content-type", ""))
     return QueuedDeployId(
-        await deploys.publish(any_app, request.stream(), "operator", size=declared_size(request), declared=declared)
+        await deploys.publish(any_app, stream_body(request), "operator", size=declared_size(request), declared=declared)
     )
 
 

@@ -7,21 +7,41 @@ imports it when an account first calls the endpoint, and running streams continu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request
 
-from gateway.accounts.pacing import LANE
-from gateway.api.authentication import require_access
+from gateway.api.authentication import CallerCheck, require_access
+from gateway.api.bodies import declared_size
 from gateway.errors import MethodNotAllowed, ServiceError
 from gateway.services import Services
 
 if TYPE_CHECKING:
     from gateway.mcp.server import AgentSessions
 
+MESSAGE_BYTES = 4_194_304  # of a call; `service_publish` has the files of an app
 CALL_SECONDS = 0.01  # approximate cost of a call: the SDK works in tasks of its own, which are not measured
+
+
+async def read_message(receive: Any) -> Callable[[], Awaitable[Any]]:
+    """Reads the whole body, and returns a `receive` that repeats it. Of a body that is too large, it reads no more."""
+    parts: deque[Any] = deque()
+    size = 0
+    while size <= MESSAGE_BYTES:
+        message = await receive()
+        parts.append(message)
+        size += len(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body"):
+            break
+
+    async def replay() -> Any:
+        return parts.popleft() if parts else await receive()
+
+    return replay
 
 
 class AgentEndpoint:
@@ -48,10 +68,17 @@ class AgentEndpoint:
             request: Request[Any, Any, Any] = Request(scope)
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
-            access = await require_access(request, self._services.registry, self._services.sessions)
-            await self._services.pacing.admit(access.account.id, scope["state"])
-            scope["state"][LANE].charge(CALL_SECONDS)
-            await (await self._load_sessions()).answer(access, scope, receive, send)
+            check = CallerCheck(partial(require_access, request, self._services.registry, self._services.sessions))
+            access = await check.run()
+            meter = self._services.pacing.meter(access.account.id, access.who, scope["state"])
+            async with meter.receiving():
+                # A message that is declared as too large is not read.
+                is_small = (declared_size(request) or 0) <= MESSAGE_BYTES
+                replay = await read_message(receive) if is_small else receive
+            await meter.enter()
+            meter.charge(CALL_SECONDS)
+            sessions = await self._load_sessions()
+            await sessions.answer(await check.confirm(), scope, replay, send)
         except ServiceError as error:
             headers, body = error.render(scope["state"].get("request_id", ""))
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -78,4 +105,4 @@ class AgentEndpoint:
     def _create_sessions(self) -> AgentSessions:
         from gateway.mcp.server import AgentSessions
 
-        return AgentSessions(self._services)
+        return AgentSessions(self._services, MESSAGE_BYTES)

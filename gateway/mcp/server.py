@@ -15,7 +15,6 @@ from gateway.mcp.deploys import DeployTool, EnvironmentTool, HookTool, LogsTool,
 from gateway.mcp.tools import ACCESS
 from gateway.services import Services
 
-MESSAGE_BYTES = 4_194_304  # of a call; `service_publish` has the files of an app
 TOOLS = (HookTool, DeployTool, AppTool, DeliveryTool, PublishTool, LogsTool, EnvironmentTool, LimitsTool, UsageTool)
 INSTRUCTIONS = (
     "Deploy hooks are secret URLs: a POST to one rebuilds its app. Anyone who has the URL can deploy the app. It is "
@@ -30,7 +29,8 @@ INSTRUCTIONS = (
 class AgentSessions:
     """The MCP server with all tools. It keeps no sessions, so any process can answer any request."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, message_bytes: int) -> None:
+        """`message_bytes` is the maximum of a call."""
         server = MCPServer(
             "capsule",
             title="Capsule",
@@ -44,7 +44,7 @@ class AgentSessions:
         server.streamable_http_app(
             stateless_http=True,
             json_response=True,
-            max_request_body_size=MESSAGE_BYTES,
+            max_request_body_size=message_bytes,
             transport_security=own_host_only(services.settings.base_url),
         )
         self._manager = server.session_manager

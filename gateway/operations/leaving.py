@@ -175,11 +175,18 @@ class Leaving:
             await self._postpone(account_id, WAIT_MS)  # what was in progress, such as a delivery, may write once more
             return False
         await self._registry.remove_account(account_id)
+        await self._remove_latecomers(account_id)
         await unlist_suspended(self._store, account_id)
         await self._store.client.zrem(accounts_key(tag), account_id)
         await self._store.client.zrem(deletions_key(tag), account_id)
         logger.info("account.deleted", account=account_id)
         return True
+
+    async def _remove_latecomers(self, account_id: str) -> None:
+        """Removes what a request has written that found the account's record just before it was removed."""
+        await self._revoke_keys(account_id)
+        await self._registry.members.remove_all(account_id)
+        await self._remove_keys(account_id, await self._remove_apps(account_id))
 
     async def _postpone(self, account_id: str, milliseconds: int) -> None:
         due = {account_id: int(time.time() * 1000) + milliseconds}

@@ -19,7 +19,7 @@ async def send(port: int, *parts: bytes, pause: float = 0, timeout: float = 10) 
     """Sends the parts. Returns the response, or None if the server closed the connection without one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        reading = asyncio.create_task(_read(reader))
+        reading = asyncio.create_task(read_reply(reader))
         with contextlib.suppress(ConnectionError):
             for part in parts:
                 writer.write(part)
@@ -34,7 +34,7 @@ async def send(port: int, *parts: bytes, pause: float = 0, timeout: float = 10) 
             await writer.wait_closed()
 
 
-async def _read(reader: asyncio.StreamReader) -> Reply | None:
+async def read_reply(reader: asyncio.StreamReader) -> Reply | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         status, *lines = head.decode("latin-1").split("\r\n")[:-2]

@@ -7,12 +7,15 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
+from gateway.keys import account_key
 from gateway.redis import servers
 from tests.support.background import in_background
 from tests.support.polling import PATIENCE_SECONDS, wait_until
-from tests.support.stores import opened
+from tests.support.stores import add_accounts, opened
 
 KEY = "k" * 32
+ACCOUNTS = "acc_one", "acc_two"
+ACCOUNT_KEYS = {account_key(account_id) for account_id in ACCOUNTS}  # which a process adds
 
 
 @asynccontextmanager
@@ -21,6 +24,8 @@ async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registr
     async with opened(url) as store:
         store._servers = servers.parse(subscription_url or url)
         registry = Registry(store, Vault(KEY))
+        with suppress(BackboneUnavailable):
+            await add_accounts(store, *ACCOUNTS)
         async with in_background(registry.cache.follow_changes()):
             await wait_until(lambda: registry.cache.is_current)
             yield registry

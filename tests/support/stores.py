@@ -7,6 +7,7 @@ import msgspec
 
 from gateway.accounts.records import Account
 from gateway.accounts.registry import Registry
+from gateway.keys import account_key
 from gateway.redis.client import Store
 from gateway.settings.model import Plan
 
@@ -18,6 +19,13 @@ async def opened(url: str, replicas: int = 0, ca_file: str = "") -> AsyncIterato
         yield store
     finally:
         await store.close()
+
+
+async def add_accounts(store: Store, *account_ids: str) -> None:
+    """Writes the records of accounts, without which nothing can be added to them."""
+    for account_id in account_ids:
+        account = Account(id=account_id, name=account_id, plan="free", createdAt="")
+        await store.client.set(account_key(account_id), msgspec.json.encode(account), nx=True)
 
 
 async def change_plan(registry: Registry, account_id: str, plan: Plan) -> Account:

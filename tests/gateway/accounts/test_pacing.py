@@ -6,8 +6,14 @@ from typing import Any
 import pytest
 
 from gateway.accounts import pacing
-from gateway.accounts.pacing import LANE, Pacing, RequestMeter, leave_lane
+from gateway.accounts.pacing import METER, Pacing, RequestMeter, leave_lane
 from gateway.errors import RateLimited
+
+
+async def admit(
+    paces: Pacing, account: str, state: dict[str, Any], *, caller: str = "key", paced: bool = True, **options: bool
+) -> None:
+    await paces.meter(account, caller, state, **options).enter(paced=paced)
 
 
 async def test_two_at_a_time_and_in_order() -> None:
@@ -15,13 +21,13 @@ async def test_two_at_a_time_and_in_order() -> None:
     admitted: list[int] = []
 
     async def request(number: int) -> None:
-        await paces.admit("ana", states[number])
+        await admit(paces, "ana", states[number])
         admitted.append(number)
 
     requests = [asyncio.create_task(request(number)) for number in range(5)]
     await asyncio.sleep(0.01)
     assert admitted == [0, 1]
-    await paces.admit("ben", {})
+    await admit(paces, "ben", {})
     requests[2].cancel()
     leave_lane(states[0])
     leave_lane(states[0])
@@ -35,44 +41,44 @@ async def test_two_at_a_time_and_in_order() -> None:
 async def test_long_requests_hold_no_slot() -> None:
     paces = Pacing()
     for _ in range(5):
-        await asyncio.wait_for(paces.admit("ana", {}, paced=False), 1)
+        await asyncio.wait_for(admit(paces, "ana", {}, paced=False), 1)
 
 
 async def test_an_account_that_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     paces, state = Pacing(), dict[str, Any]()
 
     async def work() -> None:
-        await paces.admit("ana", state)
-        state[LANE].charge(pacing.SAVED_SECONDS + 0.1)
+        await admit(paces, "ana", state)
+        state[METER].charge(pacing.SAVED_SECONDS + 0.1)
 
     began = asyncio.get_running_loop().time()
     await RequestMeter(work(), state)
-    await asyncio.wait_for(paces.admit("ben", {}), 1)
-    await paces.admit("ana", state)
+    await asyncio.wait_for(admit(paces, "ben", {}), 1)
+    await admit(paces, "ana", state)
     assert 0.1 / pacing.TIME_SHARE <= asyncio.get_running_loop().time() - began < 5
     leave_lane(state)
     monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
-    state[LANE].charge(60)
+    state[METER].charge(60)
     with pytest.raises(RateLimited) as refused:
-        await paces.admit("ana", {})
+        await admit(paces, "ana", {})
     assert refused.value.retry_after is not None
     assert 250 < refused.value.retry_after < 310
-    await asyncio.wait_for(paces.admit("ben", {}), 1)
+    await asyncio.wait_for(admit(paces, "ben", {}), 1)
 
 
 async def test_the_number_of_waiting_requests_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "MAX_WAITING", 3)
     paces = Pacing()
     for _ in range(2):
-        await paces.admit("ana", {})
-    waiting = [asyncio.create_task(paces.admit("ana", {})) for _ in range(3)]
+        await admit(paces, "ana", {})
+    waiting = [asyncio.create_task(admit(paces, "ana", {})) for _ in range(3)]
     await asyncio.sleep(0.01)
     with pytest.raises(RateLimited):
-        await paces.admit("ana", {})
+        await admit(paces, "ana", {})
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
-    again = asyncio.create_task(paces.admit("ana", {}))  # canceled requests no longer count
+    again = asyncio.create_task(admit(paces, "ana", {}))  # canceled requests no longer count
     await asyncio.sleep(0.01)
     assert not again.done()
     again.cancel()
@@ -83,16 +89,16 @@ async def test_a_request_is_metered_step_by_step_and_its_slot_is_freed() -> None
     paces, state = Pacing(), dict[str, Any]()
 
     async def fails() -> None:
-        await paces.admit("ana", state)
+        await admit(paces, "ana", state)
         await asyncio.sleep(0.2)  # costs nothing
         raise KeyError("x")
 
     with pytest.raises(KeyError):
         await RequestMeter(fails(), state)
-    assert state[LANE]._spent < 0.05
+    assert state[METER]._lane._spent < 0.05
 
     async def hangs() -> None:
-        await paces.admit("ana", state)
+        await admit(paces, "ana", state)
         await asyncio.sleep(60)
 
     async def run() -> None:
@@ -100,11 +106,11 @@ async def test_a_request_is_metered_step_by_step_and_its_slot_is_freed() -> None
 
     task = asyncio.create_task(run())
     await asyncio.sleep(0.01)
-    assert state[LANE]._running == 1
+    assert state[METER]._lane._running == 1
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-    assert state[LANE]._running == 0
+    assert state[METER]._lane._running == 0
 
 
 async def test_the_time_of_a_request_is_charged_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,17 +129,17 @@ async def test_the_time_of_a_request_is_charged_to_its_account(monkeypatch: pyte
     paces, state = Pacing(), dict[str, Any]()
 
     async def work() -> None:
-        await paces.admit("ana", state)
+        await admit(paces, "ana", state)
         for _ in range(2):
             clock.worked += 5
             await asyncio.sleep(0)
 
     await RequestMeter(work(), state)
     with pytest.raises(RateLimited) as refused:
-        await paces.admit("ana", {})
+        await admit(paces, "ana", {})
     assert refused.value.retry_after is not None
     assert 40 < refused.value.retry_after <= 51
-    await paces.admit("ben", {})
+    await admit(paces, "ben", {})
 
 
 async def test_idle_lanes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +147,72 @@ async def test_idle_lanes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     paces = Pacing()
     for number in range(100):
         state: dict[str, Any] = {}
-        await paces.admit(f"acc_{number}", state)
+        await admit(paces, f"acc_{number}", state)
         leave_lane(state)
     assert len(paces._lanes) < 20
+
+
+async def test_callers_take_turns() -> None:
+    """One that sends more requests than all others delays each of them by one request."""
+    paces, admitted = Pacing(), list[str]()
+
+    async def request(caller: str) -> None:
+        state: dict[str, Any] = {}
+        await admit(paces, "ana", state, caller=caller)
+        admitted.append(caller)
+        await asyncio.sleep(0.01)
+        leave_lane(state)
+
+    flood = [asyncio.create_task(request("flood")) for _ in range(100)]
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(request(caller)) for caller in ("one", "two", "one")]
+    await asyncio.wait(others)
+    assert admitted.count("flood") <= 2 + 2 * len(others)
+    for task in flood:
+        task.cancel()
+    await asyncio.wait(flood)
+
+
+async def test_a_caller_whose_time_is_used_up_leaves_that_of_the_others() -> None:
+    paces = Pacing()
+    for _ in range(2_000):  # requests that are refused
+        paces.meter("ana", "flood", {})
+    await asyncio.wait_for(admit(paces, "ana", {}, caller="other"), 0.1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(admit(paces, "ana", {}, caller="flood"), 0.1)
+
+
+async def test_rights_are_taken_away_in_a_lane_of_its_own() -> None:
+    paces, state = Pacing(), dict[str, Any]()
+    await admit(paces, "ana", {})
+    await admit(paces, "ana", state)
+    state[METER].charge(60)
+    await asyncio.wait_for(admit(paces, "ana", {}, takes_rights=True), 0.1)
+
+
+async def test_a_caller_that_sends_many_bodies_waits_for_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
+    paces, ended = Pacing(), asyncio.Event()
+
+    async def send() -> None:
+        async with paces.meter("ana", "slow", {}).receiving():
+            await ended.wait()
+
+    sending = [asyncio.create_task(send()) for _ in range(pacing.MAX_BODIES)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(RateLimited, match="complete their bodies"):
+        await send()
+    async with paces.meter("ana", "other", {}).receiving():
+        pass
+    ended.set()
+    await asyncio.wait(sending)
+    await send()
+
+
+async def test_idle_callers_are_dropped() -> None:
+    paces = Pacing()
+    for number in range(100):
+        state: dict[str, Any] = {}
+        await admit(paces, "ana", state, caller=str(number))
+        leave_lane(state)
+    assert len(state[METER]._lane._callers) < 20

@@ -1,6 +1,7 @@
 """Sessions of the pages: their cookies, their ends, and the limits on log-ins."""
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest_asyncio
 
 from gateway.accounts.session_store import SESSION_SECONDS
 from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, UNREADABLE, Sessions, client_network
+from gateway.errors import CsrfRefused
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account
@@ -179,6 +181,26 @@ async def test_behind_tls_the_cookie_is_secure_and_bound_to_the_host() -> None:
     assert cookie.secure
     assert cookie.key == f"__Host-{ACCOUNT}"
     assert cookie.domain is None
+
+
+@pytest.mark.parametrize(
+    ("base", "origin", "own"),
+    [
+        ("https://api.example.com", "https://api.example.com", True),
+        ("https://api.example.com", "https://10.0.0.2:8000", True),
+        ("https://api.example.com", "http://api.example.com", False),
+        ("https://api.example.com", "http://10.0.0.2:8000", False),
+        ("http://api.example.com", "http://10.0.0.2:8000", True),
+    ],
+)
+async def test_a_page_without_tls_is_foreign_to_a_service_with_it(base: str, origin: str, own: bool) -> None:
+    """The proxy that ends TLS sends plain HTTP to this process, with the name that the page has used."""
+    request = SimpleNamespace(
+        method="POST", headers={"host": "10.0.0.2:8000", "origin": origin}, scope={"scheme": "http"}
+    )
+    sessions = Sessions(None, Settings(base_url=base))
+    with contextlib.nullcontext() if own else pytest.raises(CsrfRefused):
+        sessions.require_own_origin(request)
 
 
 async def test_a_key_has_at_most_twenty_sessions(visitor: Visitor, account: Account) -> None:

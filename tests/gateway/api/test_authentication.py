@@ -1,34 +1,15 @@
 """The credential is checked before everything else, so a request without one reveals nothing."""
 
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.api import openapi
-from gateway.app import create_app
-from gateway.settings import Settings
 from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.operations import OPERATIONS
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-CREDENTIALS = {"apiKey", "operatorToken"}
-
-
-def protected() -> Iterator[tuple[str, str, set[str]]]:
-    """Yields method, path and accepted credentials of each operation that accepts an API key or operator token."""
-    paths: dict[str, Any] = openapi.build(create_app(Settings()).litestar)["paths"]
-    for path, item in paths.items():
-        for method, operation in item.items():
-            accepted = {kind for choice in operation.get("security", []) for kind in choice} & CREDENTIALS
-            if accepted and path != "/mcp":  # JSON-RPC, which has only POST: see tests/gateway/mcp
-                yield method.upper(), re.sub(r"{\w+}", "x", path), accepted
-
-
-OPERATIONS = sorted((method, path, sorted(accepted)) for method, path, accepted in protected())
 
 # Bodies that cannot be parsed, have an unknown field or a wrong type, or are too large.
 BODIES: dict[str, dict[str, Any]] = {

@@ -10,9 +10,12 @@ import pytest
 import redis
 
 from gateway.accounts.api_keys import digest
+from gateway.accounts.records import App as AppRecord
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
+from gateway.accounts.vault import Vault
 from gateway.deploys.hooks import Hooks
+from gateway.errors import NotFound
 from gateway.events.notices import BudgetUse, NoticeChoices, Notices
 from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key
 from gateway.operations.leaving import Leaving
@@ -212,15 +215,23 @@ STEPS = ("_mark", "_revoke_keys", "_remove_apps", "_remove_deleted_data", "_remo
 STEPS += ("_remove_entries", "_remove_keys")
 
 
+def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.operations.leaving.WAIT_MS", 0)
+    monkeypatch.setattr("gateway.operations.leaving.RETRY_MS", 0)
+
+
+async def finish(leaving: Leaving) -> None:
+    for _ in range(5):
+        if await leaving.delete_due():
+            return
+    raise AssertionError("the deletion does not end")
+
+
 @pytest.mark.parametrize("step", STEPS)
 async def test_an_interrupted_deletion_is_continued(
     store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    from gateway.accounts.records import App as AppRecord
-    from gateway.accounts.vault import Vault
-
-    monkeypatch.setattr("gateway.operations.leaving.WAIT_MS", 0)
-    monkeypatch.setattr("gateway.operations.leaving.RETRY_MS", 0)
+    make_impatient(monkeypatch)
     settings = Settings(data_dir=str(tmp_path), redis_url=redis_url)
     registry = Registry(store, Vault(""))
     leaving = make_leaving(settings, registry)
@@ -239,10 +250,69 @@ async def test_an_interrupted_deletion_is_continued(
     with pytest.raises(asyncio.CancelledError):
         await leaving.delete_due()
     monkeypatch.setattr(Leaving, step, original)
-    for _ in range(5):
-        if await leaving.delete_due():
-            break
-    else:
-        raise AssertionError("the deletion does not end")
+    await finish(leaving)
     with redis.Redis.from_url(redis_url) as client:
         assert search(client, {account.id, "Leaving", "app-1", "notes", "ada@example.com"}) == []
+
+
+# -- writes while it ends ------------------------------------------------------------------------------------
+
+
+async def write_late(registry: Registry, account_id: str) -> None:
+    await registry.put_app(AppRecord(id="app-2", name="late", account=account_id, createdAt=""), None)
+
+
+async def invite_late(registry: Registry, account_id: str) -> None:
+    await registry.members.put(account_id, "late@example.com", "owner")
+
+
+@pytest.mark.parametrize("write", [write_late, invite_late])
+@pytest.mark.parametrize("has_record", [True, False], ids=["while it goes", "when it is gone"])
+async def test_a_write_of_an_account_that_is_gone_leaves_nothing(
+    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any, has_record: bool
+) -> None:
+    make_impatient(monkeypatch)
+    registry = Registry(store, Vault(""))
+    leaving = make_leaving(Settings(data_dir=str(tmp_path), redis_url=redis_url), registry)
+    account, _ = await registry.create_account("Leaving", "free")
+    await leaving.begin(account.id, now=True)
+    if has_record:
+        await leaving._mark(account.id)
+        with pytest.raises(NotFound):
+            await write(registry, account.id)
+        await finish(leaving)
+    else:
+        await finish(leaving)
+        with pytest.raises(NotFound):
+            await write(registry, account.id)
+    with redis.Redis.from_url(redis_url) as client:
+        assert search(client, {account.id, "app-2", "late", "late@example.com", digest("late@example.com")}) == []
+
+
+@pytest.mark.parametrize("write", [write_late, invite_late])
+async def test_what_is_written_just_before_the_end_is_removed(
+    store: Any, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Any
+) -> None:
+    """By a process that dies before it looks whether the account is still there."""
+    make_impatient(monkeypatch)
+    registry = Registry(store, Vault(""))
+    leaving = make_leaving(Settings(data_dir=str(tmp_path), redis_url=redis_url), registry)
+    account, _ = await registry.create_account("Leaving", "free")
+    await leaving.begin(account.id, now=True)
+    remove = registry.remove_account
+
+    async def remove_late(account_id: str) -> None:
+        async def die(*_: object) -> None:
+            raise asyncio.CancelledError
+
+        with monkeypatch.context() as dying:
+            for module in ("registry", "members"):
+                dying.setattr(f"gateway.accounts.{module}.require_present", die)
+            with pytest.raises(asyncio.CancelledError):
+                await write(registry, account_id)
+        await remove(account_id)
+
+    monkeypatch.setattr(registry, "remove_account", remove_late)
+    await finish(leaving)
+    with redis.Redis.from_url(redis_url) as client:
+        assert search(client, {account.id, "app-2", "late", "late@example.com", digest("late@example.com")}) == []

@@ -1,0 +1,297 @@
+"""A caller that loses its right finishes nothing: requests that it holds open are refused, and its streams end."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.accounts.access import TOOL_CALLS
+from gateway.accounts.pacing import MAX_BODIES
+from gateway.accounts.sessions import ACCOUNT, OPERATOR
+from tests.fakes import FakeAppBackend
+from tests.support.accounts import Account, App
+from tests.support.gateway_process import Gateway
+from tests.support.operations import OPERATIONS
+from tests.support.raw_http import Reply, read_reply, request
+from tests.support.responses import refused
+from tests.support.visitor import Visitor
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CHANGES = [(method, path, accepted) for method, path, accepted in OPERATIONS if method != "GET"]
+ENDS_SECONDS = 2.0  # that a stream may take to end, as the documentation says
+BODY = b'{"name": "late"}'
+
+
+class Held:
+    """A request whose body lacks its end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rest: bytes) -> None:
+        self._reader, self._writer, self._rest = reader, writer, rest
+
+    @classmethod
+    async def open(cls, gw: Gateway, method: str, path: str, *headers: str, body: bytes = BODY) -> "Held":
+        reader, writer = await asyncio.open_connection("127.0.0.1", gw.port)
+        host = f"Host: 127.0.0.1:{gw.port}"
+        whole = request(path, body, *headers, method=method).replace(b"Host: gateway", host.encode())
+        writer.write(whole[:-1])
+        await writer.drain()
+        return cls(reader, writer, whole[-1:])
+
+    async def finish(self) -> Reply:
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(self._rest)
+        reply = await asyncio.wait_for(read_reply(self._reader), 30)
+        self.close()
+        assert reply is not None
+        return reply
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def code_of(reply: Reply) -> tuple[int, str]:
+    return reply.status, json.loads(reply.body)["error"]["code"]
+
+
+async def make_key(account: Account, **fields: Any) -> Account:
+    """Returns the account with another key, `key_id`."""
+    made = (await account.call("POST", "/account/keys", {"name": "other", **fields})).json()
+    account.gateway.confidential.add(made["key"])
+    other = Account(account.gateway, account.id, made["key"])
+    other.key_id = made["id"]  # type: ignore[attr-defined]
+    return other
+
+
+async def revoke(account: Account, other: Account) -> None:
+    assert (await account.call("DELETE", f"/account/keys/{other.key_id}")).status_code == 204  # type: ignore[attr-defined]
+
+
+def bearer(account: Account) -> str:
+    return f"Authorization: Bearer {account.key}"
+
+
+# -- requests --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path"), [each[:2] for each in CHANGES if "apiKey" in each[2]])
+async def test_a_revoked_key_finishes_no_change(gw: Gateway, app: App, method: str, path: str) -> None:
+    account = app.account
+    other = await make_key(account)
+    path = path.replace("/apps/x", f"/apps/{app.name}")
+    held = await Held.open(gw, method, path, bearer(other), *describe_body(path))
+    await asyncio.sleep(0.2)
+    await revoke(account, other)
+    assert code_of(await held.finish()) == (401, "UNAUTHORIZED")
+
+
+def describe_body(path: str) -> list[str]:
+    return ["Content-Type: application/gzip"] if path.endswith("/source") else []
+
+
+@pytest.mark.parametrize("action", [name for name, calls in TOOL_CALLS.items() if any(each.changes for each in calls)])
+async def test_a_revoked_key_finishes_no_tool_call(gw: Gateway, app: App, action: str) -> None:
+    other = await make_key(app.account)
+    tool, _, name = action.partition(" ")
+    arguments = {"app": app.name, "name": "late", **({"action": name} if name else {})}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
+    accept = "Accept: application/json, text/event-stream"
+    held = await Held.open(gw, "POST", "/mcp", bearer(other), accept, body=json.dumps(call).encode())
+    await asyncio.sleep(0.2)
+    await revoke(app.account, other)
+    assert code_of(await held.finish()) == (401, "UNAUTHORIZED")
+
+
+@pytest.mark.parametrize(("method", "path"), [each[:2] for each in CHANGES if "operatorToken" in each[2]])
+async def test_an_operator_who_logged_out_finishes_no_change(gw: Gateway, app: App, method: str, path: str) -> None:
+    visitor = Visitor(gw)
+    async with visitor.http:
+        await visitor.log_in_as_operator()
+        cookie = f"Cookie: {OPERATOR}={visitor.http.cookies[OPERATOR]}"
+        path = path.replace("/apps/x", f"/apps/{app.name}")
+        held = await Held.open(gw, method, path, cookie, f"Origin: {gw.address}", *describe_body(path))
+        await asyncio.sleep(0.2)
+        assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
+        assert code_of(await held.finish()) == (401, "UNAUTHORIZED")
+
+
+@contextlib.asynccontextmanager
+async def signed_in(account: Account, email: str, role: str) -> AsyncIterator[Visitor]:
+    visitor = Visitor(account.gateway)
+    visitor.become(email, account.id)
+    await set_role(account, "chief@example.com", "owner")  # the last owner cannot go
+    await set_role(account, email, role)
+    async with visitor.http:
+        yield visitor
+
+
+async def set_role(account: Account, email: str, role: str) -> None:
+    answer = await account.call("PUT", f"/account/members/{email}", {"role": role})
+    assert answer.status_code == 200, answer.text
+
+
+async def hold(visitor: Visitor, method: str, path: str, body: dict[str, Any]) -> Held:
+    headers = (f"Cookie: {ACCOUNT}={visitor.token}", f"Origin: {visitor.gw.address}")
+    held = await Held.open(visitor.gw, method, path, *headers, body=json.dumps(body).encode())
+    await asyncio.sleep(0.2)
+    return held
+
+
+async def test_a_removed_owner_does_not_come_back(gw: Gateway) -> None:
+    account = await gw.account()
+    async with signed_in(account, "mallory@example.com", "owner") as mallory:
+        held = await hold(mallory, "PUT", "/account/members/mallory@example.com", {"role": "owner"})
+        assert (await account.call("DELETE", "/account/members/mallory@example.com")).status_code == 204
+        assert code_of(await held.finish()) == (401, "UNAUTHORIZED")
+        assert [each["email"] for each in (await account.get("/account/members")).json()] == ["chief@example.com"]
+
+
+async def test_a_demoted_owner_creates_no_key(gw: Gateway) -> None:
+    account = await gw.account()
+    async with signed_in(account, "mallory@example.com", "owner") as mallory:
+        held = await hold(mallory, "POST", "/account/keys", {"name": "late"})
+        await set_role(account, "mallory@example.com", "viewer")
+        assert code_of(await held.finish()) == (403, "NOT_PERMITTED")
+        assert len((await account.get("/account/keys")).json()) == 1
+
+
+async def test_what_was_held_while_the_account_is_deleted_changes_nothing(gw: Gateway) -> None:
+    account = await gw.account()
+    name = (await account.get()).json()["name"]
+    held = await Held.open(gw, "POST", "/account/keys", bearer(account))
+    await asyncio.sleep(0.2)
+    assert (await account.call("POST", "/account/deletion", {"name": name})).status_code == 202
+    assert code_of(await held.finish()) == (403, "APP_SUSPENDED")
+    assert len((await account.get("/account/keys")).json()) == 1
+
+
+async def test_a_refused_request_is_in_no_trail(gw: Gateway) -> None:
+    account = await gw.account()
+    other = await make_key(account)
+    held = await Held.open(gw, "POST", "/account/apps", bearer(other))
+    await asyncio.sleep(0.2)
+    await revoke(account, other)
+    await held.finish()
+    assert [each["action"] for each in (await account.get("/account/audit")).json()][:1] == ["revoke_key"]
+
+
+# -- places ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_sends_no_bodies_locks_nobody_out(gw: Gateway, backend: FakeAppBackend) -> None:
+    """Nor does one that sends more requests than the account may make."""
+    account = await gw.account()
+    app = await account.app(backend)
+    other = await make_key(account, scope="read", app=app.name)
+    idle = [await Held.open(gw, "POST", "/mcp", bearer(other)) for _ in range(64)]
+    flood = asyncio.create_task(send_many(other))
+    await asyncio.sleep(1)
+    began = time.monotonic()
+    assert (await account.call("POST", "/account/keys", {"name": "another"})).status_code == 201
+    assert (await account.get()).status_code == 200
+    assert time.monotonic() - began < 5
+    began = time.monotonic()
+    await revoke(account, other)
+    assert time.monotonic() - began < 2
+    flood.cancel()
+    for held in idle:
+        held.close()
+    await asyncio.wait([flood])
+
+
+async def send_many(account: Account) -> None:
+    limits = httpx.Limits(max_connections=32)
+    async with httpx.AsyncClient(base_url=account.gateway.address, trust_env=False, limits=limits, timeout=60) as http:
+
+        async def send() -> None:
+            while True:
+                await http.get("/account", headers={"Authorization": f"Bearer {account.key}"})
+
+        await asyncio.gather(*(send() for _ in range(32)))
+
+
+async def test_a_caller_sends_few_bodies_at_once(gw: Gateway) -> None:
+    account = await gw.account()
+    other = await make_key(account)
+    idle = [await Held.open(gw, "POST", "/account/apps", bearer(other)) for _ in range(MAX_BODIES)]
+    await asyncio.sleep(0.2)
+    refused(await other.call("POST", "/account/apps", {"name": "one-more"}), 429, "RATE_LIMITED")
+    assert (await account.call("POST", "/account/keys", {"name": "another"})).status_code == 201
+    idle[0].close()
+    await asyncio.sleep(0.2)
+    assert (await other.call("POST", "/account/keys", {"name": "one more"})).status_code == 201
+    for held in idle:
+        held.close()
+
+
+# -- streams ---------------------------------------------------------------------------------------------------
+
+
+async def read_until_end(response: httpx.Response) -> float:
+    """Returns the time of the stream's end."""
+    async for _ in response.aiter_bytes():
+        pass
+    return time.monotonic()
+
+
+@contextlib.asynccontextmanager
+async def following(gw: Gateway, path: str, **headers: str) -> AsyncIterator[Callable[[], Coroutine[Any, Any, float]]]:
+    """Yields a function that returns the seconds from now to the stream's end."""
+    async with httpx.AsyncClient(base_url=gw.address, trust_env=False, timeout=60) as http:
+        headers = {"Accept": "text/event-stream", **headers}
+        async with http.stream("GET", path, headers=headers) as response:
+            assert response.status_code == 200
+            reading = asyncio.create_task(read_until_end(response))
+            await asyncio.sleep(0.5)
+            assert not reading.done()
+
+            async def measure() -> float:
+                began = time.monotonic()
+                async with asyncio.timeout(30):
+                    return await reading - began
+
+            try:
+                yield measure
+            finally:
+                reading.cancel()
+
+
+async def test_the_streams_of_a_revoked_key_end(gw: Gateway, backend: FakeAppBackend) -> None:
+    account = await gw.account()
+    app = await account.app(backend, build={"command": "make", "start": "./serve"})
+    for path in ("/account/changes", f"/account/apps/{app.name}/logs"):
+        other = await make_key(account, scope="read")
+        async with following(gw, path, Authorization=f"Bearer {other.key}") as measure:
+            await revoke(account, other)
+            assert await measure() < ENDS_SECONDS, path
+
+
+async def test_the_streams_of_a_session_end_with_it(gw: Gateway) -> None:
+    account = await gw.account()
+    visitor = Visitor(gw)
+    async with visitor.http:
+        await visitor.log_in(account.key)
+        async with following(gw, "/account/changes", Cookie=f"{ACCOUNT}={visitor.token}") as measure:
+            assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
+            assert await measure() < ENDS_SECONDS
+    async with (
+        signed_in(account, "mallory@example.com", "viewer") as mallory,
+        following(gw, "/account/changes", Cookie=f"{ACCOUNT}={mallory.token}") as measure,
+    ):
+        assert (await account.call("DELETE", "/account/members/mallory@example.com")).status_code == 204
+        assert await measure() < ENDS_SECONDS
+
+
+async def test_the_stream_of_an_operator_ends_with_the_session(gw: Gateway) -> None:
+    visitor = Visitor(gw)
+    async with visitor.http:
+        await visitor.log_in_as_operator()
+        cookie = f"{OPERATOR}={visitor.http.cookies[OPERATOR]}"
+        async with following(gw, "/ops/events", Cookie=cookie) as measure:
+            assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
+            assert await measure() < ENDS_SECONDS
