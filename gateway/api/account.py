@@ -19,6 +19,7 @@ from gateway.accounts.records import Account, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.trail import AccountTrail, TrailEntry, TrailFilter
+from gateway.accounts.viewers import Viewers
 from gateway.api.audit import Before, Chosen, note
 from gateway.api.authentication import (
     account_router,
@@ -340,7 +341,11 @@ async def list_changes(
 
 @get("/changes", media_type="text/event-stream", errors=[ViewersLimited])
 async def stream_changes(
-    account: Caller, request: Request[Any, Any, State], changes: Injected[Changes], process: Injected[ProcessState]
+    access: CallerAccess,
+    request: Request[Any, Any, State],
+    changes: Injected[Changes],
+    change_viewers: Injected[Viewers],
+    process: Injected[ProcessState],
 ) -> Stream:
     """Stream the names of what changed in the account.
 
@@ -350,8 +355,8 @@ async def stream_changes(
     health, findings, crashes and data of apps are checked every five seconds. The stream ends after ten minutes, and
     when the service restarts or cannot reach its database: read everything again once `ready` arrives on the next one.
     """
-    changes.admit(account.id)
-    events = end_with_right(request, changes.stream_events(account.id, lambda: process.draining))
+    events = changes.stream_events(access.account.id, lambda: process.draining)
+    events = change_viewers.open(access.account.id, access.who, end_with_right(request, events))
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     return Stream(events, media_type="text/event-stream", headers=headers)
 

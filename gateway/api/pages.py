@@ -24,8 +24,10 @@ from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, Sessions
+from gateway.accounts.viewers import Viewers
 from gateway.api.assets import bundle_pages, file_response, html_response, page_text
 from gateway.api.authentication import (
+    CHECK,
     OPERATOR_SECURITY,
     close_session,
     end_with_right,
@@ -183,7 +185,6 @@ async def log_out(
 # -- the operators' page ---------------------------------------------------------------------------------------
 
 
-MAX_VIEWERS = 50  # of one process
 STREAM_SECONDS = 600.0  # after which the browser reconnects, and the credential is checked again
 
 
@@ -203,14 +204,15 @@ async def ops_page(request: Request[Any, Any, State], openid: Injected[OpenId]) 
     errors=[ViewersLimited],
 )
 async def ops_events(
-    request: Request[Any, Any, State], feed: Injected[SnapshotFeed], process: Injected[ProcessState]
+    request: Request[Any, Any, State],
+    feed: Injected[SnapshotFeed],
+    figure_viewers: Injected[Viewers],
+    process: Injected[ProcessState],
 ) -> Stream:
     """Stream the figures of the operators' page, every two seconds.
 
     The response is a stream of server-sent events. The event `away` means that Redis does not answer.
     """
-    if feed.viewers >= MAX_VIEWERS:
-        raise ViewersLimited(retry_after=60)
 
     async def events() -> AsyncGenerator[bytes]:
         until = time.monotonic() + STREAM_SECONDS
@@ -221,7 +223,8 @@ async def ops_events(
                     return
 
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return Stream(end_with_right(request, events()), media_type="text/event-stream", headers=headers)
+    stream = figure_viewers.open("", request.scope["state"][CHECK].caller.name, end_with_right(request, events()))
+    return Stream(stream, media_type="text/event-stream", headers=headers)
 
 
 class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):
