@@ -246,7 +246,7 @@ class CsrfRefused(ServiceError):
 
 
 class LoginsLimited(ServiceError):
-    """Failed log-ins from one address."""
+    """Failed log-ins from one address, or one /64 of IPv6."""
 
     status, code = 429, "LOGINS_LIMITED"
     message = "Too many failed logins from your address; try again after the time in Retry-After."
@@ -375,7 +375,7 @@ class DeployQuotaReached(ServiceError):
 
 
 class RegistrationsClosed(ServiceError):
-    """Registrations of a UTC day, of all and from one address."""
+    """Registrations of a UTC day: of all, without a sign-in, and from one address or one /64 of IPv6."""
 
     status, code = 429, "REGISTRATIONS_CLOSED"
     message = "Today's registrations are used up; try again after 00:00 UTC."

@@ -27,19 +27,25 @@ published on the channel `changes`.
 | `{pNN}:spend-of-deleted:<account>` | hash | UTC day → nano-euro that a deleted account spent | 400 days |
 | `{pNN}:suspended` | hash | suspended account, or `app:` and app id → time, ms; `version` | each when resumed |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
-| `{pNN}:audit:<account>` | stream | changes by its keys, sessions and operators: the last 5,000 | 90 days |
+| `{pNN}:audit:<account>` | stream | other changes by its keys and sessions: the last 5,000 | 90 days |
+| `{pNN}:audit:<account>:rights` | stream | changes of keys, members, webhook and deletion: 5,000 | 90 days |
+| `{pNN}:audit:<account>:operators` | stream | changes by operators: the last 5,000 | 90 days |
+| `{pNN}:audit:<account>:…:counts` | hash | entry of one of these streams → number of equal changes | 90 days |
+| `{pNN}:audit:<account>:…:of:<hash>` | list | entries of one actor in one of these streams; 1,000 | 90 days |
+| `{pNN}:audit:<account>:…:last:<hash>` | string | entry of a change, with which equal ones are counted | 60 s |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{pNN}:members:<account>` | string | its members: e-mail address → role and time, JSON; 100 | with the account |
 | `{pNN}:invitations:<account>` | string | hash of an address → its open invitation, JSON; 50 | 14 days after the last |
 | `invited-by:<sha256>` | zset | accounts that invite an address (its hash), by the end, ms; 1,000 | 14 days |
 | `memberships:<sha256>` | string | ids of the accounts of an e-mail address, by its hash; 50 | with the last of them |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
+| `{registrations}:<day>:anonymous` | string | number of those without a sign-in | 2 days |
 | `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, `operator:<hash>`, a person | 12 h |
 | `sessions:<sha256>` | list | hashes of the newest 20 sessions with one subject, by its hash | 12 h |
-| `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
+| `logins:<hash>` | string | number of failed log-ins from one network: an IPv4 address, or a /64 of IPv6 | 60 s |
 | `sign-in:<sha256>` | string | mark of a sign-in that has come back from the provider | 10 min |
 | `first-sign-in:<sha256>` | string | mark of an e-mail address that is getting an account | 10 s |
-| `registered:<hash>` | string | number of registrations from one client address | 1 day |
+| `registered:<hash>` | string | number of registrations from one network; `…:anonymous`: without a sign-in | 1 day |
 
 ## Inference
 
@@ -111,6 +117,7 @@ published on the channel `changes`.
 | `invitations-on:<hash>:<day>` | string | number of invitations that an address got by e-mail on a UTC day | 2 days |
 | `{pNN}:invitation-mails:<account>` | string | number of invitations that an account has sent by e-mail | 1 day |
 | `uninvited:<sha256>` | string | mark of an address, by its hash, that gets no invitations by e-mail | 400 days |
+| `{pNN}:notices-on:<account>:<hash>:<day>` | string | number of those of one account | 2 days |
 
 ## Deploys
 
@@ -369,6 +376,23 @@ def account_apps_key(account_id: str) -> str:
     return f"{account_key(account_id)}:apps"
 
 
+def trail_stream_key(account_id: str, part: str) -> str:
+    """Returns the key of one part of the account's trail; `part` is "" for changes that belong to no other part."""
+    return f"{account_audit_key(account_id)}:{part}" if part else account_audit_key(account_id)
+
+
+def trail_counts_key(account_id: str, part: str) -> str:
+    return f"{trail_stream_key(account_id, part)}:counts"
+
+
+def trail_actor_key(account_id: str, part: str, hashed: str) -> str:
+    return f"{trail_stream_key(account_id, part)}:of:{hashed}"
+
+
+def trail_last_key(account_id: str, part: str, hashed: str) -> str:
+    return f"{trail_stream_key(account_id, part)}:last:{hashed}"
+
+
 # -- data ------------------------------------------------------------------------------------------------------
 
 
@@ -470,6 +494,10 @@ def notices_on_key(hashed: str, day: str) -> str:
 
 def invitations_on_key(hashed: str, day: str) -> str:
     return f"invitations-on:{hashed}:{day}"
+
+
+def account_notices_on_key(account_id: str, hashed: str, day: str) -> str:
+    return f"{partition_tag(account_id)}:notices-on:{account_id}:{hashed}:{day}"
 
 
 def bodies_key(account_id: str) -> str:

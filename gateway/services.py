@@ -14,6 +14,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.trail import AccountTrail
 from gateway.accounts.vault import Vault
+from gateway.accounts.viewers import CHANGES, FIGURES, LOGS, Viewers
 from gateway.data.commands import DataCommands
 from gateway.data.records import DataRecords
 from gateway.deploys.actions import DeployActions
@@ -123,8 +124,9 @@ class Services:
         self.changes = Changes(
             self.registry,
             lambda: (self.availability.status(), self.availability.status_changes),
-            self.metrics.viewers.set,
         )
+        self.change_viewers = Viewers(CHANGES, self.metrics.viewers.set)
+        self.log_viewers, self.figure_viewers = Viewers(LOGS), Viewers(FIGURES)
         self.overview = Overview(settings, self.registry, self.providers, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
         self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set, self.metrics.clock_skew.set)

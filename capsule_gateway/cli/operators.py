@@ -182,15 +182,18 @@ def _format_operator(row: Row) -> str:
 
 @click.command()
 @click.option("--reports", is_flag=True, help="Operators: list reports of watchdogs and deploy engines instead.")
+@click.option("--actor", metavar="WHO", help="Only changes by this key (its id), member or operator.")
+@click.option("--action", metavar="NAME", help="Only this action, such as create_key.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
 @as_list
-def audit(reports: bool, limit: int) -> None:
+def audit(reports: bool, actor: str | None, action: str | None, limit: int) -> None:
     """List the changes of the account, newest first. With an operator token: the changes of operators."""
     service = open_service()
+    action = action and action.lower().replace(" ", "_")  # as the table shows it
     if service.is_account:
-        return _show_changes(service.list_rows("/account/audit", limit=limit))
+        return _show_changes(service.list_rows("/account/audit", actor=actor, action=action, limit=limit))
     trail = "reports" if reports else "changes"
-    rows = service.list_rows("/platform/audit", trail=trail, limit=limit)
+    rows = service.list_rows("/platform/audit", trail=trail, operator=actor, action=action, limit=limit)
     show_table(
         rows,
         {
@@ -210,12 +213,17 @@ def audit(reports: bool, limit: int) -> None:
 
 
 def _show_changes(rows: list[dict[str, Any]]) -> None:
-    columns = {"when": text_of("at"), "who": text_of("who"), "by": text_of("by"), "action": _format_action}
+    columns = {"when": text_of("at"), "who": text_of("who"), "by": text_of("by"), "action": _format_repeated}
     show_table(rows, columns | texts("target"), cut=["who"], less=["by"], empty="No changes yet.")
 
 
 def _format_action(row: Row) -> str:
     return text_of("action")(row).replace("_", " ")
+
+
+def _format_repeated(row: Row) -> str:
+    action, count = _format_action(row), row.get("count", 1)
+    return f"{action} ({count} times)" if count > 1 else action
 
 
 def _format_result(row: Row) -> Cell:

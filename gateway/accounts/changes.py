@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from gateway.accounts.registry import Registry
-from gateway.errors import BackboneUnavailable, ViewersLimited
+from gateway.errors import BackboneUnavailable
 from gateway.ids import day_of
 from gateway.keys import (
     account_apps_key,
@@ -46,7 +46,6 @@ READ_SECONDS = 1.0  # between two reads of an account
 APP_READS = 5  # reads of an account for each read of its apps
 MAX_APPS = 200  # of an account, whose marks are read
 DEPLOYS = 20  # newest of an account, whose progress is read
-MAX_VIEWERS, MAX_VIEWERS_OF_ACCOUNT = 500, 20  # of one process
 COMMENT_SECONDS = 15.0  # of silence, after which a comment keeps proxies from closing the stream
 STREAM_SECONDS = 600.0  # after which the viewer reconnects, and the credential is checked again
 
@@ -81,26 +80,15 @@ class Watch:
 
 
 class Changes:
-    def __init__(self, registry: Registry, read_status: Callable[[], object], count: Callable[[int], None]) -> None:
-        self._registry, self._store, self._read_status, self._count = registry, registry.store, read_status, count
+    def __init__(self, registry: Registry, read_status: Callable[[], object]) -> None:
+        self._registry, self._store, self._read_status = registry, registry.store, read_status
         self._watches: dict[str, Watch] = {}
-        self.viewers = 0
-
-    def admit(self, account_id: str) -> None:
-        """Raises ViewersLimited."""
-        watch = self._watches.get(account_id)
-        if watch is not None and len(watch.viewers) >= MAX_VIEWERS_OF_ACCOUNT:
-            limit = f"At most {MAX_VIEWERS_OF_ACCOUNT} viewers of an account can follow its changes; close one of them."
-            raise ViewersLimited(limit, retry_after=60)
-        if self.viewers >= MAX_VIEWERS:
-            raise ViewersLimited("Too many viewers follow changes; poll instead, or try again later.", retry_after=60)
 
     async def stream_events(self, account_id: str, is_draining: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """Yields server-sent events for one viewer. The first, `ready`, means that later changes are reported."""
         watch = self._watches.setdefault(account_id, Watch(account_id))
         viewer = Viewer()
         watch.viewers.add(viewer)
-        self._set_viewers(1)
         try:
             if watch.reading is None:
                 await self._read(watch)  # finds the apps and deploys
@@ -124,16 +112,11 @@ class Changes:
             return
         finally:
             watch.viewers.discard(viewer)
-            self._set_viewers(-1)
             if not watch.viewers:
                 if watch.reading is not None:
                     watch.reading.cancel()
                 if self._watches.get(account_id) is watch:
                     del self._watches[account_id]
-
-    def _set_viewers(self, more: int) -> None:
-        self.viewers += more
-        self._count(self.viewers)
 
     async def _keep_reading(self, watch: Watch) -> None:
         reads = 0

@@ -1,8 +1,9 @@
 """Signs people in with OpenID Connect: the authorization code flow, with PKCE, state and nonce.
 
 The browser keeps a ticket in a cookie while it is at the provider. The ticket is a random secret with the time and the
-page to return to. State, nonce and PKCE verifier are derived from it, so the service stores nothing until the browser
-comes back, and only the browser that began a sign-in can complete it. A ticket can be used once.
+page to return to, and a signature of the service, so that nobody can make the service call the provider with tickets of
+their own. State, nonce and PKCE verifier are derived from it, so the service stores nothing until the browser comes
+back, and only the browser that began a sign-in can complete it. A ticket can be used once.
 
 joserfc verifies the ID token. Only signatures of public keys count, never `none` or an HMAC.
 
@@ -18,6 +19,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
@@ -48,7 +50,7 @@ CALL_BYTES = 262_144
 LEEWAY_SECONDS = 10  # between the clocks
 TENANT = "openid"  # of outgoing calls
 PAGES = ("dashboard", "ops")  # to which a sign-in returns
-_TICKET = re.compile(r"(\d{1,12})\.(dashboard|ops)\.[\w-]{43}", re.ASCII)
+_TICKET = re.compile(r"((\d{1,12})\.(dashboard|ops)\.[\w-]{43})\.([\w-]{43})", re.ASCII)
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -101,7 +103,8 @@ class OpenId:
     async def begin(self, page: str) -> tuple[str, str]:
         """Returns the ticket, and the provider's address to which the browser goes. Raises SignInUnavailable."""
         metadata = (await self._read_provider()).metadata
-        ticket = f"{int(time.time())}.{page}.{secrets.token_urlsafe(32)}"
+        unsigned = f"{int(time.time())}.{page}.{secrets.token_urlsafe(32)}"
+        ticket = f"{unsigned}.{self._sign(unsigned)}"
         challenge = hashlib.sha256(_derive(ticket, "verifier").encode()).digest()
         query = {
             "response_type": "code",
@@ -121,7 +124,7 @@ class OpenId:
 
         Raises SignInFailed, AddressNotVerified and SignInUnavailable.
         """
-        page = check_return(ticket, answer)
+        page = self.check_return(ticket, answer)
         provider = await self._read_provider()
         announced = provider.metadata.authorization_response_iss_parameter_supported
         if ("iss" in answer or announced) and answer.get("iss") != self._settings.oidc_issuer:
@@ -140,6 +143,23 @@ class OpenId:
         # Never the address of one source with the verification of the other.
         email = _find_address(claims if {"email", "email_verified"} <= claims.keys() else more)
         return Identity(email, {**more, **claims, "email": email}, page)
+
+    def check_return(self, ticket: str, answer: Mapping[str, str]) -> str:
+        """Returns the page to which the browser returns, if it began this sign-in here and not long ago.
+
+        Raises SignInFailed, and SignInUnavailable if the client's secret cannot be read.
+        """
+        found = _TICKET.fullmatch(ticket)
+        is_own = found is not None and hmac.compare_digest(found[4], self._sign(found[1]))
+        if found is None or not is_own or not -LEEWAY_SECONDS <= time.time() - int(found[2]) <= SIGN_IN_SECONDS:
+            _refuse("ticket", "This sign-in has expired or began in another browser; sign in again.")
+        if not hmac.compare_digest(answer.get("state", "").encode(), _derive(ticket, "state").encode()):
+            _refuse("state", "This sign-in belongs to another one, which began later; sign in again.")
+        return found[3]
+
+    def _sign(self, ticket: str) -> str:
+        """Signs with the client's secret, which all processes of the service have, and nobody else but the provider."""
+        return _encode(hmac.digest(self._read_secret().encode(), f"ticket {ticket}".encode(), "sha256"))
 
     async def _exchange(self, metadata: _Metadata, code: str, verifier: str) -> _Tokens:
         """Exchanges the code for tokens. Raises SignInFailed and SignInUnavailable."""
@@ -160,13 +180,14 @@ class OpenId:
             _refuse("tokens")
 
     def _read_secret(self) -> str:
+        """Raises SignInUnavailable."""
         if not self._settings.oidc_client_secret_file:
             return self._settings.oidc_client_secret
-        try:
-            return Path(self._settings.oidc_client_secret_file).read_text().strip()
-        except (OSError, UnicodeDecodeError):
-            logger.error("openid.secret_unreadable")
-            raise SignInUnavailable from None
+        with suppress(OSError, UnicodeDecodeError):
+            if secret := Path(self._settings.oidc_client_secret_file).read_text().strip():
+                return secret
+        logger.error("openid.secret_unreadable")
+        raise SignInUnavailable
 
     async def _verify(self, provider: _Provider, id_token: str, nonce: str) -> dict[str, Any]:
         """Returns the claims of the ID token. Raises SignInFailed, and SignInUnavailable while no keys can be read."""
@@ -272,16 +293,6 @@ class OpenId:
             _refuse(f"status {response.status}")
         logger.warning("openid.unreachable", status=response.status)
         raise SignInUnavailable
-
-
-def check_return(ticket: str, answer: Mapping[str, str]) -> str:
-    """Returns the page to which the browser returns, if it began this sign-in not long ago. Raises SignInFailed."""
-    found = _TICKET.fullmatch(ticket)
-    if found is None or not -LEEWAY_SECONDS <= time.time() - int(found[1]) <= SIGN_IN_SECONDS:
-        _refuse("ticket", "This sign-in has expired or began in another browser; sign in again.")
-    if not hmac.compare_digest(answer.get("state", "").encode(), _derive(ticket, "state").encode()):
-        _refuse("state", "This sign-in belongs to another one, which began later; sign in again.")
-    return found[2]
 
 
 def _refuse(reason: str, message: str | None = None) -> NoReturn:

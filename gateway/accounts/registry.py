@@ -39,6 +39,7 @@ from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Plan
 
+ANONYMOUS_CLOSED = "Today's registrations without a sign-in are used up; sign in, or try again after 00:00 UTC."
 FIRST_SIGN_IN_SECONDS = 10  # in which one process creates the account of a person
 
 
@@ -155,9 +156,12 @@ class Registry:
         await self._write(account_key(account.id), account)
         return account
 
-    async def register_account(self, name: str, per_day: int) -> tuple[Account, str]:
-        """Creates a free account. Raises RegistrationsClosed when today's registrations are used up."""
-        await self._count_registration(per_day)
+    async def register_account(self, name: str, per_day: int, anonymous: int) -> tuple[Account, str]:
+        """Creates a free account for somebody who has not signed in; at most `anonymous` of a day's are.
+
+        Raises RegistrationsClosed when today's registrations are used up.
+        """
+        await self._count_registration(per_day, anonymous)
         return await self.create_account(name, "free")
 
     async def register_person(self, email: str, per_day: int) -> Account:
@@ -177,10 +181,11 @@ class Registry:
         await self.members.put(account.id, email, "owner")
         return account
 
-    async def _count_registration(self, per_day: int) -> None:
-        registration = await scripts.count_registration(self.store, per_day)
-        if not registration.accepted:
-            raise RegistrationsClosed(retry_after=registration.resets_in)
+    async def _count_registration(self, per_day: int, anonymous: int | None = None) -> None:
+        registration = await scripts.count_registration(self.store, per_day, anonymous)
+        if registration.verdict != "counted":
+            message = ANONYMOUS_CLOSED if registration.verdict == "anonymous full" else None
+            raise RegistrationsClosed(message, retry_after=registration.resets_in)
 
     async def change_account(self, account_id: str, change: Callable[[Account], Account]) -> tuple[Account, Account]:
         """Changes the record by compare-and-set. Returns it as it was before and after. Raises NotFound."""

@@ -5,8 +5,9 @@ attempts cannot exceed the limit.
 """
 
 import ipaddress
+import re
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from litestar.datastructures import Cookie, State
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.session_store import SESSION_SECONDS, Person, SessionStore
-from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
+from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed, ServiceError
 from gateway.keys import REGISTERED_PREFIX, logins_key
 from gateway.loops import Allowance
 from gateway.redis.client import Store
@@ -24,7 +25,8 @@ from gateway.settings import Settings
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 # One address can make a tenth of a day's registrations, at least three.
 REGISTRATIONS_DIVISOR, MIN_REGISTRATIONS = 10, 3
-FAILED_LOGINS = Allowance(logins_key, 10, 60, error=LoginsLimited)  # per client address
+FAILED_LOGINS = Allowance(logins_key, 10, 60, error=LoginsLimited)  # per network of clients
+UNREADABLE = "unreadable"  # the network of all clients whose address is reported, but is none
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
@@ -95,25 +97,33 @@ class Sessions(SessionStore):
     async def attempt(self, request: Request[Any, Any, State]) -> AsyncGenerator[None]:
         """Wraps the check of a credential: the attempt counts as failed if the block raises.
 
-        Raises CsrfRefused and LoginsLimited before the block runs.
+        A failure of the service or of the identity provider does not count. Raises CsrfRefused and LoginsLimited before
+        the block runs.
         """
         # Another site's page must not log a visitor in to an account of its choice.
         self.require_own_origin(request)
-        address = digest(client_address(request))[:32]
-        await FAILED_LOGINS.count(self._store, address)
-        yield
-        await FAILED_LOGINS.take_back(self._store, address)
-
-    async def count_registration(self, request: Request[Any, Any, State], per_day: int) -> None:
-        """Counts a registration. Raises RegistrationsClosed if this public address has used up its share of the day."""
+        network = _hash_network(request)
+        await FAILED_LOGINS.count(self._store, network)
         try:
-            address = ipaddress.ip_address(client_address(request))
-        except ValueError:
+            yield
+        except ServiceError as error:
+            if error.status >= 500:
+                await FAILED_LOGINS.take_back(self._store, network)
+            raise
+        await FAILED_LOGINS.take_back(self._store, network)
+
+    async def count_registration(
+        self, request: Request[Any, Any, State], per_day: int, *, anonymous: bool = False
+    ) -> None:
+        """Counts a registration. Raises RegistrationsClosed if this network has used up its share of the day.
+
+        Those without a sign-in are counted apart, so that a stranger uses up nothing of the people on the same network
+        who sign in.
+        """
+        if _is_internal(client_network(request)):  # a proxy that does not report the client
             return
-        if not address.is_global:  # a proxy that does not report the client
-            return
-        network = ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False)
-        count, wait = await self._store.increment(REGISTERED_PREFIX + digest(str(network))[:32], 86_400)
+        counted = f"{_hash_network(request)}{':anonymous' if anonymous else ''}"
+        count, wait = await self._store.increment(REGISTERED_PREFIX + counted, 86_400)
         if count > max(MIN_REGISTRATIONS, per_day // REGISTRATIONS_DIVISOR):
             message = (
                 "Your address has registered its maximum of accounts per day; try again after the time in Retry-After."
@@ -121,7 +131,26 @@ class Sessions(SessionStore):
             raise RegistrationsClosed(message, retry_after=wait)
 
 
-def client_address(request: Request[Any, Any, State]) -> str:
+def client_network(request: Request[Any, Any, State]) -> str:
+    """Returns the network for which log-ins and registrations of a client are counted.
+
+    It is an IPv4 address, or the /64 of an IPv6 address, because a provider gives each customer at least that much.
+    Clients whose address a proxy reports in another form share a network. Without a report, it is that of the proxy, or
+    empty for a Unix socket.
+    """
+    text = _read_address(request)
+    if not text:
+        return ""
+    try:
+        address = ipaddress.ip_address(_strip_port(text).partition("%")[0])
+    except ValueError:
+        return UNREADABLE
+    # A listener for both families sees an IPv4 address as IPv6.
+    address = getattr(address, "ipv4_mapped", None) or address
+    return str(ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False))
+
+
+def _read_address(request: Request[Any, Any, State]) -> str:
     """Returns the browser's address, as the proxy in front of the service reports it.
 
     Without the proxy's report, one client that fails to log in would lock out everybody. The header is trusted only
@@ -130,15 +159,26 @@ def client_address(request: Request[Any, Any, State]) -> str:
     peer = request.client.host if request.client else ""
     forwarded = request.headers.getall("x-forwarded-for", [])
     try:
-        behind_proxy = bool(forwarded) and ipaddress.ip_address(peer).is_private
+        behind_proxy = not peer or ipaddress.ip_address(peer).is_private
     except ValueError:
-        behind_proxy = bool(forwarded)  # a Unix socket
-    return _plain(forwarded[-1].rpartition(",")[2].strip() if behind_proxy else peer)
+        behind_proxy = True  # a Unix socket
+    reported = forwarded[-1].rpartition(",")[2].strip() if forwarded and behind_proxy else ""
+    return reported or peer
 
 
-def _plain(address: str) -> str:
-    """Returns an IPv4 address that a listener for both families has seen as IPv6 as what it is."""
-    with suppress(ValueError):
-        found = ipaddress.ip_address(address)
-        return str(getattr(found, "ipv4_mapped", None) or address)
-    return address
+def _strip_port(text: str) -> str:
+    """Returns the address without the port that some proxies add, and without the brackets around IPv6."""
+    if found := _ADDRESS_WITH_PORT.fullmatch(text):
+        return found[1] or found[2]
+    return text
+
+
+_ADDRESS_WITH_PORT = re.compile(r"\[([^\]]*)\](?::\d*)?|([\d.]+):\d*")
+
+
+def _hash_network(request: Request[Any, Any, State]) -> str:
+    return digest(client_network(request))[:32]
+
+
+def _is_internal(network: str) -> bool:
+    return network != UNREADABLE and not (network and ipaddress.ip_network(network).is_global)

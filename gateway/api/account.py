@@ -18,8 +18,9 @@ from gateway.accounts.pacing import Pacing
 from gateway.accounts.records import Account, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
-from gateway.accounts.trail import AccountTrail, TrailEntry
-from gateway.api.audit import Before, note
+from gateway.accounts.trail import AccountTrail, TrailEntry, TrailFilter
+from gateway.accounts.viewers import Viewers
+from gateway.api.audit import Before, Chosen, note
 from gateway.api.authentication import (
     account_router,
     end_with_right,
@@ -232,13 +233,14 @@ async def register(
 ) -> NewKey:
     """Create an account on the free plan.
 
-    The response has its API key, which is shown only here.
+    The response has its API key, which is shown only here. Where people can sign in, at most half of a day's
+    registrations are made this way.
     """
     if "origin" in request.headers:  # another site's page must not use up the day's registrations
         sessions.require_own_origin(request)
     per_day = settings.registrations_per_day
-    await sessions.count_registration(request, per_day)
-    account, api_key = await registry.register_account(data.name, per_day)
+    await sessions.count_registration(request, per_day, anonymous=True)
+    account, api_key = await registry.register_account(data.name, per_day, settings.anonymous_registrations_per_day)
     return NewKey(account.id, api_key)
 
 
@@ -323,18 +325,27 @@ async def list_changes(
     account_trail: Injected[AccountTrail],
     limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50,
     before: Before = None,
+    actor: Chosen = "",
+    action: Chosen = "",
 ) -> list[TrailEntry]:
     """List the changes of the account, newest first.
 
-    Each has who made it: an API key, a session with the key that opened it, or an operator. The last 5,000 are kept for
-    90 days, without values. `before` is the id of a change.
+    Each has who made it: an API key, a session with the key that opened it, or an operator. Equal changes within a
+    minute are one row with their `count`. Changes are kept for 90 days, without values: the last 5,000 of keys,
+    members, webhook and deletion, the last 5,000 by operators, and the last 5,000 others. One actor has at most a fifth
+    of each. `before` is the id of a change. `actor` and `action` choose changes with exactly these values; `actor` may
+    also be the id of an API key.
     """
-    return await account_trail.list(account.id, limit, before)
+    return await account_trail.list(account.id, limit, before, TrailFilter(actor, action))
 
 
 @get("/changes", media_type="text/event-stream", errors=[ViewersLimited])
 async def stream_changes(
-    account: Caller, request: Request[Any, Any, State], changes: Injected[Changes], process: Injected[ProcessState]
+    access: CallerAccess,
+    request: Request[Any, Any, State],
+    changes: Injected[Changes],
+    change_viewers: Injected[Viewers],
+    process: Injected[ProcessState],
 ) -> Stream:
     """Stream the names of what changed in the account.
 
@@ -344,8 +355,8 @@ async def stream_changes(
     health, findings, crashes and data of apps are checked every five seconds. The stream ends after ten minutes, and
     when the service restarts or cannot reach its database: read everything again once `ready` arrives on the next one.
     """
-    changes.admit(account.id)
-    events = end_with_right(request, changes.stream_events(account.id, lambda: process.draining))
+    events = changes.stream_events(access.account.id, lambda: process.draining)
+    events = change_viewers.open(access.account.id, access.who, end_with_right(request, events))
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     return Stream(events, media_type="text/event-stream", headers=headers)
 

@@ -17,6 +17,7 @@ from litestar.types import ControllerRouterHandler
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.accounts.viewers import Viewers
 from gateway.api.authentication import STREAMED, account_router, end_with_right, stream_body
 from gateway.api.bodies import SOURCE, declared_size, decode_body, decode_map
 from gateway.api.resources import Caller, CallerAccess, OwnApp, OwnDeploy, require_own_app
@@ -313,7 +314,6 @@ async def clear_build_cache(account: Caller, own_app: OwnApp, deploys: Injected[
 BODY_BYTES = 524_288  # JSON may encode a byte as six
 DEFAULT_TAIL = 200  # lines
 MAX_TAIL = 10_000
-MAX_FOLLOWERS = 10  # of one account, in one process
 STREAM_SECONDS = 3_600.0
 HEARTBEAT_SECONDS = 15.0  # of silence, after which a comment keeps proxies from closing the stream
 
@@ -358,6 +358,7 @@ async def read_logs(
     own_app: OwnApp,
     deploys: Injected[Deploys],
     runtime_log: Injected[RuntimeLog],
+    log_viewers: Injected[Viewers],
     process: Injected[ProcessState],
     tail: Annotated[int, QueryParameter(ge=1, le=MAX_TAIL)] = DEFAULT_TAIL,
 ) -> Response[str] | Stream:
@@ -370,14 +371,11 @@ async def read_logs(
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
-        if runtime_log.followers[access.account.id] >= MAX_FOLLOWERS:
-            raise ViewersLimited(
-                f"An account can follow {MAX_FOLLOWERS} logs at once; end one of them.", retry_after=60
-            )
+        events = end_with_right(request, _events(own_app, deploys, runtime_log, process, tail))
+        events = log_viewers.open(access.account.id, access.who, events)
         # Without this, the stream would get the route's media type, which is that of the text.
         headers["content-type"] = "text/event-stream"
-        events = _events(own_app, deploys, runtime_log, process, tail)
-        return Stream(end_with_right(request, events), headers=headers)
+        return Stream(events, headers=headers)
     lines = [] if live is None else await runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)
@@ -390,28 +388,21 @@ async def _events(
     process: ProcessState,
     tail: int,
 ) -> AsyncGenerator[bytes]:
-    followers = runtime_log.followers
-    followers[app.account] += 1
-    try:
-        ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
-        lines = runtime_log.follow(
-            lambda: deploys.find_live_id(app),
-            tail,
-            lambda: process.draining or time.monotonic() > ends,
-        )
-        async with contextlib.aclosing(lines):
-            async for new in lines:
-                if new:
-                    yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()
-                elif time.monotonic() - spoke > HEARTBEAT_SECONDS:
-                    yield b": waiting\n\n"
-                else:
-                    continue
-                spoke = time.monotonic()
-    finally:
-        followers[app.account] -= 1
-        if not followers[app.account]:
-            del followers[app.account]
+    ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
+    lines = runtime_log.follow(
+        lambda: deploys.find_live_id(app),
+        tail,
+        lambda: process.draining or time.monotonic() > ends,
+    )
+    async with contextlib.aclosing(lines):
+        async for new in lines:
+            if new:
+                yield "".join(f"data: {line}\n\n" for line in new).replace("\r", "").encode()
+            elif time.monotonic() - spoke > HEARTBEAT_SECONDS:
+                yield b": waiting\n\n"
+            else:
+                continue
+            spoke = time.monotonic()
 
 
 ROUTES: list[ControllerRouterHandler] = [

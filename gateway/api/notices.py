@@ -47,7 +47,7 @@ async def choose_notices(
     Each person chooses for themselves. A kind that is left out is off. `budget`: 80% and 100% of a daily cap, of the
     account or an app, each once per day. `deployFailed`: a failed deploy. `appDown`: an app does not answer, and
     answers again. `certificate`: the certificate of a custom domain ends. `finding`: a red security finding. An address
-    gets at most 20 notices per day.
+    gets at most 20 notices per day, and 10 of one account.
     """
     await notices.choose(access.account.id, require_address(access, settings), data)
     return data

@@ -24,8 +24,10 @@ from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, Sessions
+from gateway.accounts.viewers import Viewers
 from gateway.api.assets import bundle_pages, file_response, html_response, page_text
 from gateway.api.authentication import (
+    CHECK,
     OPERATOR_SECURITY,
     close_session,
     end_with_right,
@@ -64,6 +66,7 @@ def _table_rows(rows: list[tuple[str, ...]]) -> str:
     return "".join(cells)
 
 
+OR_SIGN_IN = ' Some may be left for people who <a href="/dashboard">sign in</a>.'
 EXAMPLE = '<a class="button" href="{}">Open the live example</a>'
 
 
@@ -92,6 +95,7 @@ def render(settings: Settings, *, open_today: bool) -> str:
         registrations=settings.registrations_per_day,
         open="" if open_today else "hidden",
         closed="hidden" if open_today else "",
+        or_sign_in=OR_SIGN_IN if settings.oidc_issuer else "",
         base_url=html.escape(settings.base_url),
         example=EXAMPLE.format(html.escape(settings.example_url)) if settings.example_url else "",
     )
@@ -99,12 +103,14 @@ def render(settings: Settings, *, open_today: bool) -> str:
 
 async def may_register(settings: Settings, store: Store) -> bool:
     """Returns whether the page offers registration. True while Redis is unavailable: the registration decides."""
-    day = time.strftime("%Y-%m-%d", time.gmtime())
+    counter = f"{REGISTRATIONS_KEY}:{time.strftime('%Y-%m-%d', time.gmtime())}"
     try:
-        registered = await store.get(f"{REGISTRATIONS_KEY}:{day}")
+        registered, anonymous = await store.get_all([counter, f"{counter}:anonymous"])
     except BackboneUnavailable:
         return True
-    return int(registered or 0) < settings.registrations_per_day
+    return int(registered or 0) < settings.registrations_per_day and (
+        int(anonymous or 0) < settings.anonymous_registrations_per_day
+    )
 
 
 @route("/", http_method=READ, media_type=HTML, tags=["Pages"])
@@ -179,7 +185,6 @@ async def log_out(
 # -- the operators' page ---------------------------------------------------------------------------------------
 
 
-MAX_VIEWERS = 50  # of one process
 STREAM_SECONDS = 600.0  # after which the browser reconnects, and the credential is checked again
 
 
@@ -199,14 +204,15 @@ async def ops_page(request: Request[Any, Any, State], openid: Injected[OpenId]) 
     errors=[ViewersLimited],
 )
 async def ops_events(
-    request: Request[Any, Any, State], feed: Injected[SnapshotFeed], process: Injected[ProcessState]
+    request: Request[Any, Any, State],
+    feed: Injected[SnapshotFeed],
+    figure_viewers: Injected[Viewers],
+    process: Injected[ProcessState],
 ) -> Stream:
     """Stream the figures of the operators' page, every two seconds.
 
     The response is a stream of server-sent events. The event `away` means that Redis does not answer.
     """
-    if feed.viewers >= MAX_VIEWERS:
-        raise ViewersLimited(retry_after=60)
 
     async def events() -> AsyncGenerator[bytes]:
         until = time.monotonic() + STREAM_SECONDS
@@ -217,7 +223,8 @@ async def ops_events(
                     return
 
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return Stream(end_with_right(request, events()), media_type="text/event-stream", headers=headers)
+    stream = figure_viewers.open("", request.scope["state"][CHECK].caller.name, end_with_right(request, events()))
+    return Stream(stream, media_type="text/event-stream", headers=headers)
 
 
 class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):

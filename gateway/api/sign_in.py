@@ -14,7 +14,7 @@ from litestar.response import Redirect
 
 from gateway.accounts.access import CALLS, Access, Role, Scope
 from gateway.accounts.members import AccountChoice, InvitationView
-from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId, check_return
+from gateway.accounts.openid import SIGN_IN_SECONDS, Identity, OpenId
 from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
@@ -89,7 +89,7 @@ async def complete_sign_in(
     page = "ops" if ".ops." in ticket else "dashboard"
     try:
         answer = dict(request.query_params)
-        check_return(ticket, answer)  # first, so that other sites cannot use up the visitor's attempts
+        openid.check_return(ticket, answer)  # first, so that other sites cannot use up the visitor's attempts
         async with sessions.attempt(request):
             identity = await openid.complete(ticket, answer)
         operator = operators.match(identity.email, identity.claims)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +28,6 @@ ATTEMPTS = 5  # to read both files while they are swapped
 class RuntimeLog:
     def __init__(self, data_dir: str) -> None:
         self._folder = Path(data_dir) / "running"
-        self.followers: Counter[str] = Counter()  # of this process, by account
 
     async def has_start_command(self, app: App, live: str | None) -> bool:
         """Returns whether the app has a start command, or has run one here that its build recognized.

@@ -64,7 +64,7 @@ KIND_OF_EVENT: dict[str, Kind] = {
 }
 RECOVERED_LEVEL = 2
 # Of a notice: the server has it; or it did not take it for an hour; or the address has got as many as it may get on a
-# day; or it gets none any more.
+# day, of all accounts or of this one; or it gets none any more.
 Outcome = Literal["sent", "failed", "limited", "ended"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 

@@ -13,6 +13,11 @@ from collections.abc import Callable
 FREE_SLOTS_PER_HELD = 8  # in the shared half
 
 
+def may_hold_more(held: int, free: int, reserved: int) -> bool:
+    """Returns whether a tenant that holds so many slots may have another one."""
+    return free > 0 if not held else held < (free - reserved) / FREE_SLOTS_PER_HELD
+
+
 class TenantLimiter:
     """A semaphore that is fair by tenant. Callers limit how many of them wait, and for how long."""
 
@@ -38,8 +43,7 @@ class TenantLimiter:
         return release
 
     def _may_acquire(self, tenant: str) -> bool:
-        held = self._held.get(tenant, 0)
-        return self._free > 0 if not held else held < (self._free - self._reserved) / FREE_SLOTS_PER_HELD
+        return may_hold_more(self._held.get(tenant, 0), self._free, self._reserved)
 
     def _grant(self, tenant: str) -> None:
         self._free -= 1

@@ -41,7 +41,7 @@ class Footer(NamedTuple):
 
     account: str  # its name
     kind: str
-    is_last: bool  # of the day, because the address has reached its limit
+    is_last: bool  # of the day, because the address has got as many as it may, of all accounts or of this one
     base_url: str
     end: str  # the link that ends all notices
 
@@ -129,7 +129,9 @@ def _explain(footer: Footer) -> str:
         return f"You get this because the account {clean(footer.account)} has invited your address."
     why = f"You get this because you chose notices about {KINDS[footer.kind]} of the account {clean(footer.account)}."
     if footer.is_last:
-        why += " This is the last notice of today, because you have got as many as are sent in a day."
+        why += (
+            " This is the last notice of today about this account, because you have got as many as are sent in a day."
+        )
     return why
 
 

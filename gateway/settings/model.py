@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     encryption_key: str = ""  # or several, separated by commas: the first encrypts, all decrypt
     ca_file: str = ""  # certificates to trust for outgoing TLS, beside the public ones
 
-    registrations_per_day: int = 50
+    registrations_per_day: int = 50  # of accounts; with sign-in, at least half of them are kept for it
     account_grace: int = 30  # days until an account is deleted, in which its holder can keep it; 0: at once
     deploy_quotas: dict[str, int] = msgspec.field(  # deploys per account and UTC day
         default_factory=lambda: {"free": 10, "starter": 50, "maker": 200, "max": 1000}
@@ -149,6 +149,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def sends_notices(self) -> bool:
         """Returns whether notices are sent by e-mail."""
         return bool(self.smtp_url or self.smtp_url_file)
+
+    @property
+    def anonymous_registrations_per_day(self) -> int:
+        """Returns how many of a day's registrations may be made without a sign-in.
+
+        Otherwise a few strangers could use up the registrations of everybody whom the identity provider knows.
+        """
+        return self.registrations_per_day // 2 if self.oidc_issuer else self.registrations_per_day
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from gateway.monitors import history
 from tests.support.accounts import Account
 from tests.support.deploys import report_phases
 from tests.support.gateway_process import Gateway
+from tests.support.visitor import new_address
 
 VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "webhooks": "Webhooks"}
 VIEWS |= {"usage": "Usage", "requests": "Requests"}
@@ -134,7 +135,7 @@ async def visiting(browser: Browser, gateway: Gateway, name: str = "", **options
     made = await gateway.platform("POST", "accounts", {"name": name or "Ana’s workshop", "plan": "maker"})
     account = Account(gateway, made.json()["id"], made.json()["apiKey"])
     gateway.confidential.add(account.key)
-    context = await browser.new_context(extra_http_headers={"X-Forwarded-For": secrets.token_hex(8)}, **options)
+    context = await browser.new_context(extra_http_headers={"X-Forwarded-For": new_address()}, **options)
     await context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = await context.new_page()
     complaints: list[str] = []

@@ -101,6 +101,8 @@ async def test_what_needs_attention(holder: Holder, backend: FakeAppBackend) -> 
 
 async def test_keys_of_the_account(holder: Holder) -> None:
     page, account = holder.page, holder.account
+    for number in range(2):
+        await account.set_webhook(f"https://receiver.example.com/{number}")
     await holder.log_in()
     await page.get_by_role("link", name="Ana’s workshop").click()
     await expect(holder.heading("Account")).to_be_focused()
@@ -122,6 +124,7 @@ async def test_keys_of_the_account(holder: Holder) -> None:
     await expect(changes.nth(1)).to_contain_text("Revoke key")
     await expect(changes.nth(2)).to_contain_text("Create key")
     await expect(changes.nth(2)).to_contain_text("session")
+    await expect(changes.filter(has_text="Set webhook")).to_contain_text("Set webhook, 2 times")
     await assert_accessible(page, EVERY_LOOK)
 
 

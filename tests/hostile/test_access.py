@@ -74,7 +74,7 @@ BODIES: dict[str, Any] = {
 }
 # Values that a request changes by being made: uses, limits of rates, and figures of operation.
 VOLATILE = re.compile(
-    rb"\{ops\}|\{provider\}|worker:|logins:|session|.*:(window|keys-used|write-check|settled|app-changes)"
+    rb"\{ops\}|\{provider\}|worker:|logins:|session|.*:(window|keys-used|write-check|settled|app-changes)|.*:audit:.*:last:"
 )
 
 
@@ -144,7 +144,7 @@ class Scene:
         with self.gw.redis.client() as client:
             keys = sorted(key for key in client.scan_iter(count=1000) if not VOLATILE.match(key))
             # A refused change has left its entry in the trail until it was refused.
-            return {key: client.xrange(key) if b":audit:" in key else client.dump(key) for key in keys}
+            return {key: client.xrange(key) if client.type(key) == b"stream" else client.dump(key) for key in keys}
 
 
 def pack(**files: str) -> bytes:

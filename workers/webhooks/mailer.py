@@ -1,9 +1,10 @@
 """Sends notices by e-mail, from a stream of their own.
 
 A notice has one recipient. The steps are: confirm the ownership of the entry and that the address still wants it, count
-it for the address's day, write the message, hand it to the mail server, then record the outcome and acknowledge the
-entry in one step. If the server does not take it, the notice waits in memory and is tried again for an hour. Only a
-worker that dies between the server's acceptance and the record causes a second message. It has the same Message-ID.
+it for the day of the account and of the address, write the message, hand it to the mail server, then record the outcome
+and acknowledge the entry in one step. If the server does not take it, the notice waits in memory and is tried again for
+an hour. Only a worker that dies between the server's acceptance and the record causes a second message. It has the same
+Message-ID.
 
 Notices share nothing with deliveries but the process: a server that hangs or refuses delays only other notices. A
 refusal for good (5xx) is tried again too: most often it comes from a setting of the server that is soon corrected.
@@ -17,8 +18,8 @@ import ipaddress
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.notices import GROUP, INVITATION, STREAM, Outcome, Subscriber, seal_address
 from gateway.events.records import NoticeClaim
-from gateway.keys import account_key, invitations_on_key, notices_on_key, uninvited_key
+from gateway.keys import account_key, account_notices_on_key, invitations_on_key, notices_on_key, uninvited_key
 from gateway.pages.mails import Footer, write_message, write_text
 from gateway.redis.client import COMMAND_SECONDS, Store, until_redis_answers
 from gateway.redis.errors import code_of
@@ -48,7 +49,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0  # between attempts; eac
 CONNECTIONS = 16  # to the server at a time, per worker
 MAX_NOTICES = 1_000  # in memory, per worker
 DAILY_NOTICES = 20  # to one address
-DAILY_INVITATIONS = 5  # to one address, of all accounts
+DAILY_NOTICES_OF_ACCOUNT = 10  # to one address, so that one account does not silence the others of a person
+DAILY_INVITATIONS = 5  # to one address, of all accounts; apart from notices, which strangers must not use up
 DAY_SECONDS = 86_400
 
 
@@ -60,7 +62,35 @@ class Notice(NamedTuple):
     entry: Entry
     subscriber: Subscriber
     account: str  # its name
-    is_last: bool  # of the day, for this address
+    is_last: bool  # of the day, of this account to this address
+
+
+class Share(NamedTuple):
+    """How many mails of a kind are sent on a day."""
+
+    key: str  # of the counter
+    limit: int
+
+
+def share_notices(account_id: str, hashed: str, day: str) -> list[Share]:
+    """Returns the shares of a notice of the account to an address, of which `hashed` is the hash."""
+    of_account = Share(account_notices_on_key(account_id, hashed, day), DAILY_NOTICES_OF_ACCOUNT)
+    return [of_account, Share(notices_on_key(hashed, day), DAILY_NOTICES)]
+
+
+async def count_mail(store: Store, shares: Sequence[Share]) -> int:
+    """Counts a mail for each share, in this order, and returns how many more of them all allow.
+
+    Returns -1 if one allows no more. A mail that one share refuses does not count for the later ones: put those that
+    others fill too at the end. Raises BackboneUnavailable.
+    """
+    left = []
+    for share in shares:
+        count, _ = await store.increment(share.key, 2 * DAY_SECONDS)
+        if count > share.limit:
+            return -1
+        left.append(share.limit - count)
+    return min(left)
 
 
 class Mailer:
@@ -124,7 +154,7 @@ class Mailer:
             self._space_freed.set()
 
     async def _process(self, entry: Entry) -> None:
-        count, pause = 0, FIRST_PAUSE_SECONDS
+        left, pause = None, FIRST_PAUSE_SECONDS
         while True:
             async with self._connections:
                 if self._stopping.is_set():
@@ -136,14 +166,12 @@ class Mailer:
                 name = await until_redis_answers(lambda: self._read_account_name(entry))
                 if subscriber is None or entry.fields["kind"] not in subscriber.kinds or name is None:
                     return await self._record(entry, "ended")
-                invites = entry.fields["kind"] == INVITATION
-                if not count:
-                    counter = self._count_invitation if invites else self._count
-                    count = await until_redis_answers(partial(counter, entry))
-                limit = DAILY_INVITATIONS if invites else DAILY_NOTICES
-                if count > limit:
+                if left is None:
+                    left = await until_redis_answers(lambda: self._count(entry))
+                if left < 0:
                     return await self._record(entry, "limited")
-                reason = await self._try(Notice(entry, subscriber, name, count == limit and not invites))
+                is_last = left == 0 and entry.fields["kind"] != INVITATION
+                reason = await self._try(Notice(entry, subscriber, name, is_last))
             if not reason:
                 return await self._record(entry, "sent")
             if time.time() - int(entry.id.partition("-")[0]) / 1000 > RETRY_SECONDS:
@@ -168,16 +196,11 @@ class Mailer:
         return msgspec.json.decode(text, type=Account).name if text else None
 
     async def _count(self, entry: Entry) -> int:
-        """Counts a notice for the address's day, and returns their number."""
-        key = notices_on_key(entry.fields["address"], datetime.now(UTC).date().isoformat())
-        count, _ = await self._store.increment(key, 2 * DAY_SECONDS)
-        return count
-
-    async def _count_invitation(self, entry: Entry) -> int:
-        """Counts an invitation for the address's day, apart from notices, which strangers must not use up."""
-        key = invitations_on_key(entry.fields["address"], datetime.now(UTC).date().isoformat())
-        count, _ = await self._store.increment(key, 2 * DAY_SECONDS)
-        return count
+        """Counts a mail, and returns how many more of the account the address may get today; -1 for none."""
+        account, hashed, day = entry.fields["account"], entry.fields["address"], datetime.now(UTC).date().isoformat()
+        if entry.fields["kind"] == INVITATION:
+            return await count_mail(self._store, [Share(invitations_on_key(hashed, day), DAILY_INVITATIONS)])
+        return await count_mail(self._store, share_notices(account, hashed, day))
 
     async def _record(self, entry: Entry, outcome: Outcome, reason: str = "") -> None:
         if await until_redis_answers(

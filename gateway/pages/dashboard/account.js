@@ -152,7 +152,7 @@ function noticesForm(choices, refresh) {
     announce("Saved your notices.");
     await refresh();
   };
-  const text = h("p", { class: "quiet" }, "For you alone, to the address with which you signed in. At most 20 per day.");
+  const text = h("p", { class: "quiet" }, "For you alone, to the address with which you signed in. At most 20 per day, and 10 of this account.");
   return [text, form("choices", lines, h("button", {}, "Save the notices"), save), saved];
 }
 
@@ -168,7 +168,7 @@ function showChanges(box, changes, signal, more = changes.length === CHANGES) {
 }
 
 const CHANGE = {
-  Action: ({ action }) => capital(action.replaceAll("_", " ")),
+  Action: ({ action, count }) => [capital(action.replaceAll("_", " ")), count > 1 ? h("span", { class: "quiet" }, `, ${count} times`) : ""],
   Of: ({ target }) => (target ? h("code", {}, target) : ""),
   By: ({ who, by }) => [who, by === "key" ? "" : h("span", { class: "quiet" }, `, ${by}`)],
   When: ({ at }) => moment(at),

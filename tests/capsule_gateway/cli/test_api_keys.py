@@ -85,6 +85,20 @@ async def test_the_changes_of_the_account(capsule: Tool, account: Account) -> No
     assert (await capsule("audit", "--limit", "1", "--json")).json[0]["action"] == "rename_account"
 
 
+async def test_some_changes_of_the_account(capsule: Tool, account: Account) -> None:
+    for name in ("Ben", "Ben & Co"):
+        await capsule("account", "--rename", name)
+    made = (await capsule("keys", "create", "ci", "--json")).json
+    account.gateway.confidential.add(made["key"])
+    _, *rows = (await capsule("audit", "--action", "rename account")).rows
+    assert len(rows) == 1
+    assert "rename account (2 times)" in rows[0]
+    who = (await capsule("audit", "--limit", "1", "--json")).json[0]["who"]
+    by_key = (await capsule("audit", "--actor", who.rpartition("(")[2].rstrip(")"), "--json")).json
+    assert [each["action"] for each in by_key] == ["create_key", "rename_account"]
+    assert (await capsule("audit", "--actor", made["id"], "--json")).json == []
+
+
 async def test_operators_add_a_key(operator: Tool, account: Account, tmp_path: Path) -> None:
     made = await operator("accounts", "key", account.id, "replacement")
     assert KEY.fullmatch(made.line)

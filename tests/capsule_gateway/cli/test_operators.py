@@ -51,6 +51,9 @@ async def test_the_audit_trail(operator: Tool, app: App) -> None:
     await operator.refused("accounts", "plan", "acc_nobody", "free")
     _, row, *_ = (await operator("audit", "--limit", "1")).rows
     assert row[-1] == "refused: 404 NOT_FOUND"
+    found = (await operator("audit", "--action", "change account", "--actor", "operator", "--json")).json
+    assert {(each["action"], each["operator"]) for each in found} == {("change_account", "operator")}
+    assert (await operator("audit", "--actor", "nobody", "--json")).json == []
     assert {each["action"] for each in (await operator("audit", "--reports", "--json")).json} <= {
         "report_crash",
         "report_scan",

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import secrets
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
 from tests.support.stores import opened
+from tests.support.visitor import new_address
 
 session = pytest.mark.asyncio(loop_scope="session")
 KEYS = "/account/keys"
@@ -238,7 +238,7 @@ async def test_a_session_ends_with_its_key(holder: Holder, gw: Gateway, twin: Ga
     leaked = await holder.create("leaked")
     cookies = {}
     for secret in (holder.key, leaked["key"]):
-        headers = {"Origin": gw.address, "X-Forwarded-For": secrets.token_hex(8)}
+        headers = {"Origin": gw.address, "X-Forwarded-For": new_address()}
         opened = await gw.http.post("/dashboard/session", json={"apiKey": secret}, headers=headers)
         assert opened.status_code == 204
         cookies[secret] = {"Cookie": f"{ACCOUNT}={opened.cookies[ACCOUNT]}"}
@@ -254,7 +254,7 @@ async def test_a_session_ends_with_its_key(holder: Holder, gw: Gateway, twin: Ga
 
 @session
 async def test_a_session_manages_keys(holder: Holder, gw: Gateway) -> None:
-    own = {"Origin": gw.address, "X-Forwarded-For": secrets.token_hex(8)}
+    own = {"Origin": gw.address, "X-Forwarded-For": new_address()}
     async with httpx.AsyncClient(base_url=gw.address, trust_env=False) as browser:
         assert (await browser.post("/dashboard/session", json={"apiKey": holder.key}, headers=own)).status_code == 204
         gw.confidential.add(browser.cookies[ACCOUNT])

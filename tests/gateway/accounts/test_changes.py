@@ -9,8 +9,9 @@ from typing import Any
 import httpx_sse
 import pytest
 
-from gateway.accounts.changes import MAX_VIEWERS, MAX_VIEWERS_OF_ACCOUNT, TOPICS, Changes
-from gateway.errors import BackboneUnavailable, ViewersLimited
+from gateway.accounts.changes import TOPICS, Changes
+from gateway.accounts.viewers import CHANGES
+from gateway.errors import BackboneUnavailable
 from tests.fakes import FakeAppBackend
 from tests.gateway.conftest import COUNTED_SOON, Launch
 from tests.support.accounts import Account, App
@@ -152,16 +153,38 @@ async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
         assert await anext(response.aiter_lines()) == "event: ready"
 
 
-async def test_the_viewers_of_an_account_are_limited(gw: Gateway) -> None:
-    account = await gw.account()
+async def test_one_caller_leaves_streams_to_others_of_its_account(gw: Gateway) -> None:
+    """A key that may only read cannot keep the account's owner from following it."""
+    account, half = await gw.account(), CHANGES.limit_of_account // 2
+    reader = (await account.call("POST", "/account/keys", {"name": "reader", "scope": "read"})).json()
+    gw.confidential.add(reader["key"])
+    headers = {"Authorization": f"Bearer {reader['key']}"}
     async with AsyncExitStack() as viewers:
-        for _ in range(MAX_VIEWERS_OF_ACCOUNT):
-            await viewers.enter_async_context(watching(account))
-        refused(await account.get("/account/changes"), 429, "VIEWERS_LIMITED")
+        for _ in range(half):
+            response = await viewers.enter_async_context(gw.http.stream("GET", "/account/changes", headers=headers))
+            assert response.status_code == 200
+        refused(await gw.http.get("/account/changes", headers=headers), 429, "VIEWERS_LIMITED")
+        await viewers.enter_async_context(watching(account))
         async with watching(await gw.account()):
             pass
-        await wait_until(partial(count_viewers, gw), holds=lambda count: count == MAX_VIEWERS_OF_ACCOUNT)
+        await wait_until(partial(count_viewers, gw), holds=lambda count: count == half + 1)
     await wait_until(partial(count_viewers, gw), holds=lambda count: count == 0)
+
+
+async def test_accounts_without_a_stream_always_get_one(launch: Launch) -> None:
+    """However many streams 25 accounts ask for, each with two keys."""
+    async with launch() as gw, AsyncExitStack() as viewers:
+        opened = 0
+        for account in [await gw.account() for _ in range(25)]:
+            second = (await account.call("POST", "/account/keys", {"name": "second"})).json()["key"]
+            gw.confidential.add(second)
+            for key in (account.key, second) * (CHANGES.limit_of_account // 2):
+                headers = {"Authorization": f"Bearer {key}"}
+                response = await viewers.enter_async_context(gw.http.stream("GET", "/account/changes", headers=headers))
+                opened += response.status_code == 200
+        assert 25 <= opened <= CHANGES.limit // 2
+        for _ in range(3):
+            await viewers.enter_async_context(watching(await gw.account(), gw))
 
 
 async def count_viewers(gw: Gateway) -> float:
@@ -229,7 +252,7 @@ class FakeRegistry:
 def make(monkeypatch: pytest.MonkeyPatch) -> tuple[Changes, FakeStore]:
     monkeypatch.setattr("gateway.accounts.changes.READ_SECONDS", 0.05)
     registry = FakeRegistry()
-    return Changes(registry, lambda: "on", lambda viewers: None), registry.store  # type: ignore[arg-type]
+    return Changes(registry, lambda: "on"), registry.store  # type: ignore[arg-type]
 
 
 async def test_all_viewers_share_a_read_and_without_viewers_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +269,7 @@ async def test_all_viewers_share_a_read_and_without_viewers_there_is_none(monkey
         await viewer.aclose()
     idle = len(store.reads)
     await asyncio.sleep(0.2)
-    assert (changes.viewers, len(store.reads)) == (0, idle)
+    assert len(store.reads) == idle
 
 
 async def test_a_slow_viewer_gets_each_topic_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +309,6 @@ async def test_a_quiet_stream_has_comments_and_ends(monkeypatch: pytest.MonkeyPa
     assert ready.startswith(b"event: ready")
     assert 2 <= len(comments) <= 20
     assert set(comments) == {b": waiting\n\n"}
-    assert changes.viewers == 0
 
 
 async def test_a_fault_ends_all_streams_of_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,13 +324,6 @@ async def test_a_fault_ends_all_streams_of_the_account(monkeypatch: pytest.Monke
     again = changes.stream_events("acc_1", lambda: False)
     assert await anext(again) == b"event: ready\ndata: ready\n\n"
     await again.aclose()
-
-
-async def test_the_viewers_of_a_process_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, _ = make(monkeypatch)
-    changes.viewers = MAX_VIEWERS
-    with pytest.raises(ViewersLimited):
-        changes.admit("acc_1")
 
 
 async def test_the_topics_are_documented() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,6 +26,7 @@ from gateway.settings import Settings
 from tests.fakes import FakeProvider
 from tests.fakes.backend import private_key
 from tests.fakes.identity import CLIENT_ID, CLIENT_SECRET, FakeIdentityProvider
+from tests.fakes.server import CLOSE, Head
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.responses import refused
@@ -191,12 +193,56 @@ async def test_what_a_browser_must_bring_back(visitor: Visitor, idp: FakeIdentit
     # In another browser, into which somebody lures a victim with their own answer.
     visitor.http.cookies.clear()
     assert_page(await come_back(visitor, answer), 400, "another browser")
-    expired = f"{int(time.time()) - SIGN_IN_SECONDS - 1}.dashboard.{ticket.rpartition('.')[2]}"
+    expired = sign(f"{int(time.time()) - SIGN_IN_SECONDS - 1}.dashboard.{ticket.split('.')[2]}")
     visitor.http.cookies.set(TICKET, expired)
     assert_page(await come_back(visitor, {**answer, "state": _derive(expired, "state")}), 400, "expired")
     visitor.http.cookies.clear()
     visitor.http.cookies.set(TICKET, ticket)
     assert (await come_back(visitor, answer)).status_code == 302
+
+
+def sign(ticket: str) -> str:
+    """Returns the ticket as the service signs it."""
+    settings = Settings(oidc_client_secret=CLIENT_SECRET)
+    return f"{ticket}.{OpenId(settings, cast(Store, None), cast(Client, None))._sign(ticket)}"
+
+
+async def test_only_own_tickets_reach_the_provider(visitor: Visitor, idp: FakeIdentityProvider) -> None:
+    """Whoever makes tickets could make the service call the provider as often as they like."""
+    await begin(visitor)
+    own, asked = visitor.http.cookies[TICKET], len(idp.forms)
+    now, random = int(time.time()), secrets.token_urlsafe(32)
+    unsigned, signature = f"{now}.dashboard.{random}", own.rpartition(".")[2]
+    changed = own.replace(own.split(".")[0], str(int(own.split(".")[0]) - 1))
+    for forged in (unsigned, f"{unsigned}.{signature}", f"{unsigned}.{random}", f"{unsigned}.", changed, f"{own}="):
+        visitor.http.cookies.set(TICKET, forged)
+        for _ in range(12):
+            assert_page(await come_back(visitor, {"code": random, "state": _derive(forged, "state")}), 400, "expired")
+    assert len(idp.forms) == asked
+    visitor.http.cookies.set(TICKET, own)
+    assert_page(await come_back(visitor, {"code": random, "state": _derive(own, "state")}), 400)
+    assert len(idp.forms) == asked + 1
+
+
+async def test_failures_of_the_provider_are_no_failed_log_ins(
+    visitor: Visitor, idp: FakeIdentityProvider, monkeypatch: Any
+) -> None:
+    script = idp.script
+    for fault in ([Head(503, {"Content-Length": "0"})], [CLOSE]):
+        for _ in range(12):
+            brought = idp.grant(await begin(visitor), new_email())
+            monkeypatch.setattr(
+                idp, "script", lambda each, fault=fault: fault if each.path == "/token" else script(each)
+            )
+            assert_page(await come_back(visitor, brought), 503)
+            monkeypatch.setattr(idp, "script", script)
+    await sign_in(visitor, idp, new_email())
+    # What the provider refuses still counts.
+    statuses = []
+    for _ in range(12):
+        brought = idp.grant(await begin(visitor), new_email())
+        statuses.append((await come_back(visitor, {**brought, "code": secrets.token_hex(16)})).status_code)
+    assert statuses == [400] * 10 + [429] * 2
 
 
 async def test_another_site_uses_up_no_attempts(visitor: Visitor, idp: FakeIdentityProvider) -> None:
@@ -394,6 +440,39 @@ async def test_no_account_ends_the_session_of_an_operator(
     assert refused(await visitor.call("GET", "/account"), 409, "ACCOUNT_NOT_CHOSEN")["accounts"] == []
     session = (await visitor.call("GET", "/dashboard/session")).json()
     assert (session["account"], session["operator"], session["permitted"]) == (None, True, [])
+
+
+async def test_half_of_a_day_is_kept_for_people_who_sign_in(
+    provider: FakeProvider, idp: FakeIdentityProvider, tmp_path: Path
+) -> None:
+    async with gateway_with_redis(provider, tmp_path, GATEWAY_REGISTRATIONS_PER_DAY="7", **idp.settings()) as gw:
+        gw.confidential.add(CLIENT_SECRET)
+        statuses = []
+        for n in range(6):
+            headers = {"X-Forwarded-For": f"93.184.216.{n}"}
+            answer = await gw.http.post("/register", json={"name": "Stranger"}, headers=headers)
+            gw.confidential |= {answer.json()["apiKey"]} if answer.status_code == 201 else set()
+            statuses.append(answer.status_code)
+        assert statuses == [201] * 3 + [429] * 3
+        assert "sign in" in refused(answer, 429, "REGISTRATIONS_CLOSED")["message"]
+        page = (await gw.http.get("/")).text
+        assert 'id="register" class="card" hidden' in page
+        assert 'people who <a href="/dashboard">sign in</a>' in page
+        for n in range(5):
+            visitor = Visitor(gw)
+            async with visitor.http:
+                response = await come_back(visitor, idp.grant(await begin(visitor), new_email()))
+                assert response.status_code == (302 if n < 4 else 429)
+
+
+async def test_a_stranger_uses_up_nothing_of_people_on_the_same_network(
+    oidc: Gateway, visitor: Visitor, idp: FakeIdentityProvider
+) -> None:
+    visitor.headers["X-Forwarded-For"] = "93.184.216.99"
+    while (answer := await visitor.call("POST", "/register", {"name": "Stranger"})).status_code == 201:
+        oidc.confidential.add(answer.json()["apiKey"])
+    refused(answer, 429, "REGISTRATIONS_CLOSED")
+    await sign_in(visitor, idp, new_email())
 
 
 async def test_a_provider_that_refuses_or_breaks(

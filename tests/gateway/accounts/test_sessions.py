@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.accounts.session_store import SESSION_SECONDS
-from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, Sessions, client_address
+from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, UNREADABLE, Sessions, client_network
 from gateway.errors import CsrfRefused
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
@@ -130,25 +130,50 @@ async def test_log_ins_that_succeed_are_not_counted(visitor: Visitor, account: A
         assert (await visitor.log_in(account.key)).status_code == 204
 
 
+async def test_failed_log_ins_are_counted_by_network(visitor: Visitor, account: Account) -> None:
+    """A provider gives each customer at least a /64. Some proxies append the port, which each connection changes."""
+    limit = FAILED_LOGINS.limit
+    reports = {
+        "2606:4700:7::{}": "2606:4700:8::1",
+        "[2606:4700:9::{0}]:{0}": "[2606:4700:10::1]:1",
+        "93.184.216.41:{}": "93.184.216.42:1",
+        "no address {}": "93.184.216.43",
+    }
+    for report, other in reports.items():
+        answers = [await visitor.log_in("csk_wrong", **{"X-Forwarded-For": report.format(n)}) for n in range(limit + 3)]
+        assert [answer.status_code for answer in answers] == [401] * limit + [429] * 3, report
+        assert (await visitor.log_in(account.key, **{"X-Forwarded-For": other})).status_code == 204
+
+
 @pytest.mark.parametrize(
-    ("peer", "forwarded", "client"),
+    ("peer", "forwarded", "network"),
     [
-        ("8.8.8.8", [], "8.8.8.8"),
-        ("10.0.0.2", [], "10.0.0.2"),
-        ("10.0.0.2", ["203.0.113.9"], "203.0.113.9"),
-        ("10.0.0.2", ["1.1.1.1, 203.0.113.9"], "203.0.113.9"),
-        ("::1", ["1.1.1.1", "2001:db8::1"], "2001:db8::1"),
-        ("8.8.8.8", ["1.1.1.1"], "8.8.8.8"),
-        ("", ["203.0.113.9"], "203.0.113.9"),
-        ("::ffff:8.8.8.8", [], "8.8.8.8"),
-        ("::1", ["::ffff:203.0.113.9"], "203.0.113.9"),
+        ("8.8.8.8", [], "8.8.8.8/32"),
+        ("10.0.0.2", [], "10.0.0.2/32"),
+        ("10.0.0.2", [""], "10.0.0.2/32"),
+        ("10.0.0.2", ["203.0.113.9"], "203.0.113.9/32"),
+        ("10.0.0.2", ["1.1.1.1, 203.0.113.9"], "203.0.113.9/32"),
+        ("10.0.0.2", ["203.0.113.9:51234"], "203.0.113.9/32"),
+        ("10.0.0.2", ["unknown"], UNREADABLE),
+        ("10.0.0.2", ["1.1.1.1, 203.0.113.999:1"], UNREADABLE),
+        ("::1", ["1.1.1.1", "2001:db8::1"], "2001:db8::/64"),
+        ("::1", ["[2001:db8::1]"], "2001:db8::/64"),
+        ("::1", ["[2001:db8::1]:51234"], "2001:db8::/64"),
+        ("::1", ["2001:db8::2%eth0"], "2001:db8::/64"),
+        ("8.8.8.8", ["1.1.1.1"], "8.8.8.8/32"),
+        ("2001:4860:4860::8888", ["1.1.1.1"], "2001:4860:4860::/64"),
+        ("", ["203.0.113.9"], "203.0.113.9/32"),
+        ("", [], ""),
+        ("::ffff:8.8.8.8", [], "8.8.8.8/32"),
+        ("::1", ["::ffff:203.0.113.9"], "203.0.113.9/32"),
+        ("::1", ["[::ffff:203.0.113.9]:1"], "203.0.113.9/32"),
     ],
 )
-async def test_the_address_is_trusted_only_from_a_private_proxy(peer: str, forwarded: list[str], client: str) -> None:
+async def test_the_address_is_trusted_only_from_a_private_proxy(peer: str, forwarded: list[str], network: str) -> None:
     request = SimpleNamespace(
         client=SimpleNamespace(host=peer) if peer else None, headers=SimpleNamespace(getall=lambda *_: forwarded)
     )
-    assert client_address(request) == client
+    assert client_network(request) == network
 
 
 async def test_behind_tls_the_cookie_is_secure_and_bound_to_the_host() -> None:
@@ -201,6 +226,10 @@ async def test_an_address_can_make_a_share_of_the_day_s_registrations(gw: Gatewa
     assert await register("93.184.216.35") == 201
     assert [await register(f"2606:4700::{n}") for n in range(share + 1)] == [201] * share + [429], "one network"
     assert await register("2606:4700:1::1") == 201
+    ports = [await register(f"93.184.216.36:{port}") for port in range(share + 1)]
+    assert ports == [201] * share + [429], "one address"
+    assert [await register(f"unknown-{n}") for n in range(share + 1)] == [201] * share + [429], "no address"
+    assert [await register("") for _ in range(share + 1)] == [201] * (share + 1), "a proxy that reports none"
 
 
 @pytest.mark.parametrize("body", [None, {}, {"apiKey": 1}, {"apiKey": "csk_x", "more": 1}, []])

@@ -5,14 +5,14 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.accounts import trail
-from gateway.accounts.access import Access
+from gateway.accounts.access import CALLS, Access
 from gateway.accounts.records import Account as AccountRecord
 from gateway.accounts.sessions import ACCOUNT
-from gateway.accounts.trail import AccountTrail, hide_secret
-from gateway.keys import account_audit_key
+from gateway.accounts.trail import AccountTrail, TrailFilter, find_part, hide_secret
 from gateway.redis.client import Store
 from tests.support.accounts import Account, App
 from tests.support.agents import call, over_http
@@ -42,7 +42,7 @@ async def test_changes_by_a_key(app: App) -> None:
     await account.call("PATCH", "/account", {"name": "A new name"})
     await account.call("DELETE", f"/account/keys/{made['id']}")
     found = await entries(account)
-    assert found[0].keys() == {"id", "at", "who", "by", "action", "target"}
+    assert found[0].keys() == {"id", "at", "who", "by", "action", "target", "count"}
     assert found[0]["who"].startswith("first (key_")
     assert [(each["action"], each["target"]) for each in found][:4] == [
         ("revoke_key", made["id"]),
@@ -117,11 +117,20 @@ async def test_an_app_that_moves_is_in_both_trails(gw: Gateway, app: App) -> Non
 async def test_pages_of_the_trail(app: App) -> None:
     account = app.account
     for n in range(5):
-        await account.call("PATCH", "/account", {"name": f"Name {n}"})
+        await account.call("PUT", "/account/webhook", {"url": f"https://{n}.example.com/"})
+        made = (await account.call("POST", f"/account/apps/{app.name}/hooks", {"name": f"hook {n}"})).json()
+        account.gateway.confidential.add(made["url"].rpartition("/")[2])
+        await account.call("DELETE", f"/account/hooks/{made['id']}")
+        await account.gateway.platform("PATCH", f"accounts/{account.id}", {"plan": "max" if n % 2 else "maker"})
     everything = await entries(account)
-    page = await entries(account, "?limit=2")
-    assert page == everything[:2]
-    assert await entries(account, f"?limit=3&before={page[-1]['id']}") == everything[2:5]
+    assert {each["action"] for each in everything} > {"set_webhook", "revoke_hook", "change_account"}
+    assert [each["at"] for each in everything] == sorted((each["at"] for each in everything), reverse=True)
+    for size in (1, 2, 3):
+        paged, before = [], ""
+        while page := await entries(account, f"?limit={size}{before}"):
+            paged += page
+            before = f"&before={page[-1]['id']}"
+        assert paged == everything
     for query in ("limit=0", "limit=201", "before=x", "before=0-0"):
         refused(await account.call("GET", f"/account/audit?{query}"), 400, "REQUEST_MALFORMED")
 
@@ -152,14 +161,115 @@ async def test_secrets_in_paths_are_hidden(app: App) -> None:
 ACCESS = Access(AccountRecord(id="acc_1", name="One", plan="free", createdAt=""), "laptop (key_1)")
 
 
-async def test_the_trail_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+CI = msgspec.structs.replace(ACCESS, who="ci (key_2)", scope="deploy")
+
+
+@pytest.fixture
+async def kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> AccountTrail:
+    """Returns a trail with small limits."""
     monkeypatch.setattr(trail, "MAX_ENTRIES", 100)
+    return AccountTrail(store)
+
+
+async def test_one_actor_fills_a_fifth(kept: AccountTrail) -> None:
+    await kept.add_operators_change("acc_1", "chief", "change_account", "")
+    await kept.begin(ACCESS, "create_key", "key_2")
+    await kept.begin(ACCESS, "set_webhook", "")
+    await kept.begin(ACCESS, "publish", "notes")
+    for n in range(300):
+        await kept.begin(CI, "publish", f"app-{n}")
+    found = await kept.list("acc_1", 200)
+    assert [each.target for each in found if each.who == CI.who] == [f"app-{n}" for n in range(299, 279, -1)]
+    assert {(each.who, each.action) for each in found if each.who != CI.who} == {
+        (ACCESS.who, "publish"),
+        (ACCESS.who, "set_webhook"),
+        (ACCESS.who, "create_key"),
+        ("chief", "change_account"),
+    }
+
+
+async def test_many_actors_push_out_neither_rights_nor_operators(kept: AccountTrail) -> None:
+    await kept.add_operators_change("acc_1", "chief", "change_account", "")
+    for action in ("create_key", "revoke_key", "set_member", "remove_member", "accept_invitation", "set_webhook"):
+        await kept.begin(ACCESS, action, "")
+    for action in ("clear_webhook", "rotate_secret", "leave", "keep_account"):
+        await kept.begin(ACCESS, action, "")
+    before = await kept.list("acc_1", 200)
+    for n in range(300):
+        await kept.begin(msgspec.structs.replace(CI, who=f"ci (key_{n})"), "publish", f"app-{n}")
+    found = await kept.list("acc_1", 200)
+    assert len(found) == 111
+    assert [each for each in found if each.action != "publish"] == before
+
+
+def test_which_changes_are_kept_apart() -> None:
+    apart = {call.name for call in CALLS.values() if call.changes and find_part("key", call.name) == "rights"}
+    assert apart == {
+        *("create_key", "revoke_key", "set_member", "remove_member", "leave", "keep_account"),
+        *("set_webhook", "clear_webhook", "rotate_secret", "test_webhook"),
+    }
+
+
+async def test_equal_changes_are_one_entry(kept: AccountTrail) -> None:
+    for _ in range(500):
+        await kept.begin(CI, "clear_build_cache", "notes")
+    await kept.begin(msgspec.structs.replace(CI, by="session"), "clear_build_cache", "notes")
+    session, key = await kept.list("acc_1", 200)
+    assert (session.by, session.count) == ("session", 1)
+    assert (key.by, key.count) == ("key", 500)
+
+
+async def test_a_refused_change_takes_back_its_own_count(kept: AccountTrail) -> None:
+    written = [await kept.begin(CI, "publish", "notes") for _ in range(3)]
+    await kept.forget(CI, written[0])
+    assert [each.count for each in await kept.list("acc_1", 200)] == [2]
+    await kept.forget(CI, written[2])
+    assert [each.count for each in await kept.list("acc_1", 200)] == [1]
+    await kept.forget(CI, written[1])
+    assert await kept.list("acc_1", 200) == []
+    await kept.begin(CI, "publish", "notes")
+    assert [each.count for each in await kept.list("acc_1", 200)] == [1]
+
+
+async def test_a_filter_finds_what_is_far_back(kept: AccountTrail, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trail, "READ_ENTRIES", 7)
+    await kept.begin(ACCESS, "publish", "first")
+    await kept.begin(ACCESS, "promote", "dep_1")
+    for n in range(20):
+        await kept.begin(CI, "publish", f"app-{n}")
+        await kept.begin(CI, "create_key", f"key_{n}")
+    chosen = TrailFilter(action="publish")
+    page = await kept.list("acc_1", 15, None, chosen)
+    page += await kept.list("acc_1", 15, page[-1].id, chosen)
+    assert [each.target for each in page] == [*(f"app-{n}" for n in range(19, -1, -1)), "first"]
+    for actor in (ACCESS.who, "key_1"):
+        found = await kept.list("acc_1", 15, None, TrailFilter(actor))
+        assert [each.target for each in found] == ["dep_1", "first"]
+    assert await kept.list("acc_1", 15, None, TrailFilter("key_1", "create_key")) == []
+
+
+async def test_each_write_is_one_round_trip(kept: AccountTrail, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    run = store.run_script
+
+    async def count(*args: Any) -> Any:
+        calls.append(args)
+        return await run(*args)
+
+    monkeypatch.setattr(store, "run_script", count)
+    monkeypatch.setattr(store, "client", None)
+    written = await kept.begin(CI, "publish", "notes")
+    await kept.forget(CI, written)
+    assert len(calls) == 2
+
+
+async def test_entries_expire(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = AccountTrail(store)
-    for n in range(500):
-        await kept.begin(ACCESS, "publish", f"app-{n}")
-    key = account_audit_key("acc_1")
-    assert await store.client.xlen(key) <= 200  # Redis removes whole nodes
-    assert 0 < await store.client.ttl(key) <= trail.KEPT_SECONDS
+    for _ in range(2):
+        await kept.begin(ACCESS, "publish", "notes")
+    for key in await store.list_keys():
+        if ":audit:" in key:
+            assert 0 < await store.client.ttl(key) <= trail.KEPT_SECONDS
     await asyncio.sleep(0.01)
     monkeypatch.setattr(trail, "KEPT_SECONDS", 0)
     assert await kept.list("acc_1", 200) == []
@@ -168,9 +278,31 @@ async def test_the_trail_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatc
 async def test_a_fault_of_redis_stops_no_change(proxy: Any) -> None:
     async with opened(proxy.url) as store:
         kept = AccountTrail(store)
+        written = await kept.begin(ACCESS, "publish", "notes")
         proxy.go_down()
-        entry = await kept.begin(ACCESS, "publish", "notes")
-        assert entry == ""
-        await kept.forget(ACCESS, entry)
-        await kept.forget(ACCESS, "1-1")
+        assert await kept.begin(ACCESS, "publish", "notes") is None
+        await kept.forget(ACCESS, None)
+        await kept.forget(ACCESS, written)
         await kept.add_operators_change("acc_1", "ana", "change_account", "")
+
+
+@session
+async def test_a_key_for_deploys_cannot_clear_the_trail(gw: Gateway, app: App) -> None:
+    account = app.account
+    made = (await account.call("POST", "/account/keys", {"name": "ci", "scope": "deploy", "app": app.name})).json()
+    gw.confidential.add(made["key"])
+    headers = {"Authorization": f"Bearer {made['key']}"}
+    before = await entries(account)
+    for _ in range(60):
+        answer = await gw.http.post(f"/account/apps/{app.name}/build-cache/clear", headers=headers)
+        assert answer.status_code == 204
+    found = await entries(account)
+    assert found[1:] == before
+    assert (found[0]["action"], found[0]["count"], found[0]["who"]) == (
+        "clear_build_cache",
+        60,
+        f"ci ({made['id']})",
+    )
+    for query in (f"actor={made['id']}", "action=clear_build_cache"):
+        assert await entries(account, f"?{query}") == found[:1]
+    assert await entries(account, f"?actor={made['id']}&action=publish") == []

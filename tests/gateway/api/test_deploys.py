@@ -1,11 +1,15 @@
 """Lists of deploys in pages, over HTTP. The test is the deploy engine."""
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from gateway.accounts.viewers import LOGS
+from tests.fakes import FakeAppBackend
 from tests.support.accounts import App
 from tests.support.deploys import a_hook, publish, report_phases
+from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -78,3 +82,17 @@ async def check_current(hosted: App) -> None:
     assert current == {waiting: False, second: True, first: False}
     shown = (await hosted.account.get(f"/account/deploys/{second}")).json()
     assert (shown["current"], [phase["state"] for phase in shown["phases"]]) == (True, ["done"] * 3)
+
+
+async def test_one_key_leaves_streams_of_logs_to_others(gw: Gateway, backend: FakeAppBackend) -> None:
+    account = await gw.account()
+    app = await account.app(backend, build={"command": "make", "start": "./serve"})
+    reader = (await account.call("POST", "/account/keys", {"name": "reader", "scope": "read"})).json()["key"]
+    gw.confidential.add(reader)
+    statuses = []
+    async with AsyncExitStack() as streams:
+        for key in [reader] * (LOGS.limit_of_account // 2 + 1) + [account.key]:
+            headers = {"Authorization": f"Bearer {key}", "Accept": "text/event-stream"}
+            follows = gw.http.stream("GET", f"/account/apps/{app.name}/logs", headers=headers)
+            statuses.append((await streams.enter_async_context(follows)).status_code)
+    assert statuses == [200] * (LOGS.limit_of_account // 2) + [429, 200]

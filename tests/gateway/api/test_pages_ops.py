@@ -13,7 +13,7 @@ import pytest
 
 from gateway.accounts.session_store import SESSION_SECONDS
 from gateway.accounts.sessions import ACCOUNT, FAILED_LOGINS, OPERATOR
-from gateway.api.pages import MAX_VIEWERS
+from gateway.accounts.viewers import FIGURES
 from gateway.deploys.pods import NodeLoad, PodReport, PodStates, WaitingPod, write_pod_report
 from gateway.keys import PODS_KEY
 from tests.fakes import FakeAppBackend
@@ -186,12 +186,18 @@ async def test_without_a_cluster_the_figures_have_no_pods(gw: Gateway) -> None:
     assert (await snapshot(gw))["pods"] is None
 
 
-async def test_the_number_of_viewers_is_limited(gw: Gateway) -> None:
-    async with AsyncExitStack() as viewers:
-        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(MAX_VIEWERS)]
+async def test_the_number_of_viewers_is_limited(launch: Launch) -> None:
+    """One operator leaves half of the streams to others."""
+    bob = "bob-has-a-token-of-his-own"
+    async with launch(GATEWAY_OPERATOR_TOKENS=f"bob={bob}") as gw, AsyncExitStack() as viewers:
+        gw.confidential.add(bob)
+        half = FIGURES.limit // 2
+        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(half)]
         for each in seen:
             await anext(each)
         refused(await gw.http.get("/ops/events", headers=BEARER), 429, "VIEWERS_LIMITED")
+        bobs = await viewers.enter_async_context(watching(gw, Authorization=f"Bearer {bob}"))
+        await anext(bobs)
         await viewers.aclose()
 
         async def room() -> bool:

@@ -240,7 +240,7 @@ async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster, m
         for stream in (stream_key("{p09}", "builds"), deliveries_key(account)):
             await store.client.xadd(stream, {"id": "x"})
         await events_scripts.emit_event(store, first)
-        assert (await accounts_scripts.count_registration(store, 1)).accepted
+        assert (await accounts_scripts.count_registration(store, 1)).verdict == "counted"
         for part, call in calls.items():
             slot = slot_of(part.partition(":")[0])
             home, away = whole.primaries[whole.owner(slot)], whole.primaries[(whole.owner(slot) + 1) % 3]
@@ -255,7 +255,7 @@ async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster, m
                 await asyncio.to_thread(step, away, home, slot)
         await events_scripts.emit_event(store, second)
         assert await deploys_scripts.advance_deploy(store, fails)
-        assert not (await accounts_scripts.count_registration(store, 1)).accepted
+        assert (await accounts_scripts.count_registration(store, 1)).verdict == "full"
         assert set(await store.client.hgetall(bodies_key(account))) == {"evt_1", "evt_2"}
         assert await store.client.hgetall(ended_deploys_key("{p09}")) == {"live": "1", "failed": "1"}
 

@@ -3,6 +3,7 @@
 import ssl
 import time
 from collections import Counter
+from email.message import EmailMessage
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from tests.support.processes import ENCRYPTION_KEY
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import Account, Queue, Worker
 from workers.webhooks import mailer
+from workers.webhooks.mailer import Share, count_mail
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -115,8 +117,9 @@ async def test_a_notice_is_tried_again(own: Queue) -> None:
 async def test_a_server_that_hangs_or_is_gone_delays_no_delivery(own: Queue, receiver: FakeReceiver) -> None:
     async with MailServer(greets=False) as server:
         account = await (await subscribed(own)).set(receiver.url("/hooks"))
+        await join(Registry(own.store, Vault(ENCRYPTION_KEY)), account.id, BOB, DEPLOYS)
         sending = await worker(own, server, QUICK | HANGING)
-        events, began = [await account.emit(FAILED) for _ in range(20)], time.monotonic()
+        events, began = [await account.emit(FAILED) for _ in range(10)], time.monotonic()
         for event in events:
             assert await account.outcome(event, 10) == ("delivered", 204)
         assert time.monotonic() - began < 8  # behind 20 attempts of half a second, they would take ten
@@ -142,15 +145,43 @@ async def test_a_worker_that_dies_while_it_sends_leaves_the_notice_to_another(ow
         assert len({message["Message-ID"] for message in server.messages}) == 1
 
 
-async def test_at_most_twenty_in_a_day(own: Queue) -> None:
+async def test_at_most_ten_of_an_account_and_twenty_of_all_in_a_day(own: Queue) -> None:
+    """So a shared account in which many deploys fail does not silence a person's other accounts."""
     async with MailServer() as server:
-        account = await subscribed(own)
-        for _ in range(22):
-            await account.emit(FAILED)
+        shared, second, third = [await subscribed(own) for _ in range(3)]
+        for _ in range(25):
+            await shared.emit(FAILED)
         await worker(own, server)
-        await outcomes(own, sent=20, limited=2)
-        last = [message for message in server.messages if "the last notice of today" in text_of(message)]
-        assert len(last) == 1
+        await outcomes(own, sent=10, limited=15)
+        await second.emit(FAILED)
+        await outcomes(own, sent=11, limited=15)
+        assert len(lasts(server)) == 1
+        for _ in range(11):
+            await second.emit(FAILED)
+        await outcomes(own, sent=20, limited=17)
+        assert len(lasts(server)) == 2
+        await third.emit(FAILED)
+        await outcomes(own, sent=20, limited=18)
+        registry = Registry(own.store, Vault(ENCRYPTION_KEY))
+        await join(registry, third.id, BOB, DEPLOYS)
+        await third.emit(FAILED)
+        await outcomes(own, sent=21, limited=19)
+        assert server.recipients[-1] == BOB
+        counters = [key for key in await own.store.list_keys() if "notices-on" in key]
+        assert len(counters) == 6
+        for key in counters:
+            assert 0 < await own.store.client.ttl(key) <= 2 * mailer.DAY_SECONDS
+
+
+def lasts(server: MailServer) -> list[EmailMessage]:
+    return [message for message in server.messages if "the last notice of today" in text_of(message)]
+
+
+async def test_the_shares_of_a_mail(own: Queue) -> None:
+    """A mail that one share refuses takes nothing of the later ones."""
+    few, many = Share("notices-on:few:today", 2), Share("notices-on:many:today", 3)
+    assert [await count_mail(own.store, [few, many]) for _ in range(4)] == [1, 0, -1, -1]
+    assert [await count_mail(own.store, [many]) for _ in range(2)] == [0, -1]
 
 
 async def invite(own: Queue, account: str, address: str) -> None:
