@@ -5,8 +5,8 @@
 The store is a folder (the data folder, unless GATEWAY_STORAGE_URL names another one) or an S3 bucket. A reader finds
 an object complete or not at all.
 
-No key leads out of the store. In a folder, no link below its top is followed: whoever may write there, such as a gateway
-with a user of its own, must not make workers read, write or delete elsewhere as root.
+No key leads out of the store. In a folder, no link below its top is followed: whoever may write there, such as a
+gateway with a user of its own, must not make workers read, write or delete elsewhere as root.
 
 Failure policy: every call has a time limit and fails with StorageUnavailable, for a key that no object has too. Its log
 line has only the operation and the kind of error, because a store's messages may contain addresses and the names of
@@ -265,13 +265,14 @@ class FolderStorage:
     def _open(self, key: str) -> Object | None:
         try:
             with self._enter(key) as (folder, name):
-                file = open(os.open(name, READ, dir_fd=folder), "rb")
+                descriptor = os.open(name, READ, dir_fd=folder)
         except FileNotFoundError:
             return None
-        status = os.fstat(file.fileno())
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            file.close()
+            os.close(descriptor)
             raise OSError(errno.EINVAL, "the object is no file")
+        file = os.fdopen(descriptor, "rb")
 
         async def chunks() -> AsyncGenerator[bytes]:
             with file:
