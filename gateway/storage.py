@@ -240,6 +240,11 @@ class FolderStorage:
     def _enter(self, key: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
         """Yields a descriptor of the object's folder, and the object's name in it. Raises OSError."""
         *parts, name = _check_key(key).split("/")
+        with self._open_folder(parts, create=create) as folder:
+            yield folder, name
+
+    @contextmanager
+    def _open_folder(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
         folder = os.open(self.folder, PASSED & ~os.O_NOFOLLOW)
         try:
             for part in parts:
@@ -248,7 +253,7 @@ class FolderStorage:
                 inner = os.open(part, PASSED, dir_fd=folder)
                 os.close(folder)
                 folder = inner
-            yield folder, name
+            yield folder
         finally:
             os.close(folder)
 
@@ -314,7 +319,7 @@ class FolderStorage:
 
     def _list(self, prefix: str) -> list[Listed]:
         found = list[Listed]()
-        with suppress(FileNotFoundError), self._enter(f"{_check_prefix(prefix)}/-") as (top, _):
+        with suppress(FileNotFoundError), self._open_folder(_check_prefix(prefix).split("/")) as top:
             for inside, _, names, folder in os.fwalk(".", dir_fd=top):
                 for name in names:
                     with suppress(FileNotFoundError):
@@ -327,7 +332,7 @@ class FolderStorage:
         return await self._call("list", self._folders, prefix)
 
     def _folders(self, prefix: str) -> list[str]:
-        with suppress(FileNotFoundError), self._enter(f"{_check_prefix(prefix)}/-") as (top, _):
+        with suppress(FileNotFoundError), self._open_folder(_check_prefix(prefix).split("/")) as top:
             readable = os.open(".", READ, dir_fd=top)
             try:
                 with os.scandir(readable) as entries:
