@@ -80,7 +80,7 @@ def _is_name(word: str) -> bool:
 def _find_names(copy: KeyCopy) -> Iterator[str]:
     """Yields the ids in the record that become names of files and folders."""
     names, values = copy.values[::2], copy.values[1::2]
-    with suppress(msgspec.MsgspecError, RecursionError):  # a broken record leads nowhere, and is restored as it is
+    with suppress(ValueError, RecursionError):  # a broken record leads nowhere, and is restored as it is
         match kind_of(copy.key), copy.kind:
             case "app", "string":
                 app = msgspec.json.decode(copy.values[0], type=Named)

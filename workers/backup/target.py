@@ -120,7 +120,10 @@ async def fetch_part(storage: Storage, key: str, path: Path, limit: int | None =
 
 def open_target(address: str, *, create: bool = False) -> Storage:
     """Opens a folder or `s3://bucket/prefix`. Raises BadBackup."""
-    url = urlsplit(address)
+    try:
+        url = urlsplit(address)
+    except ValueError:
+        raise BadBackup("the target is neither a folder nor s3://bucket/prefix") from None
     if url.scheme == "s3":
         if fault := find_s3_fault() or ("" if url.netloc else "s3:// needs the name of a bucket"):
             raise BadBackup(f"{address}: {fault}")
