@@ -228,7 +228,7 @@ def provide(part: object) -> Provide:
 
 
 class Front:
-    """Routes the inference path to its bare ASGI handler and the rest to Litestar. Adds `X-Request-Id` to responses."""
+    """Routes the inference path to its bare ASGI handler and the rest to Litestar, whose responses get more headers."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -264,7 +264,7 @@ class Front:
             if message["type"] == "http.response.start":
                 timed.answered = True
                 leave_lane(scope["state"])
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = complete_headers(message["headers"], request_id)
             await send(message)
 
         if path == "/mcp":
@@ -274,6 +274,14 @@ class Front:
             return await answer_options(methods, send_with_id)
         # A coroutine, although Litestar's type is only Awaitable.
         await RequestMeter(self.litestar(scope, receive, send_with_id), scope["state"])
+
+
+def complete_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    """Adds the request's id. A response that does not say otherwise is stored nowhere: most are an account's own."""
+    completed = [*headers, (b"x-request-id", request_id.encode())]
+    if not any(name.lower() == b"cache-control" for name, _ in completed):
+        completed.append((b"cache-control", b"no-store"))
+    return completed
 
 
 async def answer_options(methods: list[str], send: Send) -> None:

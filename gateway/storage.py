@@ -5,13 +5,18 @@
 The store is a folder (the data folder, unless GATEWAY_STORAGE_URL names another one) or an S3 bucket. A reader finds
 an object complete or not at all.
 
-Failure policy: every call has a time limit and fails with StorageUnavailable. Its log line has only the operation and
-the kind of error, because a store's messages may contain addresses and the names of credentials.
+No key leads out of the store. In a folder, no link below its top is followed: whoever may write there, such as a
+gateway with a user of its own, must not make workers read, write or delete elsewhere as root.
+
+Failure policy: every call has a time limit and fails with StorageUnavailable, for a key that no object has too. Its log
+line has only the operation and the kind of error, because a store's messages may contain addresses and the names of
+credentials.
 """
 
 import asyncio
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -36,6 +41,13 @@ CHUNK_BYTES = 1_048_576
 MAX_LISTED = 10_000  # names in one listing
 LONGEST_PAUSE_SECONDS = 5.0  # between two attempts while the storage is unavailable
 MAX_AWAY_SECONDS = 3_600.0  # that work waits for an unavailable storage
+KEY_BYTES, PART_BYTES = 1_024, 255  # of S3, and of a file system
+# A folder that is only passed through may be one that this user cannot list.
+PASSED = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)  # a pipe, which is no object, must not hold the reader
+_NO_PART = re.compile(r"\.{0,2}|.*[\\\x00-\x1f\x7f\ud800-\udfff].*", re.DOTALL)
 
 T = TypeVar("T")
 
@@ -77,6 +89,26 @@ class Storage(Protocol):
         """Deletes the objects that exist."""
 
     async def delete_folder(self, prefix: str) -> None: ...
+
+
+def is_key(key: str) -> bool:
+    """Returns whether an object can have this key: folders and a name that mean the same in every store."""
+    parts = key.split("/")
+    return not any(map(_NO_PART.fullmatch, parts)) and (
+        len(key.encode()) <= KEY_BYTES and max(len(part.encode()) for part in parts) <= PART_BYTES
+    )
+
+
+def _check_key(key: str) -> str:
+    if not is_key(key):
+        logger.warning("storage.failed", operation="check", error="the key is none that an object can have")
+        raise StorageUnavailable
+    return key
+
+
+def _check_prefix(prefix: str) -> str:
+    """Returns the folder that the prefix names."""
+    return _check_key(prefix.removesuffix("/"))
 
 
 def open_storage(settings: Settings) -> Storage:
@@ -187,102 +219,142 @@ class FolderStorage:
         await self._call("put", self._put, key, content, seconds=FILE_SECONDS)
 
     def _put(self, key: str, content: bytes | Path) -> None:
-        path = self._make_folders(key)
-        partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.part")
-        try:
-            _fill(partial, content)
-            with partial.open("rb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                os.fsync(file.fileno())
-                if os.geteuid() == 0:  # gateways read it as the user who owns the folder
-                    owner = self.folder.stat()
-                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
-            partial.replace(path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
-
-    def _make_folders(self, key: str) -> Path:
-        path = self.folder / key
         self.folder.mkdir(parents=True, exist_ok=True)
-        missing = [folder for folder in reversed(path.parents) if folder != self.folder and not folder.exists()]
-        for folder in missing:
-            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-            if os.geteuid() == 0 and self.folder in folder.parents:
+        with self._enter(key, create=True) as (folder, name):
+            partial = f".{secrets.token_hex(16)}.part"
+            try:
+                _fill(folder, partial, content)
+                with open(os.open(partial, READ, dir_fd=folder), "rb") as file:
+                    os.fchmod(file.fileno(), 0o600)
+                    os.fsync(file.fileno())
+                    if os.geteuid() == 0:  # gateways read it as the user who owns the folder
+                        owner = self.folder.stat()
+                        os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+                os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(partial, dir_fd=folder)
+                raise
+
+    @contextmanager
+    def _enter(self, key: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """Yields a descriptor of the object's folder, and the object's name in it. Raises OSError."""
+        *parts, name = _check_key(key).split("/")
+        with self._open_folder(parts, create=create) as folder:
+            yield folder, name
+
+    @contextmanager
+    def _open_folder(self, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
+        folder = os.open(self.folder, PASSED & ~os.O_NOFOLLOW)
+        try:
+            for part in parts:
+                if create:
+                    self._make_folder(folder, part)
+                inner = os.open(part, PASSED, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _make_folder(self, folder: int, name: str) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o711, dir_fd=folder)
+            if os.geteuid() == 0:
                 owner = self.folder.stat()
-                os.chown(folder, owner.st_uid, owner.st_gid)
-        return path
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=folder, follow_symlinks=False)
 
     async def open(self, key: str) -> Object | None:
         return await self._call("open", self._open, key)
 
     def _open(self, key: str) -> Object | None:
         try:
-            file = (self.folder / key).open("rb")
+            with self._enter(key) as (folder, name):
+                descriptor = os.open(name, READ, dir_fd=folder)
         except FileNotFoundError:
             return None
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "the object is no file")
+        file = os.fdopen(descriptor, "rb")
 
         async def chunks() -> AsyncGenerator[bytes]:
             with file:
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield chunk
 
-        return Object(os.fstat(file.fileno()).st_size, chunks())
+        return Object(status.st_size, chunks())
 
     async def exists(self, key: str) -> bool:
-        return await self._call("exists", (self.folder / key).is_file)
+        return await self._call("exists", self._exists, key)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            with self._enter(key) as (folder, name):
+                return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     async def copy(self, source: str, target: str) -> bool:
         return await self._call("copy", self._copy, source, target, seconds=FILE_SECONDS)
 
     def _copy(self, source: str, target: str) -> bool:
-        path = self._make_folders(target)
-        path.unlink(missing_ok=True)
-        try:
-            os.link(self.folder / source, path)  # objects never change
-        except FileNotFoundError:
+        if not self._exists(source):
             return False
+        with self._enter(source) as (source_folder, source_name), self._enter(target, create=True) as (folder, name):
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            try:  # objects never change
+                os.link(source_name, name, src_dir_fd=source_folder, dst_dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
         return True
 
     async def list_names(self, prefix: str) -> list[str]:
-        return await self._call("list", self._list, prefix)
-
-    def _list(self, prefix: str) -> list[str]:
-        folder = self.folder / prefix
-        files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".part")
-        return [os.fspath(path.relative_to(folder)) for path in files][:MAX_LISTED]
+        return [each.name for each in await self._call("list", self._list, prefix)][:MAX_LISTED]
 
     async def list_objects(self, prefix: str) -> list[Listed]:
-        return await self._call("list", self._list_files, prefix, seconds=FILE_SECONDS)
+        return await self._call("list", self._list, prefix, seconds=FILE_SECONDS)
 
-    def _list_files(self, prefix: str) -> list[Listed]:
-        top, found = self.folder / prefix, list[Listed]()
-        for folder, _, names in os.walk(top):
-            for name in names:
-                path = Path(folder, name)
-                with suppress(FileNotFoundError):
-                    status = path.lstat()
-                    if stat.S_ISREG(status.st_mode) and path.suffix != ".part":
-                        found.append(Listed(os.fspath(path.relative_to(top)), status.st_size, str(status.st_mtime_ns)))
+    def _list(self, prefix: str) -> list[Listed]:
+        found = list[Listed]()
+        with suppress(FileNotFoundError), self._open_folder(_check_prefix(prefix).split("/")) as top:
+            for inside, _, names, folder in os.fwalk(".", dir_fd=top):
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        status, path = os.lstat(name, dir_fd=folder), os.path.join(inside, name).removeprefix("./")
+                        if stat.S_ISREG(status.st_mode) and not name.endswith(".part") and is_key(path):
+                            found.append(Listed(path, status.st_size, str(status.st_mtime_ns)))
         return found
 
     async def list_folders(self, prefix: str) -> list[str]:
         return await self._call("list", self._folders, prefix)
 
     def _folders(self, prefix: str) -> list[str]:
-        folder = self.folder / prefix
-        return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+        with suppress(FileNotFoundError), self._open_folder(_check_prefix(prefix).split("/")) as top:
+            readable = os.open(".", READ, dir_fd=top)
+            try:
+                with os.scandir(readable) as entries:
+                    return [each.name for each in entries if each.is_dir(follow_symlinks=False) and is_key(each.name)]
+            finally:
+                os.close(readable)
+        return []
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self._call("delete", self._delete, keys)
 
     def _delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            (self.folder / key).unlink(missing_ok=True)
+            with suppress(FileNotFoundError), self._enter(key) as (folder, name):
+                os.unlink(name, dir_fd=folder)
 
     async def delete_folder(self, prefix: str) -> None:
-        await self._call("delete", shutil.rmtree, self.folder / prefix, True)
+        await self._call("delete", self._delete_folder, prefix)
+
+    def _delete_folder(self, prefix: str) -> None:
+        with suppress(FileNotFoundError), self._enter(_check_prefix(prefix)) as (folder, name):
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
 
     async def _call(self, operation: str, work: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS) -> T:
         def check_and_work() -> T:
@@ -295,17 +367,18 @@ class FolderStorage:
                 return await asyncio.to_thread(check_and_work)
 
 
-def _fill(target: Path, content: bytes | Path) -> None:
+def _fill(folder: int, name: str, content: bytes | Path) -> None:
     """Makes the file. If the content is another file on the same file system, the new one is a hard link to it."""
     if isinstance(content, Path):
         with suppress(OSError):
-            os.link(content, target)
+            os.link(content, name, dst_dir_fd=folder)
             return
-    target.touch(mode=0o600, exist_ok=False)
-    if isinstance(content, Path):
-        shutil.copyfile(content, target)
-    else:
-        target.write_bytes(content)
+    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder), "wb") as file:
+        if isinstance(content, Path):
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, file, CHUNK_BYTES)
+        else:
+            file.write(content)
 
 
 class S3Storage:
@@ -330,11 +403,11 @@ class S3Storage:
         )
 
     async def put(self, key: str, content: bytes | Path) -> None:
-        await self._call("put", self._library.put_async(self._store, key, content), FILE_SECONDS)
+        await self._call("put", self._library.put_async(self._store, _check_key(key), content), FILE_SECONDS)
 
     async def open(self, key: str) -> Object | None:
         try:
-            found = await self._call("open", self._library.get_async(self._store, key))
+            found = await self._call("open", self._library.get_async(self._store, _check_key(key)))
         except FileNotFoundError:
             return None
 
@@ -346,14 +419,15 @@ class S3Storage:
 
     async def exists(self, key: str) -> bool:
         try:
-            await self._call("exists", self._library.head_async(self._store, key))
+            await self._call("exists", self._library.head_async(self._store, _check_key(key)))
         except FileNotFoundError:
             return False
         return True
 
     async def copy(self, source: str, target: str) -> bool:
         try:
-            await self._call("copy", self._library.copy_async(self._store, source, target), FILE_SECONDS)
+            copying = self._library.copy_async(self._store, _check_key(source), _check_key(target))
+            await self._call("copy", copying, FILE_SECONDS)
         except FileNotFoundError:
             return False
         return True
@@ -361,8 +435,8 @@ class S3Storage:
     async def list_names(self, prefix: str) -> list[str]:
         async def pages() -> list[str]:
             found: list[str] = []
-            async for page in self._library.list(self._store, prefix.rstrip("/")):
-                found += [str(each["path"]).removeprefix(prefix) for each in page]
+            async for page in self._library.list(self._store, _check_prefix(prefix)):
+                found += filter(is_key, (str(each["path"]).removeprefix(prefix) for each in page))
                 if len(found) >= MAX_LISTED:
                     break
             return found[:MAX_LISTED]
@@ -372,25 +446,27 @@ class S3Storage:
     async def list_objects(self, prefix: str) -> list[Listed]:
         async def pages() -> list[Listed]:
             return [
-                Listed(str(each["path"]).removeprefix(prefix), int(each["size"]), str(each["e_tag"]))
-                async for page in self._library.list(self._store, prefix.rstrip("/"))
+                Listed(name, int(each["size"]), str(each["e_tag"]))
+                async for page in self._library.list(self._store, _check_prefix(prefix))
                 for each in page
+                if is_key(name := str(each["path"]).removeprefix(prefix))
             ]
 
         return await self._call("list", pages(), FILE_SECONDS)
 
     async def list_folders(self, prefix: str) -> list[str]:
-        found = await self._call("list", self._library.list_with_delimiter_async(self._store, prefix.rstrip("/")))
+        listing = self._library.list_with_delimiter_async(self._store, _check_prefix(prefix))
+        found = await self._call("list", listing)
         return [str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
 
     async def delete(self, keys: Sequence[str]) -> None:
         with suppress(FileNotFoundError):
             if keys:
-                await self._call("delete", self._library.delete_async(self._store, [*keys]))
+                await self._call("delete", self._library.delete_async(self._store, [_check_key(key) for key in keys]))
 
     async def delete_folder(self, prefix: str) -> None:
-        names = await self.list_names(f"{prefix.rstrip('/')}/")
-        await self.delete([f"{prefix.rstrip('/')}/{name}" for name in names])
+        folder = _check_prefix(prefix)
+        await self.delete([f"{folder}/{name}" for name in await self.list_names(f"{folder}/")])
 
     @staticmethod
     async def _call(operation: str, work: Awaitable[T], seconds: float = CALL_SECONDS) -> T:

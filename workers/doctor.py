@@ -166,6 +166,10 @@ async def check_storage(settings: Settings) -> AsyncIterator[Row]:
         detail = f"cannot be written: {(isinstance(cause, OSError) and cause.strerror) or type(cause).__name__}"
         yield Row("storage", "fail", detail, action)
     space = await asyncio.to_thread(shutil.disk_usage, _find_folder(settings))
+    if not space.total:
+        action = "watch its space yourself, or move GATEWAY_DATA_DIR to a disk of this machine"
+        yield Row("disk", "warn", "the file system does not say how large it is", action)
+        return
     state, detail, _ = _judge_use(space.total - space.free, space.total, "")
     if state == "ok" and space.free < LEAST_FREE_BYTES:
         state = "warn"

@@ -14,9 +14,14 @@ def _format_scope(row: Row) -> str:
 
 KEYS: dict[str, Any] = {
     "columns": texts("name", "id")
-    | {"scope": _format_scope, "created": age_of("createdAt"), "last used": age_of("lastUsedAt", "never")},
+    | {
+        "scope": _format_scope,
+        "created": age_of("createdAt"),
+        "by": text_of("by"),
+        "last used": age_of("lastUsedAt", "never"),
+    },
     "prose": "name",
-    "less": ["created", "last used"],
+    "less": ["by", "created", "last used"],
     "empty": "No keys. Operators create one with: capsule accounts key ID NAME",
 }
 

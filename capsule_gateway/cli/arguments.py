@@ -30,14 +30,14 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 def find_app_name() -> str | None:
     """Returns the name in the nearest manifest, or None without one. Raises WrongUsage if it cannot be read."""
-    import tomllib
+    from gateway.toml import parse_toml
 
     for folder in _list_folders():
         manifest = folder / MANIFEST
         if not manifest.is_file():
             continue
         try:
-            name = tomllib.loads(manifest.read_text()).get("name")
+            name = parse_toml(manifest.read_text()).get("name")
         except (OSError, ValueError) as error:
             raise WrongUsage(f"{manifest} cannot be read: {error}") from None
         return name if isinstance(name, str) and NAME.fullmatch(name) else None

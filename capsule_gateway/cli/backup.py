@@ -29,33 +29,38 @@ at_time = click.option(
     "--at", default="", metavar="TIME", help="The last backup until this UTC time, or its beginning."
 )
 
+any_author = click.option(
+    "--unauthenticated", is_flag=True, help="Take a backup that does not prove that this service made it."
+)
+
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[list|verify] TARGET")
 @at_time
+@any_author
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Afterwards, remove all backups but the last N.")
-def backup(words: tuple[str, ...], at: str, keep: int | None) -> None:
+def backup(words: tuple[str, ...], at: str, unauthenticated: bool, keep: int | None) -> None:
     """Back up the service to TARGET, a folder or s3://bucket/prefix.
 
     A further backup to the same TARGET copies only what is new.
 
     \b
-    list     lists the backups
-    verify   reads a whole backup, and compares it with its digests
+    list     lists the backups, and says which of them this service did not make
+    verify   reads a whole backup, and compares it with its digests and authenticator
     """
     action = words[0] if len(words) == 2 else ""
     if len(words) > 2 or action not in ("", *ACTIONS):
         raise WrongUsage("expected TARGET, list TARGET or verify TARGET")
-    if at and action != "verify":
-        raise WrongUsage("--at is for verify")
+    if (at or unauthenticated) and action != "verify":
+        raise WrongUsage("--at and --unauthenticated are for verify")
     if keep and action:
         raise WrongUsage("--keep is for a backup")
     settings, began = load_settings(), time.monotonic()
     match action:
         case "list":
-            _run(_list(words[1]))
+            _run(_list(settings, words[1]))
         case "verify":
-            _run(_verify(words[1], at))
+            _run(_verify(settings, words[1], at, unauthenticated))
         case _:
             report = _run(_back_up(settings, words[0], keep or 0))
             _print_notes(report)
@@ -69,15 +74,16 @@ def backup(words: tuple[str, ...], at: str, keep: int | None) -> None:
 @click.command()
 @click.argument("target")
 @at_time
+@any_author
 @click.option("--force", is_flag=True, help="Replace the data in Redis and in the storage.")
 @click.option("--spent-today", type=click.Choice(["full"]), help="Use up the caps of all accounts for this UTC day.")
-def restore(target: str, at: str, force: bool, spent_today: str | None) -> None:
+def restore(target: str, at: str, unauthenticated: bool, force: bool, spent_today: str | None) -> None:
     """Restore a backup from TARGET into an empty Redis and storage.
 
     Stop the gateways and workers first. Run it where the apps run, as the same user.
     """
     settings, began = load_settings(), time.monotonic()
-    report = _run(_restore(settings, target, at, force, spent_today == "full"))
+    report = _run(_restore(settings, target, at, unauthenticated, force, spent_today == "full"))
     _print_notes(report)
     click.echo(
         f"Restored {report.manifest.accounts} accounts and {report.manifest.apps} apps as of {report.manifest.at} "
@@ -85,40 +91,56 @@ def restore(target: str, at: str, force: bool, spent_today: str | None) -> None:
     )
 
 
-async def _open(address: str, *, create: bool = False) -> BackupTarget:
+async def _open(
+    settings: Settings, address: str, *, create: bool = False, unauthenticated: bool = False
+) -> BackupTarget:
+    from gateway.accounts.vault import Vault
     from workers.backup.target import BackupTarget, open_target
 
-    return BackupTarget(open_target(address, create=create))
+    vault = Vault(settings.encryption_key)
+    return BackupTarget(open_target(address, create=create), vault, unauthenticated=unauthenticated)
 
 
-async def _list(address: str) -> None:
-    target = await _open(address)
+async def _list(settings: Settings, address: str) -> None:
+    from workers.backup.target import BadBackup
+
+    target = await _open(settings, address)
     for name in await target.list_backups():
-        manifest = await target.read_manifest(name)
+        try:
+            manifest, doubt = await target.inspect(name)
+        except BadBackup as error:
+            click.echo(f"{name.partition('-')[0]}  damaged: {error}")
+            continue
         click.echo(
             f"{manifest.at}  {manifest.accounts} accounts  {manifest.apps} apps  {manifest.size / MIB:.1f} MiB"
             + (f"  {len(manifest.notes)} notes" if manifest.notes else "")
+            + ("  unauthenticated" if doubt else "")
         )
 
 
-async def _verify(address: str, at: str) -> None:
-    target = await _open(address)
+async def _verify(settings: Settings, address: str, at: str, unauthenticated: bool) -> None:
+    target = await _open(settings, address, unauthenticated=unauthenticated)
     manifest = await target.find(at)
     count = await target.verify(manifest)
+    if unauthenticated or not settings.encryption_key:
+        print_note("Note: nothing was compared with GATEWAY_ENCRYPTION_KEY, so anybody may have made this backup")
     click.echo(f"The backup of {manifest.at} is complete: {count} objects, {manifest.size / MIB:.1f} MiB")
 
 
 async def _back_up(settings: Settings, address: str, keep: int) -> Report:
     from workers.backup.run import Backup
 
-    async with contextlib.aclosing(Backup(settings, await _open(address, create=True))) as made:
+    async with contextlib.aclosing(Backup(settings, await _open(settings, address, create=True))) as made:
         return await made.make(keep)
 
 
-async def _restore(settings: Settings, address: str, at: str, force: bool, spent_today: bool) -> Report:
+async def _restore(
+    settings: Settings, address: str, at: str, unauthenticated: bool, force: bool, spent_today: bool
+) -> Report:
     from workers.backup.run import Backup
 
-    async with contextlib.aclosing(Backup(settings, await _open(address))) as made:
+    target = await _open(settings, address, unauthenticated=unauthenticated)
+    async with contextlib.aclosing(Backup(settings, target)) as made:
         return await made.restore(at, force=force, spent_today=spent_today)
 
 

@@ -162,7 +162,7 @@ def _create_missing_app(service: Service, name: str) -> None:
 def _uses_better_auth(folder: Path) -> bool:
     try:
         package = json.loads((folder / "package.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     needed = package.get("dependencies") if isinstance(package, dict) else None
     return isinstance(needed, dict) and "better-auth" in needed

@@ -1,5 +1,7 @@
 """`capsule limits`: limits on the spending and requests of one app and of each of its users."""
 
+import re
+
 import click
 
 from capsule_gateway.cli.arguments import app_argument
@@ -56,6 +58,6 @@ def _read_limit(name: str, value: str) -> str | int | None:
         return None
     if name.endswith("Euro"):
         return value
-    if not (value.isascii() and value.isdigit()):
+    if not re.fullmatch(r"[0-9]{1,15}", value):
         raise WrongUsage(f"{value!r} is not a number of requests; use a whole number, or none")
     return int(value)

@@ -67,7 +67,7 @@ def load_saved_credentials() -> tuple[str, str]:
         return str(record["url"]), str(record["apiKey"])
     except FileNotFoundError:
         return "", ""
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise WrongUsage(f"{credentials_file()} cannot be read; run 'capsule login' again") from None
 
 

@@ -84,6 +84,7 @@ class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
     scope: Scope = "full"  # records from before there were scopes have none
     app: str | None = None  # the name that the key's only app had when the key was created
     appId: str | None = None
+    by: str | None = None  # who made it; records from before, and those made with an account, have none
 
 
 class KeyView(msgspec.Struct):
@@ -94,6 +95,7 @@ class KeyView(msgspec.Struct):
     scope: Scope
     app: str | None  # the only app that the key is for
     createdAt: Time
+    by: str | None  # the name and id of a key, an address or an operator; null for one made with the account, or before
 
 
 class CreatedKey(KeyView):
@@ -113,9 +115,16 @@ class ApiKeys:
     # -- the account's list ----------------------------------------------------------------------------------
 
     async def create(
-        self, account_id: str, name: str, scope: Scope = "full", app: App | None = None, *, limit: int = MAX_KEYS
+        self,
+        account_id: str,
+        name: str,
+        scope: Scope = "full",
+        app: App | None = None,
+        *,
+        by: str | None = None,
+        limit: int = MAX_KEYS,
     ) -> CreatedKey:
-        """Creates a key, which cannot be read again later. With `app`, it is for this app only.
+        """Creates a key, which cannot be read again later. With `app`, it is for this app only. `by` is who makes it.
 
         Raises RequestMalformed if the account has `limit` keys.
         """
@@ -124,7 +133,7 @@ class ApiKeys:
         if app is not None and scope == "full":
             raise RequestMalformed("app: only keys with the scope 'deploy' or 'read' can be for one app.")
         secret = new_key("csk")
-        key = ApiKey(new_id("key"), name, digest(secret), now_iso(), scope)
+        key = ApiKey(new_id("key"), name, digest(secret), now_iso(), scope, by=by)
         if app is not None:
             key = msgspec.structs.replace(key, app=app.name, appId=app.id)
         finder = api_key_key(key.digest)
@@ -132,7 +141,7 @@ class ApiKeys:
         if not await scripts.add_key(self._store, account_id, key.id, msgspec.json.encode(key).decode(), limit):
             await compare_and_set(self._store, finder, "")
             raise RequestMalformed(f"An account has at most {limit} API keys; revoke one first.")
-        return CreatedKey(key.id, key.name, key.scope, key.app, key.createdAt, secret)
+        return CreatedKey(key.id, key.name, key.scope, key.app, key.createdAt, key.by, secret)
 
     async def list(self, account_id: str, find_name: Callable[[str], Awaitable[str | None]]) -> list[ListedKey]:
         """Returns the keys, newest first, each with its last use. `find_name` returns the present name of an app."""
@@ -144,7 +153,13 @@ class ApiKeys:
         names = {app_id: await find_name(app_id) for app_id in {key.appId for key in found} if app_id is not None}
         return [
             ListedKey(
-                key.id, key.name, key.scope, names.get(key.appId or "") or key.app, key.createdAt, times.get(key.id)
+                key.id,
+                key.name,
+                key.scope,
+                names.get(key.appId or "") or key.app,
+                key.createdAt,
+                key.by,
+                times.get(key.id),
             )
             for key in found
         ]

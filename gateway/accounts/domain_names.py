@@ -14,6 +14,7 @@ from gateway.settings import Settings
 RECORD_LABEL = "_capsule"
 MAX_CHARACTERS = 253 - len(f"{RECORD_LABEL}.")  # of a domain, so that its record's name is a valid one
 TOKEN_DIGITS = 40
+ACE = "xn--"  # before a label in punycode
 
 
 def apps_host(settings: Settings) -> str:
@@ -33,9 +34,22 @@ def normalize_domain(text: str, field: str) -> str:
     except UnicodeError:
         domain = ""
     domain = domain.lower().removesuffix(".")
-    if not DOMAIN.fullmatch(domain):
+    if not DOMAIN.fullmatch(domain) or not all(map(_is_label, domain.split("."))):
         raise RequestMalformed(f"{field}: a host name such as app.example.com, without scheme or port.")
     return domain
+
+
+def _is_label(label: str) -> bool:
+    """Returns whether a label is plain, or the punycode of one that browsers accept, which take emoji too."""
+    if not label.startswith(ACE):
+        return True
+    encoded = label.removeprefix(ACE)
+    try:
+        decoded = encoded.encode().decode("punycode")
+        usual = idna.uts46_remap(decoded, std3_rules=True)
+    except (ValueError, OverflowError):  # UnicodeError is a ValueError
+        return False
+    return decoded == usual and not decoded.isascii() and decoded.encode("punycode").decode() == encoded
 
 
 def check_own_domain(text: str, settings: Settings) -> str:

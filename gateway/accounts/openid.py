@@ -176,7 +176,7 @@ class OpenId:
         body = await self._call("POST", metadata.token_endpoint, headers, urlencode(form).encode())
         try:
             return msgspec.json.decode(body, type=_Tokens)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             _refuse("tokens")
 
     def _read_secret(self) -> str:
@@ -193,12 +193,12 @@ class OpenId:
         """Returns the claims of the ID token. Raises SignInFailed, and SignInUnavailable while no keys can be read."""
         try:
             token = jwt.decode(id_token, provider.keys, algorithms=ALGORITHMS)
-        except (JoseError, ValueError):
+        except (JoseError, ValueError, RecursionError):
             # The provider may have changed its keys.
             provider = await self._read_provider(since=provider.read_at)
             try:
                 token = jwt.decode(id_token, provider.keys, algorithms=ALGORITHMS)
-            except (JoseError, ValueError) as error:
+            except (JoseError, ValueError, RecursionError) as error:
                 _refuse(f"signature: {type(error).__name__}")
         claims, client_id = token.claims, self._settings.oidc_client_id
         required = jwt.JWTClaimsRegistry(
@@ -224,7 +224,7 @@ class OpenId:
         body = await self._call("GET", metadata.userinfo_endpoint, headers)
         try:
             claims = msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.MsgspecError, RecursionError):
+        except (ValueError, RecursionError):
             _refuse("userinfo")
         if claims.get("sub") != subject:
             _refuse("userinfo: sub")

@@ -20,7 +20,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.trail import AccountTrail, TrailEntry, TrailFilter
 from gateway.accounts.viewers import Viewers
-from gateway.api.audit import Before, Chosen, note
+from gateway.api.audit import Before, Chosen, find_operator, note
 from gateway.api.authentication import (
     account_router,
     end_with_right,
@@ -264,7 +264,7 @@ async def create_key(access: CallerAccess, data: JSONBody[NewScopedKey], registr
     reads deploys with their logs. One with the scope `read` reads. With `app`, both are for this app only.
     """
     app = None if data.app is None else await require_own_app(data.app, access, registry)
-    return await registry.api_keys.create(access.account.id, data.name, data.scope, app)
+    return await registry.api_keys.create(access.account.id, data.name, data.scope, app, by=access.who)
 
 
 @get("/keys")
@@ -288,7 +288,7 @@ async def revoke_key(account: Caller, key_id: FromPath[str], registry: Injected[
 
 @post("/accounts/{account_id:str}/keys", errors=[RequestMalformed, NotFound])
 async def create_key_for(
-    account_id: FromPath[str], data: JSONBody[KeyName], registry: Injected[Registry]
+    account_id: FromPath[str], data: JSONBody[KeyName], request: Request[Any, Any, State], registry: Injected[Registry]
 ) -> CreatedKey:
     """Create an API key for an account.
 
@@ -296,7 +296,7 @@ async def create_key_for(
     """
     if await registry.account(account_id) is None:
         raise NotFound
-    return await registry.api_keys.create(account_id, data.name, limit=MAX_KEYS_BY_OPERATORS)
+    return await registry.api_keys.create(account_id, data.name, by=find_operator(request), limit=MAX_KEYS_BY_OPERATORS)
 
 
 @get("/accounts/{account_id:str}/keys", errors=[NotFound])

@@ -62,6 +62,13 @@ async def begin_audit(
         raise RequestMalformed(f"X-Reason: {fault}")
 
 
+def find_operator(request: Request[Any, Any, State]) -> str:
+    """Returns the name of the operator who makes the change."""
+    _, _, record = request.scope["state"][RECORD]
+    name: str = record.operator
+    return name
+
+
 def _find_target(request: Request[Any, Any, State]) -> str:
     # A parameter that may contain slashes begins with one.
     return next((str(value).removeprefix("/") for value in request.path_params.values()), "")[:200]

@@ -24,6 +24,7 @@ SOURCE = {
     "text/html": {"schema": {}},  # any text is a page
 }
 
+DIGITS = 18  # of a Content-Length; Python refuses to read thousands of them
 NAME_CHARACTERS = 100  # of a field's name that an error repeats
 
 _LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`")
@@ -35,7 +36,9 @@ T = TypeVar("T")
 def declared_size(request: Request[Any, Any, State]) -> int | None:
     """Returns the request's Content-Length, or None."""
     declared = request.headers.get("content-length", "")
-    return int(declared) if declared.isascii() and declared.isdigit() else None
+    if not re.fullmatch("[0-9]+", declared):
+        return None
+    return int(declared.lstrip("0")[:DIGITS] or 0)  # a longer number is too large as well, cut off or not
 
 
 def decode_body(value: bytes, kind: type[T]) -> T:

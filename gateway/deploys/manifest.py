@@ -21,12 +21,11 @@ from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_
 from gateway.accounts.records import App, Auth, Build, ReplacedFields
 from gateway.accounts.vault import Vault
 from gateway.errors import RequestMalformed
+from gateway.toml import parse_toml
 from gateway.validation import Command, Folder, Id, explain
 
 FILE = "capsule.toml"
 MAX_BYTES = 16_384
-# A key in more tables than any manifest has. Reading one of 8,000 parts would take a second.
-_DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
 
 KeyPath = tuple[str, ...]  # the names of a key's tables, and its own
 
@@ -105,15 +104,11 @@ def _parse(text: bytes) -> tuple[_Text, Mapping[KeyPath, TomlPosition]]:
         raise ManifestError(f"the file has more than {MAX_BYTES // 1024} KiB; make it smaller")
     try:
         source = text.decode().removeprefix("\ufeff").replace("\r\n", "\n")
-        if deep := _DEEP_KEY.search(source):
-            raise ManifestError("the values are nested too deeply", source.count("\n", 0, deep.start()) + 1)
-        tables = tomllib.loads(source)
+        tables = parse_toml(source)
     except UnicodeDecodeError as error:
         raise ManifestError("the file is not UTF-8 text", text.count(b"\n", 0, error.start) + 1) from None
     except tomllib.TOMLDecodeError as error:
         raise _syntax_fault(str(error), source) from None
-    except RecursionError:
-        raise ManifestError("the values are nested too deeply") from None
     keys = dict(_find_keys(source))
     try:
         manifest = msgspec.convert(tables, _Text)

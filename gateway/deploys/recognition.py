@@ -15,7 +15,6 @@ import json
 import os
 import re
 import stat
-import tomllib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from gateway.accounts.records import PREVIEW, Build
+from gateway.toml import parse_toml
 
 FILE_BYTES = 1_048_576  # of a file that is read; enough for any file that a person writes
 LABEL_CHARACTERS = 63
@@ -277,8 +277,8 @@ class _Python:
     def __init__(self, files: Files) -> None:
         self.files = files
         try:
-            project = tomllib.loads(files.read(PROJECT))
-        except (ValueError, RecursionError) as error:
+            project = parse_toml(files.read(PROJECT))
+        except ValueError as error:
             raise Unrecognizable(f"{PROJECT} is not valid TOML: {error}") from None
         listed = _table(project, "project").get("dependencies")
         lines = [*files.read(REQUIREMENTS).splitlines(), *(listed if isinstance(listed, list) else [])]

@@ -13,6 +13,7 @@ from gateway.telemetry.spans import NULL_TRACE, Trace
 from gateway.telemetry.usage import Attempt, LimitUses
 
 BODY_BYTES = 102_400  # of a body at most
+LENGTH_DIGITS = 18  # of a Content-Length; Python refuses to read thousands of them
 BODY_SECONDS = 30.0  # within which a body must arrive
 MEDIA_TYPES = (
     b"image/",
@@ -135,7 +136,7 @@ class InferenceRequest:
         if self.content_encoding is not None and self.content_encoding.lower() != b"identity":
             raise RequestMalformed("Send the body uncompressed, without a Content-Encoding.")
         length = self.content_length
-        if length is not None and (not length.isdigit() or int(length) > BODY_BYTES):
+        if length is not None and (len(length) > LENGTH_DIGITS or not length.isdigit() or int(length) > BODY_BYTES):
             raise RequestTooLarge
         if self.connection is not None and (body := self.connection.take_body()) is not None:
             if len(body) > BODY_BYTES:

@@ -13,9 +13,17 @@ from urllib.parse import SplitResult, unquote, urlsplit
 _HOST = re.compile(r"[^.:]{1,63}(\.[^.:]{1,63})*\.?|[0-9a-f.]*:[0-9a-f:.]*(%.+)?")  # a name, an IPv4 or an IPv6 address
 
 
+def _split(text: str) -> SplitResult:
+    """Splits an address. Python's own message would repeat a part of it, which may be a password."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise ValueError("must be an address such as https://api.example.com, or http://[::1] with IPv6") from None
+
+
 def read_url(text: str) -> str:
     """Reads an HTTP address. The messages never repeat it, because it may contain a password."""
-    parts = urlsplit(text)
+    parts = _split(text)
     if parts.scheme not in ("http", "https") or not _HOST.fullmatch(parts.hostname or "") or re.search(r"\s", text):
         raise ValueError("must be an address such as https://api.example.com")
     try:
@@ -35,9 +43,16 @@ def read_base_url(text: str) -> str:
 
 def read_link(text: str) -> str:
     """Reads an address that pages show to everybody."""
-    if "@" in urlsplit(text).netloc:
+    if "@" in _split(text).netloc:
         raise ValueError("must not contain credentials, because everybody can see it")
     return read_url(text)
+
+
+def read_provider_url(text: str) -> str:
+    url = read_base_url(text)
+    if "@" in urlsplit(url).netloc:
+        raise ValueError("must not contain a user or a password: a provider gets its key, and nothing else")
+    return url
 
 
 def read_issuer(text: str) -> str:
@@ -78,7 +93,7 @@ def read_probe_url(text: str) -> str:
 
 def read_host_port(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not host:port")
     return text
 
@@ -138,7 +153,7 @@ def read_domain(text: str) -> str:
 
 def read_apps_url(text: str) -> str:
     if "{host}" not in text:
-        raise ValueError(f"{text!r} must contain {{host}}, as in https://{{host}}")
+        raise ValueError("must contain {host}, as in https://{host}")
     read_url(text.replace("{host}", "app.example.com"))
     return text.rstrip("/")
 
@@ -271,7 +286,7 @@ def read_mail_from(text: str) -> str:
 
 
 def read_storage_url(text: str) -> str:
-    parts = urlsplit(text)
+    parts = _split(text)
     if "@" in parts.netloc:  # the message must not repeat credentials
         raise ValueError("must not contain credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead")
     folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")

@@ -6,7 +6,7 @@ The field `redis_url` comes from the variable `GATEWAY_REDIS_URL`, and so on.
 import os
 import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,7 +41,7 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
             continue
         try:
             values[field.name] = _READERS.get(field.name, _BY_TYPE.get(field.type, str))(text)
-        except (ValueError, InvalidOperation, OSError) as error:
+        except (ValueError, OSError) as error:
             wrong.append(f"{name}: {error}")
     if values.get("storage_url", "").startswith("s3:") and (fault := addresses.find_s3_fault(environ)):
         wrong.append(f"GATEWAY_STORAGE_URL: {fault}")
@@ -124,6 +124,7 @@ def _number_reader(
 
 
 _read_whole = _number_reader(int, "a whole number", lambda number: number >= 1, "at least 1")
+_read_days = _number_reader(int, "a whole number", lambda number: 1 <= number <= 36_500, "from 0 to 36500 days")
 _read_weight = _number_reader(float, "a number", lambda number: 0.01 <= number <= 1000, "from 0.01 to 1000")
 _read_seconds = _number_reader(
     float,
@@ -140,9 +141,9 @@ def _zero_or(read: Callable[[str], T], zero: T) -> Callable[[str], T]:
 def _read_euro(text: str) -> int:
     try:
         amount = Decimal(text) * NANO
-    except InvalidOperation:
+    except ArithmeticError:
         raise ValueError(f"{text!r} is not an amount in euro") from None
-    if not amount.is_finite() or amount < 0 or amount != int(amount) or amount > 1_000_000 * NANO:
+    if not amount.is_finite() or not 0 <= amount <= 1_000_000 * NANO or amount != int(amount):
         raise ValueError(f"{text!r} must be from 0 to 1000000 euro with at most nine decimals")
     return int(amount)
 
@@ -233,10 +234,11 @@ _BY_TYPE: dict[Any, Callable[[str], Any]] = {bool: _read_switch, int: _read_whol
 _READERS: dict[str, Callable[[str], Any]] = {
     "redis_url": addresses.read_redis_url,
     "redis_wait": _zero_or(_read_whole, 0),
+    "account_grace": _zero_or(_read_days, 0),
     "storage_url": addresses.read_storage_url,
     "base_url": addresses.read_base_url,
     "api_url": addresses.read_base_url,
-    "provider_url": addresses.read_base_url,
+    "provider_url": addresses.read_provider_url,
     "provider_key": _read_header_value,
     "apps_domain": addresses.read_domain,
     "apps_url": addresses.read_apps_url,

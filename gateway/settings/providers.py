@@ -5,19 +5,20 @@ names of the files or variables that do.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from gateway.settings.addresses import read_base_url
+from gateway.settings.addresses import read_provider_url
 from gateway.settings.prices import PRICES
+from gateway.toml import parse_toml
 
 DEFAULT_PROVIDER = "default"  # the name of the provider that the variables GATEWAY_PROVIDER_* describe
 MAX_PROVIDERS = 8
 FILE_BYTES = 65_536
+MOST = 1 << 52  # of a count, which scripts in Redis still read exactly
 
 _NAME = re.compile(r"[a-z0-9-]{1,32}")
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -31,8 +32,8 @@ def _all_models() -> dict[str, str]:
 class ProviderRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The provider's quota per minute, for all gateways together. 0 means no quota."""
 
-    requests: Annotated[int, msgspec.Meta(ge=0)] = 0
-    tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    requests: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
+    tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0
 
 
 class ProviderSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     region: str
     key_file: str = ""
     key_env: str = ""
-    concurrency: Annotated[int, msgspec.Meta(ge=0)] = 100
+    concurrency: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 100
     rate: ProviderRate | None = None
     models: dict[str, str] = msgspec.field(default_factory=_all_models)
 
@@ -85,7 +86,7 @@ def read_providers(path: str, regions: Sequence[str], environ: Mapping[str, str]
             data = file.read(FILE_BYTES + 1)
         if len(data) > FILE_BYTES:
             raise ValueError(f"has more than {FILE_BYTES} bytes")
-        entries = msgspec.convert(tomllib.loads(data.decode()), _File).provider
+        entries = msgspec.convert(parse_toml(data.decode()), _File).provider
         if not 1 <= len(entries) <= MAX_PROVIDERS:
             raise ValueError(f"must have 1 to {MAX_PROVIDERS} tables [[provider]]")
         for number, entry in enumerate(entries):
@@ -98,9 +99,7 @@ def read_providers(path: str, regions: Sequence[str], environ: Mapping[str, str]
     except msgspec.ValidationError as error:
         found = _LOCATION.fullmatch(str(error))
         raise ValueError(f"{path}: {found[2]}: {found[1]}" if found else f"{path}: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: is nested too deeply") from None
-    except ValueError as error:  # of tomllib too, with the line
+    except ValueError as error:  # of TOML too, with the line
         raise ValueError(f"{path}: {error}") from None
     return tuple(_settings_of(entry, environ) for entry in entries)
 
@@ -112,7 +111,7 @@ def _find_fault(entry: _Entry, regions: Sequence[str], names: set[str]) -> str:
     if entry.name in names:
         return f"name: {entry.name!r} is the name of another provider too"
     try:
-        read_base_url(entry.url)
+        read_provider_url(entry.url)
     except ValueError as error:
         return f"url: {error}"
     if entry.region not in regions:
@@ -132,7 +131,7 @@ def _find_fault(entry: _Entry, regions: Sequence[str], names: set[str]) -> str:
 def _settings_of(entry: _Entry, environ: Mapping[str, str]) -> ProviderSettings:
     return ProviderSettings(
         name=entry.name,
-        url=read_base_url(entry.url),
+        url=read_provider_url(entry.url),
         region=entry.region,
         key=environ.get(entry.key_env, "").strip() if entry.key_env else "",
         key_file=entry.key_file,

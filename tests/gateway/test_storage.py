@@ -1,11 +1,13 @@
 """The storage: a folder, and S3 over HTTP."""
 
 import asyncio
+import contextlib
 import os
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -90,6 +92,96 @@ async def test_objects_that_do_not_exist(storage: Storage, tmp_path: Path) -> No
         assert not await storage.exists("logs/none")
         assert not await storage.copy("logs/none", "logs/other")
     assert not lines
+
+
+OUTSIDE = ("../outside", "logs/../../outside", "/outside")  # the last one below the folder of the test
+BAD_KEYS = (
+    *("", "logs/..", "logs/.", "./logs", "logs//one", "logs/one/", "logs\\..\\one", "logs/\0one", "logs/o\nne"),
+    *("logs/\x7f", "logs/\udcff", "l" * 256, "é" * 128, "logs/" * 205 + "o"),
+)
+
+
+@pytest.mark.parametrize("key", OUTSIDE + BAD_KEYS)
+async def test_no_key_leads_out_of_the_store(storage: Storage, key: str, tmp_path: Path) -> None:
+    """Whatever the operation: nothing is read, written or deleted, and no error of another kind is raised."""
+    if key.startswith("/"):
+        key = f"{tmp_path}{key}"
+    await storage.put("logs/one", b"log")
+    (tmp_path / "outside").write_bytes(b"outside")
+    (tmp_path / "file").write_bytes(b"file")
+    for attempt in (
+        *(storage.put(key, b"new"), storage.put(key, tmp_path / "file"), storage.open(key), storage.exists(key)),
+        *(storage.copy(key, "logs/two"), storage.copy("logs/one", key), storage.delete([key])),
+        *(read_object(storage, key, 10), fetch_object(storage, key, tmp_path / "file", 10)),
+    ):
+        await fails(attempt)
+    assert ((tmp_path / "outside").read_bytes(), (tmp_path / "file").read_bytes()) == (b"outside", b"file")
+    assert await storage.list_names("logs/") == ["one"]
+
+
+@pytest.mark.parametrize("prefix", [*OUTSIDE, "", "logs/../../outside/inside", "logs/..", "logs//"])
+async def test_no_prefix_leads_out_of_the_store(storage: Storage, prefix: str, tmp_path: Path) -> None:
+    if prefix.startswith("/"):
+        prefix = f"{tmp_path}{prefix}"
+    await storage.put("logs/one", b"log")
+    (tmp_path / "outside" / "inside").mkdir(parents=True)
+    (tmp_path / "outside" / "inside" / "file").write_bytes(b"file")
+    for listing in (storage.list_names, storage.list_objects, storage.list_folders):
+        await fails(listing(f"{prefix}/"))
+    await fails(storage.delete_folder(prefix))
+    await fails(storage.delete_folder(f"{prefix}/"))
+    assert (tmp_path / "outside" / "inside" / "file").read_bytes() == b"file"
+    assert await storage.exists("logs/one")
+
+
+async def fails(attempt: Awaitable[Any]) -> None:
+    with captured(module) as lines, pytest.raises(StorageUnavailable):
+        await attempt
+    assert [line["event"] for line in lines] == ["storage.failed"]
+
+
+@pytest.mark.parametrize("link", ["logs", "logs/day", "logs/day/one", "logs/pipe"])
+async def test_no_link_in_a_folder_is_followed(link: str, tmp_path: Path) -> None:
+    """It may be of another user, who can write to the folder, and the worker is root."""
+    (outside := tmp_path / "outside").mkdir()
+    for path in (outside / "day" / "one", outside / "one", outside / "two"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"outside")
+    before = {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()}
+    (tmp_path / "storage" / link).parent.mkdir(parents=True)
+    if link == "logs/pipe":
+        os.mkfifo(tmp_path / "storage" / link)
+    else:
+        (tmp_path / "storage" / link).symlink_to(outside / ("one" if link.endswith("one") else ""))
+    storage = FolderStorage(tmp_path / "storage")
+    for key in ("logs/one", "logs/day/one", "logs/pipe"):
+        with contextlib.suppress(StorageUnavailable):
+            assert await read_object(storage, key, 10) is None
+        assert not await storage.exists(key)
+        with contextlib.suppress(StorageUnavailable):
+            assert not await storage.copy(key, "sources/copy")
+        with contextlib.suppress(StorageUnavailable):
+            await storage.delete([key])
+    for prefix in ("logs/", "logs/day/"):
+        for listing in (storage.list_names, storage.list_objects, storage.list_folders):
+            with contextlib.suppress(StorageUnavailable):
+                assert not [name for name in await listing(prefix) if name != "day" or link == "logs/day"]
+        with contextlib.suppress(StorageUnavailable):
+            await storage.delete_folder(prefix)
+    for key in ("logs/two", "logs/day/two"):
+        with contextlib.suppress(StorageUnavailable):
+            await storage.put(key, b"new")
+    assert {path: path.read_bytes() for path in outside.rglob("*") if path.is_file()} == before
+
+
+async def test_a_folder_that_is_a_link_itself(tmp_path: Path) -> None:
+    """The operator has chosen it."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "storage").symlink_to("disk")
+    storage = FolderStorage(tmp_path / "storage", mounted=True)
+    await storage.put("logs/day/one", b"log")
+    assert (await storage.list_names("logs/"), await storage.list_folders("logs/")) == (["day/one"], ["day"])
+    assert (tmp_path / "disk" / "logs" / "day" / "one").read_bytes() == b"log"
 
 
 async def test_no_more_than_the_limit_is_read(storage: Storage, tmp_path: Path) -> None:

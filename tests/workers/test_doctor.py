@@ -126,6 +126,12 @@ async def test_a_check_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert [(row.check, row.state) for row in rows] == [("provider", "fail")]
 
 
+async def test_a_disk_that_does_not_say_how_large_it_is() -> None:
+    rows = {row.check: row async for row in doctor.check_storage(Settings(data_dir="/proc/capsule"))}
+    assert (rows["disk"].state, rows["disk"].detail) == ("warn", "the file system does not say how large it is")
+    assert rows["disk"].action
+
+
 @pytest.mark.parametrize(("output", "code"), [("--json", 1), ("--output=table", 1)])
 def test_the_command(output: str, code: int, tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{free_port()}"}

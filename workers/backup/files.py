@@ -6,21 +6,16 @@ but may be removed while they are copied; what the records need must be there in
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gateway.data.records import FOLDER
 from gateway.storage import FolderStorage, Listed, Storage
+from workers.backup.names import CADDY, CERTIFICATES, DATA, FOLDERS, TEMPORARY
 from workers.backup.target import BackupTarget, FileEntry, fetch_part
 
 PARALLEL = 8  # files
-FOLDERS = ("sources/", "archives/", "logs/")
-DATA = re.compile(r"[^/]+/(snapshots|copies)/[^/]+")  # below `data/`; beside them are the present data of the apps
-CADDY = "caddy/"  # in the data folder
-CERTIFICATES = "certificates/"  # of Caddy's folder, in the names of a backup
-TEMPORARY = (".sock", ".log", ".lock", ".tmp")  # files that Caddy makes again
 
 
 async def list_objects(storage: Storage) -> dict[str, Listed]:

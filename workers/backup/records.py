@@ -145,9 +145,12 @@ def is_known(key: str) -> bool:
 
 
 async def write_records(store: Store, lines: Iterable[bytes], now: int) -> None:
-    """Writes records as a restored service needs them. `now` is in ms. Raises BackboneUnavailable."""
-    decoder = msgspec.json.Decoder(KeyCopy)
-    kept = (copy for copy in map(decoder.decode, lines) if copy.expires < 0 or copy.expires > now)
+    """Writes records as a restored service needs them. `now` is in ms. Raises BackboneUnavailable.
+
+    Leaves out keys of a kind that no backup has, such as sessions, and keys of other programs in the same Redis.
+    """
+    copies = map(msgspec.json.Decoder(KeyCopy).decode, lines)
+    kept = (copy for copy in copies if kind_of(copy.key) in BACKED_UP and (copy.expires < 0 or copy.expires > now))
     for batch in batched(map(_try_to_revise, kept), KEYS_PER_WRITE):
         async with store.client.pipeline(transaction=False) as pipe:
             for copy in batch:

@@ -7,7 +7,8 @@
 A restore verifies the whole backup before it writes anything. While it writes, the key `layout` has no number, so that
 no process starts. A restore that was interrupted continues with the same command.
 
-The encryption key is in no backup. A backup has its fingerprint, and a restore with another key is refused.
+The encryption key is in no backup. A backup has its fingerprint and an authenticator made with it (`target.py`), and a
+restore with another key is refused.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ from gateway.operations.layout import LAYOUT, LayoutFault, parse_number
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, open_storage
-from workers.backup.files import CERTIFICATES, copy_files, list_certificates, list_objects, restore_files
+from workers.backup.files import copy_files, list_certificates, list_objects, restore_files
+from workers.backup.names import CERTIFICATES
 from workers.backup.records import Copied, copy_records, is_known, spend_today, write_records
 from workers.backup.target import FORMAT, BackupManifest, BackupTarget, BadBackup, FileEntry, Lines, batched
 from workers.hosting.data import AppData
@@ -144,7 +146,7 @@ class Backup:
         return now_iso(seconds + microseconds / 1_000_000)
 
     async def _read_last(self) -> dict[str, FileEntry]:
-        """Returns the files of the last backup, by name. A damaged one is of no use, and does no harm."""
+        """Returns the files of the last backup, by name. A damaged or forged one is of no use, and does no harm."""
         with suppress(BadBackup):
             return {entry.name: entry for entry in await self._target.list_files(await self._target.find())}
         return {}

@@ -12,7 +12,9 @@ A backup relies on objects that it has found. So it writes its mark before it lo
 and nothing is pruned while another backup runs. Each of two that begin at once sees the other's mark. Marks of killed
 processes count until they are too old.
 
-Failure policy: every read is compared with the digest, and raises BadBackup if it differs.
+Failure policy: every read is compared with the digest, and raises BadBackup if it differs. The file of a backup names
+the digests of all its parts, and ends with an authenticator (HMAC-SHA-256) by the service's encryption key. So whoever
+can write to the target can damage a backup, but not forge one. Without a key, nothing says who made a backup.
 """
 
 import asyncio
@@ -25,20 +27,26 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import zstandard
 
+from gateway.accounts.vault import Vault
 from gateway.cancellation import finish_despite_cancellation
 from gateway.errors import StorageUnavailable
 from gateway.ids import Time
 from gateway.settings.parsing import find_s3_fault
 from gateway.storage import FolderStorage, S3Storage, Storage, read_object
+from workers.backup.names import find_file_fault, find_record_fault
+from workers.backup.scripts import KeyCopy
 
 FORMAT = 1
 MANIFEST = re.compile(r"(\d{8}T\d{9}Z)-([0-9a-f]{64})\.json")
+AUTHENTICATED = re.compile(rb'(.*),"authenticator":"([0-9a-f]{64})"\}', re.DOTALL)
+PURPOSE = "backup"  # of the signature
+MARK = re.compile(r"(running|pruning)-(\d{1,15})-[0-9a-f]{16}")
 PRUNING_SECONDS = 600  # after which no further objects are removed; the next backup continues
 # After which a mark does not count: a backup takes at most a day, and a minute is left for the last objects.
 MARK_SECONDS = {"running": 86_400, "pruning": PRUNING_SECONDS + 60}
@@ -46,9 +54,8 @@ POLL_SECONDS = 1.0  # while another one prunes
 DELETED_AT_ONCE = 1_000  # objects
 MANIFEST_BYTES = 16_777_216
 LINE_BYTES = 4_194_304  # of records, before compression, in one object
-T = TypeVar("T")
-
 LARGEST_LINES = 1 << 30  # bytes of such an object after decompression: one record may be long
+T = TypeVar("T")
 
 
 class BadBackup(Exception):
@@ -58,8 +65,8 @@ class BadBackup(Exception):
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """An object of the target."""
 
-    digest: str  # SHA-256, hexadecimal
-    size: int  # bytes
+    digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # SHA-256
+    size: Annotated[int, msgspec.Meta(ge=0)]  # bytes
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +74,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     at: Time  # when the copy of Redis began
-    layout: int
+    layout: Annotated[int, msgspec.Meta(ge=1)]
     shared: bool  # whether the storage was a shared one
     keys: list[str]  # fingerprints of the encryption keys
     accounts: int
@@ -86,8 +93,17 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     version: str  # as the storage knows it: a file with the same version is unchanged
 
 
-async def fetch_part(storage: Storage, key: str, path: Path) -> Part | None:
-    """Writes the object to a file. Returns None if it does not exist. Raises StorageUnavailable."""
+class _Header(msgspec.Struct):
+    """What the file of a backup has in every format."""
+
+    format: int
+
+
+async def fetch_part(storage: Storage, key: str, path: Path, limit: int | None = None) -> Part | None:
+    """Writes the object to a file, or `limit` bytes of it and a little more. Returns None if it does not exist.
+
+    Raises StorageUnavailable.
+    """
     if (found := await storage.open(key)) is None:
         return None
     digest, size = hashlib.sha256(), 0
@@ -97,12 +113,17 @@ async def fetch_part(storage: Storage, key: str, path: Path) -> Part | None:
                 digest.update(chunk)
                 size += len(chunk)
                 await asyncio.to_thread(file.write, chunk)
+                if limit is not None and size > limit:
+                    break
     return Part(digest.hexdigest(), size)
 
 
 def open_target(address: str, *, create: bool = False) -> Storage:
     """Opens a folder or `s3://bucket/prefix`. Raises BadBackup."""
-    url = urlsplit(address)
+    try:
+        url = urlsplit(address)
+    except ValueError:
+        raise BadBackup("the target is neither a folder nor s3://bucket/prefix") from None
     if url.scheme == "s3":
         if fault := find_s3_fault() or ("" if url.netloc else "s3:// needs the name of a bucket"):
             raise BadBackup(f"{address}: {fault}")
@@ -118,8 +139,9 @@ def open_target(address: str, *, create: bool = False) -> Storage:
 class BackupTarget:
     """Reads and writes backups. Every method raises StorageUnavailable."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, vault: Vault, *, unauthenticated: bool = False) -> None:
+        """With `unauthenticated`, it does not matter who made a backup."""
+        self._storage, self._vault, self._unauthenticated = storage, vault, unauthenticated
         self._present: dict[str, int] = {}  # sizes of the objects, by digest
         self.added = 0  # bytes
         self._own_marks: set[str] = set()
@@ -142,7 +164,9 @@ class BackupTarget:
     async def _read_marks(self) -> dict[str, float]:
         """Returns the names of others' marks, with their ages in seconds."""
         names = {each.name for each in await self._storage.list_objects("marks/")} - self._own_marks
-        return {name: time.time() - int(name.split("-")[1]) / 1000 for name in names}
+        found = filter(None, map(MARK.fullmatch, names))
+        # One of the future ends as well: the clock of its machine may be wrong.
+        return {mark[0]: abs(time.time() - int(mark[2]) / 1000) for mark in found}
 
     async def _is_marked(self, kind: Literal["running", "pruning"]) -> bool:
         marks = await self._read_marks()
@@ -172,7 +196,7 @@ class BackupTarget:
 
     async def fetch(self, part: Part, path: Path) -> None:
         """Writes the object to a file. Raises BadBackup."""
-        fetched = await fetch_part(self._storage, _object_key(part), path)
+        fetched = await fetch_part(self._storage, _object_key(part), path, part.size)
         if fetched != part:
             fault = "missing" if fetched is None else "damaged"
             raise BadBackup(f"the object {part.digest} of the backup is {fault}")
@@ -191,37 +215,66 @@ class BackupTarget:
             for part in parts:
                 await self.fetch(part, path := Path(folder, "lines"))
                 packed = await asyncio.to_thread(path.read_bytes)
-                lines = await asyncio.to_thread(
-                    zstandard.ZstdDecompressor().decompress, packed, max_output_size=LARGEST_LINES
-                )
-                yield lines.splitlines()
+                yield (await asyncio.to_thread(_unpack, packed)).splitlines()
 
     async def list_files(self, manifest: BackupManifest) -> list[FileEntry]:
-        """Returns the files of the backup. Raises BadBackup."""
-        decoder = msgspec.json.Decoder(FileEntry)
-        return [decoder.decode(line) async for lines in self.read_lines(manifest.files) for line in lines]
+        """Returns the files of the backup. Raises BadBackup, also if a name is none that a backup has."""
+        found: dict[str, FileEntry] = {}
+        async for lines in self.read_lines(manifest.files):
+            for line in lines:
+                entry = _decode(line, FileEntry)
+                if fault := find_file_fault(entry.name):
+                    raise BadBackup(f"the backup of {manifest.at} {fault}")
+                if entry.name in found:
+                    raise BadBackup(f"the backup of {manifest.at} names a file twice: {entry.name!r}")
+                found[entry.name] = entry
+        return [*found.values()]
 
     # -- backups ---------------------------------------------------------------------------------------------
 
     async def list_backups(self) -> list[str]:
         """Returns the names of the backups, oldest first."""
-        names = [each.name for each in await self._storage.list_objects("backups/")]
-        return sorted(name for name in names if MANIFEST.fullmatch(name))
+        listed = await self._storage.list_objects("backups/")
+        return sorted(each.name for each in listed if MANIFEST.fullmatch(each.name) and each.size <= MANIFEST_BYTES)
 
     async def write_manifest(self, manifest: BackupManifest) -> None:
         text = msgspec.json.encode(manifest)
-        stamp = re.sub(r"[-:.]", "", manifest.at)
-        await self._storage.put(f"backups/{stamp}-{hashlib.sha256(text).hexdigest()}.json", text)
+        if self._vault.fingerprints():
+            text = text[:-1] + f',"authenticator":"{self._vault.sign(PURPOSE, text).hex()}"}}'.encode()
+        await self._storage.put(f"backups/{_stamp(manifest.at)}-{hashlib.sha256(text).hexdigest()}.json", text)
 
     async def read_manifest(self, name: str) -> BackupManifest:
-        """Raises BadBackup."""
+        """Raises BadBackup, also if none of the keys has made the authenticator."""
+        manifest, fault = await self.inspect(name)
+        if fault and not self._unauthenticated:
+            raise BadBackup(f"the backup of {manifest.at} {fault}")
+        return manifest
+
+    async def inspect(self, name: str) -> tuple[BackupManifest, str]:
+        """Returns a backup, and why it may be of somebody else; '' if it is of this service. Raises BadBackup."""
         text = await read_object(self._storage, f"backups/{name}", MANIFEST_BYTES)
         matched = MANIFEST.fullmatch(name)
         if text is None or matched is None or hashlib.sha256(text).hexdigest() != matched[2]:
             raise BadBackup(f"the file backups/{name} is damaged; choose another backup with --at")
-        if msgspec.json.decode(text)["format"] != FORMAT:
+        if _decode(text, _Header).format != FORMAT:
             raise BadBackup(f"the backup {name} is of another format; use the version of capsule that made it")
-        return msgspec.json.decode(text, type=BackupManifest)
+        manifest = _decode(text, BackupManifest)
+        if _stamp(manifest.at) != matched[1]:
+            raise BadBackup(f"the file backups/{name} is of {manifest.at}, and was renamed; remove it")
+        return manifest, self._find_doubt(text)
+
+    def _find_doubt(self, text: bytes) -> str:
+        if not self._vault.fingerprints():  # nobody can tell
+            return ""
+        found = AUTHENTICATED.fullmatch(text)
+        if found is None:
+            return (
+                "has no authenticator: anybody who can write to the target may have made it. If you know that it is "
+                "yours, because it is older than authenticators, add --unauthenticated"
+            )
+        if not self._vault.is_signed(PURPOSE, found[1] + b"}", bytes.fromhex(found[2].decode())):
+            return "was made with none of the keys in GATEWAY_ENCRYPTION_KEY, or was changed: set the key of the backup"
+        return ""
 
     async def find(self, at: str = "") -> BackupManifest:
         """Returns the last backup, or the last one until `at`, a time or its beginning. Raises BadBackup."""
@@ -262,10 +315,12 @@ class BackupTarget:
             return count
 
     async def verify(self, manifest: BackupManifest) -> int:
-        """Reads all of the backup. Returns the number of its objects. Raises BadBackup."""
+        """Reads all of the backup, and checks all its names. Returns the number of its objects. Raises BadBackup."""
         parts = {entry.part for entry in await self.list_files(manifest)}
-        async for _ in self.read_lines(manifest.records):
-            pass
+        async for lines in self.read_lines(manifest.records):
+            for line in lines:
+                if fault := find_record_fault(_decode(line, KeyCopy)):
+                    raise BadBackup(f"the backup of {manifest.at} {fault}")
         with TemporaryDirectory() as folder:
             for part in sorted(parts, key=lambda part: part.digest):
                 await self.fetch(part, Path(folder, "object"))
@@ -277,6 +332,28 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     remaining = iter(items)
     while batch := list(itertools.islice(remaining, size)):
         yield batch
+
+
+def _stamp(at: str) -> str:
+    return re.sub(r"[-:.]", "", at)
+
+
+def _decode(text: bytes, kind: type[T]) -> T:
+    """Raises BadBackup."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadBackup(f"the backup is damaged, or of another program: {error}") from None
+
+
+def _unpack(packed: bytes) -> bytes:
+    """Raises BadBackup."""
+    try:
+        if zstandard.frame_content_size(packed) > LARGEST_LINES:  # it would be reserved at once
+            raise BadBackup("the backup has a list that is longer than any")
+        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=LARGEST_LINES)
+    except zstandard.ZstdError as error:
+        raise BadBackup(f"the backup has a list that cannot be read: {error}") from None
 
 
 def _object_key(part: Part) -> str:

@@ -62,7 +62,7 @@ class HostWatch:
 
     async def _check_disk(self) -> float:
         usage = await run_in_thread(shutil.disk_usage, self._folder)
-        free = usage.free / usage.total
+        free = usage.free / usage.total if usage.total else 1.0  # some file systems do not say how large they are
         action = "free space on the disk of GATEWAY_DATA_DIR, or enlarge it"
         self._log("disk.low", free < LOW_DISK, free_mib=usage.free >> 20, percent=round(free * 100, 1), action=action)
         return free

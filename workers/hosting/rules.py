@@ -246,7 +246,12 @@ def _first_part(path: str) -> str:
 
 
 def _has_file(top: Path, path: str) -> bool:
-    return ".." not in path.split("/") and any(Path(f"{top}{path}{end}").is_file() for end in ("", *OWN_ENDINGS))
+    if ".." in path.split("/"):
+        return False
+    try:
+        return any(Path(f"{top}{path}{end}").is_file() for end in ("", *OWN_ENDINGS))
+    except OSError:  # a name that is too long for a file
+        return False
 
 
 def _digest(text: str) -> str:

@@ -381,7 +381,7 @@ class Keeper:
         limit, now = self.limits["disk"], time.monotonic()
         disk = os.statvfs(self.spec["write"][0])
         free = disk.f_bavail * disk.f_frsize
-        if free < self.limits["free"]:
+        if disk.f_blocks and free < self.limits["free"]:  # without blocks, the file system does not say how large it is
             return "full"
         self._most_free = max(self._most_free, free)
         hides = self._most_free - free > limit and _files_in_sockets(living)

@@ -33,7 +33,7 @@ class Wish(NamedTuple):
         text = ".".join(self.text.split(".")[:2]) if self.tool == PYTHON else self.text
         try:
             return NpmSpec(re.sub(r"([<>=~^])\s+", r"\1", text))
-        except ValueError:
+        except (ValueError, AttributeError):  # the library's own of a hyphen without versions, as in `1 [ -`
             return None
 
 

@@ -125,7 +125,7 @@ function keyTable(keys, refresh) {
     Name: ({ name }) => name,
     Id: ({ id }) => h("code", {}, id),
     "May do": describeScope,
-    Created: ({ createdAt }) => moment(createdAt),
+    Created: ({ createdAt, by }) => [moment(createdAt), by && h("span", { class: "quiet" }, ` by ${by}`)],
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
     ...(may("revoke_key") && { "": revoke }),
   };

@@ -100,6 +100,7 @@ function keys({ name: account, keys: rows }, at) {
     Name: ({ name }) => name,
     Id: ({ id }) => h("code", { class: "small" }, id),
     Created: ({ createdAt }) => moment(createdAt),
+    By: ({ by }) => by ?? "",
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : "never"),
     "": (key) => action("Revoke", { class: "danger", "aria-label": `Revoke ${key.name}` }, line, () => revoke(key)),
   };

@@ -21,10 +21,11 @@ async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> N
     assert "is shown only once" in made.err
 
     headings, newest, first = (await capsule("keys", "list")).rows
-    assert headings == ["NAME", "ID", "SCOPE", "CREATED", "LAST USED"]
-    name, key_id, scope, created, used = newest
+    assert headings == ["NAME", "ID", "SCOPE", "CREATED", "BY", "LAST USED"]
+    name, key_id, scope, created, by, used = newest
     assert (name, scope, created, used) == ("nightly build", "full", "just now", "never")
     assert key_id in made.err
+    assert by == f"first ({first[1]})"
     assert first[0] == "first"
 
     new = Tool(account.gateway.address, made.line, tmp_path)
@@ -39,7 +40,7 @@ async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> N
 async def test_a_key_for_programs(capsule: Tool, account: Account) -> None:
     made = (await capsule("keys", "create", "ci", "--json")).json
     account.gateway.confidential.add(made["key"])
-    assert made.keys() == {"id", "name", "scope", "app", "key", "createdAt"}
+    assert made.keys() == {"id", "name", "scope", "app", "key", "createdAt", "by"}
     assert [key["name"] for key in (await capsule("keys", "list", "--json")).json] == ["ci", "first"]
     assert (await capsule("keys", "revoke", made["id"], "--json")).json == {"revoked": made["id"]}
 

@@ -37,8 +37,9 @@ def test_the_nearest_manifest_up_to_the_root_of_the_repository(folder: Path) -> 
     assert find_app_name() == "notes"
 
 
-def test_a_damaged_manifest(folder: Path) -> None:
-    (folder / "capsule.toml").write_text("name = ")
+@pytest.mark.parametrize("text", ["name = ", "name = " + "[" * 10_000, "name = " + "9" * 5_000, "\udcff"])
+def test_a_damaged_manifest(folder: Path, text: str) -> None:
+    (folder / "capsule.toml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(WrongUsage, match=r"capsule\.toml cannot be read"):
         find_app_name()
 

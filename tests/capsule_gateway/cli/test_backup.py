@@ -58,6 +58,32 @@ def test_a_backup_and_its_restore(capsule: Run, valkey: RedisServer, tmp_path: P
         client.flushall()
 
 
+def test_backups_of_somebody_else(capsule: Run, valkey: RedisServer, tmp_path: Path) -> None:
+    """An operator sees which they are, and how to go on."""
+    target, key = str(tmp_path / "target"), {"GATEWAY_ENCRYPTION_KEY": "an-encryption-key-of-32-characters"}
+    with valkey.client() as client:
+        client.flushall()
+        assert capsule("backup", target)[0] == 0
+        assert capsule("backup", target, **key)[0] == 0
+        (Path(target) / "backups" / f"29990101T000000000Z-{'0' * 64}.json").write_text("{")
+        code, out, _ = capsule("backup", "list", target, **key)
+        older, newer, damaged = out.splitlines()
+        assert (code, older.endswith("unauthenticated"), newer.endswith("MiB")) == (0, True, True)
+        assert damaged.startswith("29990101T000000000Z  damaged: the file backups/")
+        at = older.split()[0]
+        for command in (["backup", "verify", target, "--at", at], ["restore", target, "--at", at]):
+            code, _, error = capsule(*command, **key)
+            assert (code, error.startswith(f"capsule: the backup of {at} has no authenticator: ")) == (1, True)
+            assert error.endswith("add --unauthenticated\n")
+            assert capsule(*command, "--unauthenticated", **key)[0] == 0
+        at = newer.split()[0]
+        code, out, error = capsule("backup", "verify", target, "--at", at, **key)
+        assert (code, out.startswith(f"The backup of {at} is complete: "), error) == (0, True, "")
+        code, _, error = capsule("backup", "verify", target, "--at", at)
+        assert (code, error.startswith("Note: nothing was compared with GATEWAY_ENCRYPTION_KEY")) == (0, True)
+        client.flushall()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -76,7 +102,9 @@ def test_s3_without_credentials(capsule: Run) -> None:
     assert capsule("backup", "s3://bucket") == (1, "", error)
 
 
-@pytest.mark.parametrize("arguments", [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"]])
+@pytest.mark.parametrize(
+    "arguments", [["a", "b"], ["list", "a", "b"], ["target", "--at", "2026"], ["target", "--unauthenticated"]]
+)
 def test_wrong_usage(arguments: list[str], capsule: Run) -> None:
     assert capsule("backup", *arguments)[0] == 2
 

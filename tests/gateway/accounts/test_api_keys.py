@@ -16,16 +16,17 @@ from gateway.accounts import api_keys, scripts
 from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference, digest
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
+from gateway.accounts.vault import Vault
 from gateway.errors import LastKey
 from gateway.ids import now_iso
-from gateway.keys import api_key_key, api_keys_used_key
+from gateway.keys import api_key_key, api_keys_key, api_keys_used_key
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import refused
 from tests.support.stores import opened
-from tests.support.visitor import new_address
+from tests.support.visitor import Visitor, new_address
 
 session = pytest.mark.asyncio(loop_scope="session")
 KEYS = "/account/keys"
@@ -76,7 +77,7 @@ async def holder(gw: Gateway) -> Holder:
 @session
 async def test_a_key_is_shown_once(holder: Holder) -> None:
     created = await holder.create("  nightly build  ")
-    assert created.keys() == {"id", "name", "scope", "app", "key", "createdAt"}
+    assert created.keys() == {"id", "name", "scope", "app", "key", "createdAt", "by"}
     assert created["name"] == "nightly build"
     assert created["key"].startswith("csk_")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", created["createdAt"])
@@ -92,8 +93,46 @@ async def test_the_key_made_with_the_account_is_listed(holder: Holder) -> None:
     second = await holder.create("second")
     newest, first = await holder.list()
     assert [newest["id"], newest["name"]] == [second["id"], "second"]
-    assert first.keys() == {"id", "name", "scope", "app", "createdAt", "lastUsedAt"}
+    assert first.keys() == {"id", "name", "scope", "app", "createdAt", "by", "lastUsedAt"}
     assert first["name"] == "first"
+
+
+@session
+async def test_who_made_a_key(holder: Holder) -> None:
+    """A key, a person who signed in, or an operator; nobody is known of the one made with the account."""
+    [first] = await holder.list()
+    made = {"by a key": await holder.create("by a key")}
+    made["by another"] = await holder.with_key(made["by a key"]["key"]).create("by another")
+    visitor, email = Visitor(holder.gw), f"{secrets.token_hex(6)}@example.com"
+    async with opened(holder.gw.redis.url) as store:
+        await Registry(store, Vault("")).members.put(holder.id, email, "owner")
+    visitor.become(email, holder.id)
+    made["by a person"] = (await visitor.call("POST", KEYS, {"name": "by a person"})).json()
+    await visitor.http.aclose()
+    made["by an operator"] = (await holder.gw.platform("POST", f"accounts/{holder.id}/keys", {"name": "x"})).json()
+    holder.gw.confidential |= {each["key"] for each in made.values()}
+    expected = {
+        "by a key": f"first ({first['id']})",
+        "by another": f"by a key ({made['by a key']['id']})",
+        "by a person": email,
+        "by an operator": "operator",
+    }
+    assert {name: each["by"] for name, each in made.items()} == expected
+    listed = {key["id"]: key["by"] for key in await holder.list()}
+    assert listed == {first["id"]: None, **{made[name]["id"]: by for name, by in expected.items()}}
+    assert {
+        key["id"]: key["by"] for key in (await holder.gw.platform("GET", f"accounts/{holder.id}/keys")).json()
+    } == listed
+
+
+@session
+async def test_a_key_from_before_its_maker_was_recorded(holder: Holder) -> None:
+    created = await holder.create()
+    with holder.gw.redis.client() as client:
+        record = json.loads(client.hget(api_keys_key(holder.id), created["id"]))
+        assert record.pop("by")
+        client.hset(api_keys_key(holder.id), created["id"], json.dumps(record))
+    assert (await holder.list())[0]["by"] is None
 
 
 @session
@@ -206,7 +245,7 @@ async def test_invalid_names(holder: Holder, body: Any) -> None:
 async def test_operators_add_a_key_for_an_account_holder_who_lost_theirs(holder: Holder, gw: Gateway) -> None:
     response = await gw.platform("POST", f"accounts/{holder.id}/keys", {"name": "replacement"})
     assert response.status_code == 201
-    assert response.json().keys() == {"id", "name", "scope", "app", "key", "createdAt"}
+    assert response.json().keys() == {"id", "name", "scope", "app", "key", "createdAt", "by"}
     gw.confidential.add(response.json()["key"])
     rescued = holder.with_key(response.json()["key"])
     [lost] = [key["id"] for key in await rescued.list() if key["name"] == "first"]

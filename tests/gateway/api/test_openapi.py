@@ -91,6 +91,58 @@ async def test_every_route_is_in_one_group(gw: Gateway) -> None:
     assert len(others) == len(LEFT_OUT)
 
 
+OWN = "^/(account|platform|capabilities|dashboard/session)"
+PARAMETERS = {"{app}": "app", "{account}": "account", "{account_id}": "account"}
+
+
+async def test_no_answer_of_an_account_is_stored(gw: Gateway, backend: FakeAppBackend) -> None:
+    """Neither by a browser nor by a proxy, whatever it is: every GET of the document, with and without a right."""
+    app = await gw.app(backend)
+    names, statuses = {"app": app.name, "account": app.account.id}, set[int]()
+    for operation in await operations(gw, OWN):
+        method, _, path = operation.partition(" ")
+        if method != "get" or path in LEFT_OUT:
+            continue
+        path = re.sub(r"\{\w+\}", lambda name: names.get(PARAMETERS.get(name[0], ""), "none"), path)
+        for credential in (app.account.key, OPERATOR, "none"):
+            headers = {"Authorization": f"Bearer {credential}"}
+            async with gw.http.stream("GET", path, headers=headers) as answer:
+                assert answer.headers.get_list("cache-control") == ["no-store"], (path, answer.status_code)
+                statuses.add(answer.status_code)
+    assert statuses >= {200, 401, 404}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/register", {"name": "Somebody"}),
+        ("POST", "/register", {}),
+        ("POST", "/mcp", {}),
+        ("POST", "/dashboard/session", {"apiKey": "csk_none"}),
+        ("DELETE", "/dashboard/session", None),
+        ("PUT", "/account", None),
+        ("GET", "/account/nothing", None),
+        ("GET", "/platform/none", None),
+        ("POST", "/account/keys", {"name": "x" * 1_000}),
+    ],
+)
+async def test_nor_is_the_answer_to_a_change(gw: Gateway, method: str, path: str, body: Any) -> None:
+    account = await gw.account()
+    for headers in ({}, {"Authorization": f"Bearer {account.key}"}):
+        answer = await gw.http.request(method, path, json=body, headers=headers)
+        assert answer.headers.get_list("cache-control") == ["no-store"], answer.status_code
+        if answer.status_code == 201:
+            gw.confidential.add(answer.json()["apiKey"])
+
+
+async def test_files_of_pages_are_stored(gw: Gateway) -> None:
+    """The default replaces no other choice."""
+    page = await gw.http.get("/docs")
+    assert page.headers.get_list("cache-control") == ["no-cache"]
+    files = re.findall(r'src="([^"#]+[.]js)"', page.text)
+    assert (await gw.http.get(files[0])).headers.get_list("cache-control") == ["public, max-age=31536000, immutable"]
+
+
 async def test_every_operation_has_a_summary_a_tag_and_a_response() -> None:
     app = create_app(Settings()).litestar
     paths = openapi.build(app)["paths"]

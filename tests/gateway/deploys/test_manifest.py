@@ -75,6 +75,10 @@ FAULTS = [
     ("name = ", 1, 8, "invalid value"),
     ('name = "notes"\nbuild = [', 2, 10, "invalid value"),
     ('\n\nname = "a\n', 3, 10, "illegal character '\\n'"),
+    ('# 1\nname = "a"\n[build]\noutput = ' + "9" * 5_000, 4, 1, "a number has too many digits"),
+    ("x = '" + "9" * 5_000 + "'\ny = [\n1,\n-1_" + "0" * 5_000 + "]", 4, 1, "a number has too many digits"),
+    ("[build]\noutput = 0x" + "f" * 5_000, 2, 1, f"build.output: {TEXT}"),
+    ("x = " + "[" * 5_000, 1, 1, "values are nested too deeply"),
     ("[build]\n[build]", 2, 7, "cannot declare ('build',) twice"),
     ('name = "a"\nname = "b"\n', 2, 11, "cannot overwrite a value"),
     # Structure.

@@ -17,10 +17,12 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.hooks import Hooks
 from gateway.errors import NotFound
 from gateway.events.notices import BudgetUse, NoticeChoices, Notices
+from gateway.ids import now_iso
 from gateway.keys import deletions_key, partition_tag, spend_of_deleted_key
 from gateway.operations.leaving import Leaving
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
+from tests.gateway.conftest import Launch
 from tests.support import stores
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
@@ -198,6 +200,21 @@ async def test_the_grace(gw: Gateway, twin: Gateway, app: App) -> None:
 
         await wait_until(answers)
     assert (await account.call("GET", f"/account/apps/{app.name}/settings")).json() == before.json()
+
+
+@session
+async def test_without_a_grace(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
+    """`GATEWAY_ACCOUNT_GRACE=0` deletes at once."""
+    async with launch(GATEWAY_ACCOUNT_GRACE="0") as gw:
+        leaving = await gw.app(backend)
+        name = (await leaving.account.get()).json()["name"]
+        data = {"GATEWAY_DATA_DIR": str(gw.data_folder), "GATEWAY_ACCOUNT_GRACE": "0"}
+        async with Worker(gw.redis.url, tmp_path, "monitors", confidential=gw.confidential, constants=SOON, **data):
+            begun = await leaving.account.call("POST", "/account/deletion", {"name": name})
+            assert begun.status_code == 202
+            assert begun.json()["deletesAt"] <= now_iso()
+            await wait_until(Population(leaving.account, leaving).is_gone, 30)
+        refused(await leaving.account.get(), 401, "UNAUTHORIZED")
 
 
 @session

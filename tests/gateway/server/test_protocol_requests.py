@@ -75,6 +75,22 @@ async def test_no_more_than_the_limit_is_read(app: App) -> None:
     assert await is_healthy(app)
 
 
+@pytest.mark.parametrize("path", ["<inference>", "/account/webhook", "/mcp", "/register", "/account/apps/<app>/source"])
+@pytest.mark.parametrize("length", ["0" * 5_000 + "2", "9" * 5_000, "9" * 19, "0" * 5_000])
+async def test_a_content_length_of_thousands_of_digits(app: App, path: str, length: str) -> None:
+    """It is a number for the parser of HTTP, and none for Python."""
+    method = "PUT" if path.startswith("/account") else "POST"
+    path = path.replace("<app>", app.name).replace("<inference>", app.path)
+    headers = (
+        f"Content-Length: {length}",
+        bearer(app) if path == app.path else f"Authorization: Bearer {app.account.key}",
+    )
+    kind = f"Content-Type: application/{'gzip' if path.endswith('source') else 'json'}"
+    reply = await send(app.gateway.port, request(path, b"{}", kind, *headers, method=method))
+    assert reply is not None
+    assert 400 <= reply.status < 500, reply
+
+
 async def test_a_content_length_above_the_limit(app: App) -> None:
     """It is refused before any byte of the body is sent."""
     reply = await send(app.gateway.port, request(app.path, b"", bearer(app), "Content-Length: 102401"))

@@ -60,6 +60,38 @@ async def test_one_message_names_every_invalid_variable(gw: Gateway) -> None:
     assert "GATEWAY_OPERATOR_TOKEN" not in output
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            (name, url)
+            for name in ("PROVIDER_URL", "BASE_URL", "API_URL", "OIDC_ISSUER", "STORAGE_URL")
+            for url in (
+                "https://user:the-password@h\u2100st",
+                "https://user:the-password@[host",
+                "s3://user:the-password@[host",
+            )
+        ),
+        ("PROVIDER_URL", "https://user:the-password@host.example"),
+        ("APPS_URL", "https://user:the-password@host.example"),
+        ("DAILY_CAPS", "free=1e999999999"),
+        ("DAILY_CAPS", "free=nan"),
+        ("ACCOUNT_GRACE", "9" * 5_000),
+        ("ACCOUNT_GRACE", "36501"),
+        ("UPSTREAM", "host:" + "9" * 5_000),
+    ],
+)
+async def test_an_odd_value_ends_the_start_in_one_line(name: str, text: str) -> None:
+    """Without repeating a password."""
+    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: [^\n]*$") as caught:
+        load({"GATEWAY_OIDC_CLIENT_ID": "x", "GATEWAY_OIDC_CLIENT_SECRET": "x", **OIDC, f"GATEWAY_{name}": text})
+    assert "the-password" not in str(caught.value)
+
+
+async def test_no_grace() -> None:
+    assert load({"GATEWAY_ACCOUNT_GRACE": "0"}).account_grace == 0
+
+
 async def test_secrets_are_refused_without_an_encryption_key(launch: Launch) -> None:
     async with launch(GATEWAY_ENCRYPTION_KEY="") as gw:
         account = await gw.account()
@@ -216,6 +248,12 @@ async def test_without_a_file_the_variables_describe_the_one_provider() -> None:
         ([ONE + 'models = { "gpt-5" = "x" }\n'], r"provider\[0\].models: 'gpt-5' has no price"),
         ([ONE + "models = { }\n"], r"provider\[0\].models"),
         (['name = "one\n'], "line 2"),
+        ([ONE + "concurrency = " + "9" * 5_000 + "\n"], "too many digits .at line 6"),
+        ([ONE + "concurrency = 0x" + "f" * 5_000 + "\n"], r"provider\[0\].concurrency"),
+        ([ONE + "rate = { tokens = 9_223_372_036_854_775_807 }\n"], r"provider\[0\].rate.tokens"),
+        ([ONE.replace("//", "//user:secret-key@")], r"provider\[0\].url: must not contain a user or a password"),
+        ([ONE.replace("//a.example", "//user:secret-key@[a")], r"provider\[0\].url: must be an address"),
+        ([ONE.replace("//a.example", "//user:secret-key@h\u2100st")], r"provider\[0\].url: must be an address"),
     ],
 )
 async def test_a_fault_in_the_providers_file_stops_the_start(tmp_path: Path, tables: list[str], said: str) -> None:

@@ -1,12 +1,17 @@
 """A service with accounts, apps and files, and another one that is empty."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+import zstandard
 
 from gateway.accounts.records import App, JwksAuth
 from gateway.accounts.registry import Registry
@@ -45,12 +50,15 @@ class Service:
 
     async def back_up(self, target: Path | str, *, keep: int = 0, **settings: str) -> Report:
         chosen = msgspec.structs.replace(self.settings, **settings)
-        async with contextlib.aclosing(Backup(chosen, BackupTarget(open_target(str(target), create=True)))) as backup:
+        opened = BackupTarget(open_target(str(target), create=True), Vault(chosen.encryption_key))
+        async with contextlib.aclosing(Backup(chosen, opened)) as backup:
             return await backup.make(keep)
 
     async def restore(self, target: Path | str, at: str = "", **options: bool | str) -> Report:
-        settings = msgspec.structs.replace(self.settings, encryption_key=options.pop("key", KEY))
-        async with contextlib.aclosing(Backup(settings, BackupTarget(open_target(str(target))))) as backup:
+        key, unauthenticated = str(options.pop("key", KEY)), bool(options.pop("unauthenticated", False))
+        settings = msgspec.structs.replace(self.settings, encryption_key=key)
+        opened = BackupTarget(open_target(str(target)), Vault(key), unauthenticated=unauthenticated)
+        async with contextlib.aclosing(Backup(settings, opened)) as backup:
             return await backup.restore(at, **options)
 
     # -- what is in it ---------------------------------------------------------------------------------------
@@ -143,3 +151,55 @@ def objects_of(target: Path) -> list[Path]:
 def files_of(storage: FolderStorage) -> dict[str, bytes]:
     found = (path for path in storage.folder.rglob("*") if path.is_file() and path.name != "layout")
     return {str(path.relative_to(storage.folder)): path.read_bytes() for path in found}
+
+
+class Forger:
+    """Somebody who can write to the target of backups, and has no encryption key."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    @property
+    def newest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads(self.newest_file.read_bytes())
+        return manifest
+
+    @property
+    def newest_file(self) -> Path:
+        return max((self.target / "backups").iterdir())
+
+    def remove_newest(self) -> None:
+        self.newest_file.unlink()
+
+    def add(self, content: bytes) -> list[Any]:
+        """Adds an object. Returns what a list or a backup says of it."""
+        digest = hashlib.sha256(content).hexdigest()
+        path = self.target / "objects" / digest[:2] / digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return [digest, len(content)]
+
+    def add_lines(self, *records: Any) -> list[Any]:
+        lines = b"\n".join(json.dumps(record).encode() for record in records)
+        return self.add(zstandard.ZstdCompressor().compress(lines))
+
+    def read_lines(self, parts: list[Any]) -> list[Any]:
+        packed = [(self.target / "objects" / digest[:2] / digest).read_bytes() for digest, _ in parts]
+        return [
+            json.loads(line) for each in packed for line in zstandard.ZstdDecompressor().decompress(each).splitlines()
+        ]
+
+    def write(self, manifest: Any, *, stamp: str = "") -> None:
+        """Writes a backup that is newer than all others, unless it has another time."""
+        text = manifest if isinstance(manifest, bytes) else json.dumps(manifest, separators=(",", ":")).encode()
+        stamp = stamp or re.sub(r"[-:.]", "", manifest["at"])
+        (self.target / "backups" / f"{stamp}-{hashlib.sha256(text).hexdigest()}.json").write_bytes(text)
+
+    def forge(self, *, files: Sequence[Any] = (), records: Sequence[Any] = (), **fields: Any) -> None:
+        """Writes a newer backup with more files and records than the newest one."""
+        manifest = self.newest | {"at": "2999-01-01T00:00:00.000Z"} | fields
+        if files:
+            manifest["files"] = [self.add_lines(*self.read_lines(manifest["files"]), *files)]
+        if records:
+            manifest["records"] = [*manifest["records"], self.add_lines(*records)]
+        self.write(manifest)

@@ -159,9 +159,15 @@ async def test_another_key(service: Service, empty: Service, servers: list[Redis
     await service.back_up(
         tmp_path / "target", encryption_key="another-key-that-came-first,an-encryption-key-of-32-characters"
     )
-    for key in ("", "a-wrong-key-of-32-characters-xxxx", "an-encryption-key-of-32-characters"):
-        with pytest.raises(BackupRefused, match=r"^GATEWAY_ENCRYPTION_KEY is not the key of the backup"):
+    for key in ("a-wrong-key-of-32-characters-xxxx", "an-encryption-key-of-32-characters"):
+        with pytest.raises(
+            BadBackup, match=r"was made with none of the keys in GATEWAY_ENCRYPTION_KEY, or was changed"
+        ):
             await empty.restore(tmp_path / "target", key=key, force=True)
+        with pytest.raises(BackupRefused, match=r"^GATEWAY_ENCRYPTION_KEY is not the key of the backup"):
+            await empty.restore(tmp_path / "target", key=key, force=True, unauthenticated=True)
+    with pytest.raises(BackupRefused, match=r"^GATEWAY_ENCRYPTION_KEY is not the key of the backup"):
+        await empty.restore(tmp_path / "target", key="", force=True)
     assert (content(servers[1]), files_of(empty.storage)) == ({}, {})
     await empty.restore(tmp_path / "target", key="an-encryption-key-of-32-characters,another-key-that-came-first")
     with pytest.raises(BackupRefused, match="is not set, but stored secrets need it"):
@@ -291,7 +297,7 @@ async def test_nothing_is_removed_while_another_backup_runs_or_one_is_damaged(se
     await service.fill()
     target = tmp_path / "target"
     await service.back_up(target)
-    other = BackupTarget(open_target(str(target)))
+    other = BackupTarget(open_target(str(target)), service.vault)
     async with other.marked_as("running"):
         report = await service.back_up(target, keep=1)
     assert report.notes == ["no old backup was removed: another backup runs"]
@@ -433,7 +439,7 @@ async def test_the_target_and_the_storage_are_s3(
         await service.back_up(target)
         assert (await service.back_up(target, keep=1)).added == 0
         await other.restore(target)
-        assert len(await BackupTarget(open_target(target)).list_backups()) == 1
+        assert len(await BackupTarget(open_target(target), service.vault).list_backups()) == 1
         assert await other.storage.exists("data/app/copies/1-a.tar.gz")
         assert lacks(content(servers[0]), content(servers[1])) == LEFT_OUT
         plain = Service(servers[2].url, tmp_path / "c")

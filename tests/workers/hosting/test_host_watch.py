@@ -113,6 +113,15 @@ async def test_a_full_disk_is_reported(machine: Machine, monkeypatch: pytest.Mon
     assert [line["event"] for line in lines] == ["disk.low", "disk.low.ended"]
 
 
+async def test_a_disk_that_does_not_say_how_large_it_is(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = shutil.disk_usage("/proc")
+    assert unknown.total == 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: unknown)
+    with captured(host_watch) as lines:
+        assert (await machine.report()).disk_free == 1.0
+    assert not lines
+
+
 async def test_a_host_that_cannot_be_watched_goes_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_watch, "WATCH_SECONDS", 0.05)
     with captured(loops) as lines, monkeypatch.context() as patch:

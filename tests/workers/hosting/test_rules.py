@@ -247,6 +247,13 @@ def test_what_is_too_much_is_skipped(tmp_path: Path) -> None:
     assert not [*(tmp_path / "files").iterdir()]
 
 
+@pytest.mark.parametrize("path", ["/" + "a" * 300, "/a" * 400, "/" + "%C3%BC" * 150, "/a%00b", "/.." * 90])
+def test_a_path_that_no_file_can_have(tmp_path: Path, path: str) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / REDIRECTS).write_text(f"{path} /x 301\n{path} /y 200\n{path}/* /z\n")
+    assert compile_rules(tmp_path) == []
+
+
 def test_lines_below_a_path_that_cannot_be_read_belong_to_no_path() -> None:
     problems: list[str] = []
     assert parse_headers(["  X-Early: 1", "/a", "  X-A: 1", "b", "  X-B: 1"], problems)[0].lines == [("x-a", "1")]

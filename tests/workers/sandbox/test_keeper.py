@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,8 +19,9 @@ from tests.support.polling import wait_until
 from tests.support.sandbox import WAYS, Room, marked
 from workers.hosting.watchdog import is_running, start_time
 from workers.sandbox import sandbox
-from workers.sandbox.keeper import DataFolder, find_real_path, read_number, write_number
+from workers.sandbox.keeper import DataFolder, Keeper, find_real_path, read_number, write_number
 from workers.sandbox.sandbox import COPIES, MIB, Command, Outcome, SandboxLimits
+from workers.sandbox.spec import Spec
 
 # -- limits --------------------------------------------------------------------------------------------------
 
@@ -155,6 +156,18 @@ async def test_some_of_the_disk_stays_free(room: Room) -> None:
     outcome = await room.run("sleep $MARK", disk=100 * MIB, free=1 << 60)
     message = outcome.describe("it", SandboxLimits())
     assert message == "it was stopped because the machine's disk is almost full; try again later"
+
+
+def test_a_file_system_without_a_size_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems say that they have no blocks. A build must not end at once because of that."""
+    disk = {"f_bavail": 0, "f_frsize": 4_096, "f_files": 0, "f_ffree": 0}
+    limits = {"disk": 100 * MIB, "free": 1, "inodes": 1_000}
+    spec = {"data": "", "cgroups": "", "secrets": {}, "report": None, "output": "", "write": [str(tmp_path)]}
+    keeper = Keeper(cast(Spec, spec | {"limits": limits}))
+    for blocks, why in ((0, ""), (1_000, "full")):
+        status = SimpleNamespace(f_blocks=blocks, f_bfree=0, **disk)
+        monkeypatch.setattr(os, "statvfs", lambda _, status=status: status)
+        assert keeper._find_disk_excess([]) == why
 
 
 async def test_a_flood_of_processes_is_killed_at_once(each_room: Room) -> None:

@@ -47,7 +47,10 @@ def test_a_version_that_is_missing_is_named(tmp_path: Path, text: str) -> None:
     assert ask(tmp_path, text) == Versions([], [f"package.json asks for Node.js {text}; {shown}"])
 
 
-@pytest.mark.parametrize("text", ["lts/*", "lts/iron", "node", "twenty", ">=", "20 ||| 22"])
+NO_VERSIONS = ["lts/*", "lts/iron", "node", "twenty", ">=", "20 ||| 22", "18 - <", "18 - latest", "? - ["]
+
+
+@pytest.mark.parametrize("text", NO_VERSIONS)
 def test_what_is_no_version_is_named(tmp_path: Path, text: str) -> None:
     line = f".nvmrc asks for Node.js {text}, which is no version; using the default one"
     assert choose(tmp_path, **{".nvmrc": f"{text}\n"}) == Versions([], [line])

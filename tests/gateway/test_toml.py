@@ -1,0 +1,41 @@
+"""Faults of TOML, which all have a line."""
+
+import time
+import tomllib
+from contextlib import suppress
+
+import pytest
+
+from gateway.toml import parse_toml
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a = 1\nb = " + "9" * 5_000, "A number has too many digits (at line 2, column 1)"),
+        ('a = "' + "9" * 5_000 + '"  # ' + "9" * 5_000 + "\nb = [\n+" + "9_" * 5_000 + "9]", "(at line 3, column 1)"),
+        ("a = " + "[" * 20_000, "Values are nested too deeply (at line 1, column 1)"),
+        ("\n\n" + "a." * 40 + "a = 1", "Values are nested too deeply (at line 3, column 1)"),
+        ("a = ", "Invalid value (at end of document)"),
+    ],
+)
+def test_faults(text: str, fault: str) -> None:
+    with pytest.raises(tomllib.TOMLDecodeError) as raised:
+        parse_toml(text)
+    assert fault in str(raised.value)
+
+
+def test_long_numbers_that_python_reads() -> None:
+    assert parse_toml("a = 0x" + "f" * 5_000)["a"] == (1 << 20_000) - 1
+    assert parse_toml("a = " + "9" * 4_000)["a"] == 10**4_000 - 1
+    assert parse_toml('a = "' + "9" * 5_000 + '"')["a"] == "9" * 5_000
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 60_000, "9_" * 30_000, '"' * 60_000, "a." * 30_000, '\\"' * 30_000, "'#" * 30_000]
+)
+def test_no_text_takes_long(text: str) -> None:
+    began = time.thread_time()
+    with suppress(tomllib.TOMLDecodeError):
+        parse_toml(f"a = {text}")
+    assert time.thread_time() - began < 0.5

@@ -1,0 +1,229 @@
+"""Backups that somebody else has made or changed, who can write to the target."""
+
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from gateway.accounts.vault import Vault
+from tests.support.redis_servers import RedisServer
+from tests.workers.backup.conftest import KEY, Forger, Service, files_of
+from workers.backup.run import BackupRefused
+from workers.backup.target import LARGEST_LINES, BackupTarget, BadBackup, open_target
+
+OTHER_KEY = "another-encryption-key-of-32-characters"
+
+
+async def test_a_newer_backup_of_somebody_else(service: Service, empty: Service, tmp_path: Path) -> None:
+    """It is refused, with or without an authenticator of another key; and the service's own is there with --at."""
+    (account, *_), *_ = await service.fill(1)
+    own = (await service.back_up(tmp_path / "target")).manifest.at
+    forger = Forger(tmp_path / "target")
+    genuine = forger.newest
+    for changed in (genuine, {name: value for name, value in genuine.items() if name != "authenticator"}):
+        forger.write(changed | {"at": "2999-01-01T00:00:00.000Z", "accounts": 7})
+        with pytest.raises(BadBackup, match=r"none of the keys|has no authenticator.*add --unauthenticated"):
+            await empty.restore(tmp_path / "target")
+        assert await empty.store.list_keys() == set()
+        forger.remove_newest()
+    forger.write({**changed, "at": "2999-01-01T00:00:00.000Z"})
+    await empty.restore(tmp_path / "target", own)
+    assert await empty.registry.account(account) is not None
+    await empty.restore(tmp_path / "target", unauthenticated=True, force=True)
+
+
+async def test_a_backup_that_was_changed(service: Service, empty: Service, tmp_path: Path) -> None:
+    """Whichever of its fields it is."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    forger = Forger(tmp_path / "target")
+    genuine = forger.newest
+    forger.remove_newest()
+    for name in genuine.keys() - {"at", "format", "authenticator"}:
+        value = genuine[name]
+        match value:
+            case bool():
+                other: Any = not value
+            case int():
+                other = value + 1
+            case _:
+                other = [] if value else ["another"]
+        forger.write(genuine | {name: other})
+        with pytest.raises(BadBackup, match="was made with none of the keys in GATEWAY_ENCRYPTION_KEY, or was changed"):
+            await empty.restore(tmp_path / "target")
+        forger.remove_newest()
+
+
+async def test_an_old_backup_under_a_newer_name(service: Service, empty: Service, tmp_path: Path) -> None:
+    """Keys that were revoked since would be valid again."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    old = Forger(tmp_path / "target").newest_file
+    await service.back_up(tmp_path / "target")
+    (old.parent / f"29990101T000000000Z{old.name[19:]}").write_bytes(old.read_bytes())
+    with pytest.raises(BadBackup, match="and was renamed; remove it"):
+        await empty.restore(tmp_path / "target")
+
+
+async def test_keys_that_were_rotated(service: Service, empty: Service, tmp_path: Path) -> None:
+    """Any of the keys may have made the authenticator."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    await empty.restore(tmp_path / "target", key=f"{OTHER_KEY},{KEY}")
+    await service.back_up(tmp_path / "target", encryption_key=f"{OTHER_KEY},{KEY}")
+    await empty.restore(tmp_path / "target", key=f"{KEY},{OTHER_KEY}", force=True)
+
+
+async def test_the_authenticator_is_of_no_use_elsewhere(service: Service, tmp_path: Path) -> None:
+    """Neither as a fingerprint, nor as a signature of something else."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    newest = Forger(tmp_path / "target").newest
+    made = bytes.fromhex(newest["authenticator"])
+    text = Forger(tmp_path / "target").newest_file.read_bytes()
+    body = text.replace(b',"authenticator":"' + made.hex().encode() + b'"', b"")
+    assert Vault(KEY).is_signed("backup", body, made)
+    assert not Vault(KEY).is_signed("", body, made)
+    assert not Vault(KEY).is_signed("trial", body, made)
+    assert made.hex()[:32] not in newest["keys"]
+
+
+async def test_a_service_without_a_key(service: Service, empty: Service, tmp_path: Path) -> None:
+    """Its backups have no authenticator. A service that has got a key since takes them when it is told to."""
+    await service.store.client.set("former-name:x", "acc_1")
+    await service.back_up(tmp_path / "target", encryption_key="")
+    assert "authenticator" not in Forger(tmp_path / "target").newest
+    with pytest.raises(BadBackup, match=r"has no authenticator: .* add --unauthenticated"):
+        await empty.restore(tmp_path / "target")
+    await empty.restore(tmp_path / "target", unauthenticated=True)
+    await empty.restore(tmp_path / "target", key="", force=True)
+    await service.back_up(tmp_path / "target")
+    with pytest.raises(BackupRefused, match="is not the key of the backup"):
+        await empty.restore(tmp_path / "target", key="", force=True)
+
+
+async def test_a_backup_takes_nothing_from_a_forged_one(service: Service, empty: Service, tmp_path: Path) -> None:
+    """A forged list says that a file is unchanged, and has other content for it. It would be signed by the next one."""
+    (_, _, app), *_ = await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    forger, key = Forger(tmp_path / "target"), f"archives/{app.id}/dep_1.tar.gz"
+    listed = {entry[0]: entry for entry in forger.read_lines(forger.newest["files"])}
+    forged = forger.add(bytes(listed[key][1][1]))
+    manifest = forger.newest | {"at": "2999-01-01T00:00:00.000Z"}
+    manifest["files"] = [forger.add_lines(*(listed | {key: [key, forged, listed[key][2]]}).values())]
+    forger.write(manifest)
+    own = (await service.back_up(tmp_path / "target")).manifest.at
+    await empty.restore(tmp_path / "target", own)
+    assert files_of(empty.storage) == files_of(service.storage)
+
+
+async def test_a_forged_backup_pushes_none_out(service: Service, tmp_path: Path) -> None:
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    Forger(tmp_path / "target").forge()
+    report = await service.back_up(tmp_path / "target", keep=1)
+    assert report.notes[0].startswith("no old backup was removed: the backup of 2999-01-01T00:00:00.000Z was made with")
+    assert len([*(tmp_path / "target" / "backups").iterdir()]) == 3
+
+
+async def test_marks_that_no_backup_has_made(service: Service, tmp_path: Path) -> None:
+    await service.fill(1)
+    (tmp_path / "target" / "marks").mkdir(parents=True)
+    for mark in ("running", "running-", "pruning-x-y", "running-1-x", "pruning-9-\n", "-", "running-²-"):
+        (tmp_path / "target" / "marks" / mark).touch()
+    (tmp_path / "target" / "marks" / f"pruning-{10**14}-0123456789abcdef").touch()
+    assert (await service.back_up(tmp_path / "target", keep=1)).notes == []
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+FORGED_FIELDS: list[dict[str, Any]] = [
+    {"files": [["../../../../x", 1]]},
+    {"files": [["0" * 63 + "/", 1]]},
+    {"files": [["0" * 64 + "\n", 1]]},
+    {"files": [["0" * 64, -1]]},
+    {"files": [["0" * 64, 10**30]]},
+    {"records": [[]]},
+    {"records": 1},
+    {"layout": 0},
+    {"layout": 10**400},
+    {"at": "yesterday"},
+    {"at": None},
+    {"format": "1"},
+    {"format": 10**400},
+    {"format": 2},
+]
+TEXTS = [b"", b"null", b"[]", b"\xff", b"{", b'{"format":1}', b'{"format":1,"x":' + DEEP.encode() + b"}"]
+
+
+async def test_forged_fields(service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path) -> None:
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    forger = Forger(tmp_path / "target")
+    for manifest in (*(forger.newest | fields for fields in FORGED_FIELDS), *TEXTS):
+        forger.write(manifest, stamp="29990101T000000000Z")
+        with pytest.raises(BadBackup):
+            await empty.restore(tmp_path / "target", unauthenticated=True)
+        forger.remove_newest()
+    with servers[1].client() as client:
+        assert client.keys() == []
+
+
+@pytest.mark.parametrize("part", ["files", "records"])
+async def test_lists_that_are_none(part: str, service: Service, empty: Service, tmp_path: Path) -> None:
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    forger = Forger(tmp_path / "target")
+    pack = zstandard.ZstdCompressor().compress
+    huge = pack(b"x" * 100)
+    parameters = zstandard.get_frame_parameters(huge)
+    assert parameters.content_size == 100
+    claims = bytes([*huge[:4], 0xE0, *(LARGEST_LINES + 1).to_bytes(8, "little"), *huge[6:]])
+    assert zstandard.frame_content_size(claims) == LARGEST_LINES + 1
+    for content in (b"", b"not packed", pack(b"{"), pack(b"[1]"), pack(b"\xff"), pack(DEEP.encode()), claims):
+        forger.write(forger.newest | {"at": "2999-01-01T00:00:00.000Z", part: [forger.add(content)]})
+        with pytest.raises(BadBackup):
+            await empty.restore(tmp_path / "target", unauthenticated=True)
+        forger.remove_newest()
+
+
+async def test_an_object_that_grows_without_end(service: Service, tmp_path: Path) -> None:
+    await service.fill(1)
+    report = await service.back_up(tmp_path / "target")
+    (part, *_) = report.manifest.records
+    path = tmp_path / "target" / "objects" / part.digest[:2] / part.digest
+    with path.open("ab") as file:
+        file.truncate(1 << 34)
+    target = BackupTarget(open_target(str(tmp_path / "target")), service.vault)
+    with pytest.raises(BadBackup, match="is damaged"):
+        await target.fetch(part, tmp_path / "fetched")
+    assert (tmp_path / "fetched").stat().st_size < 1 << 22
+
+
+async def test_random_changes(service: Service, empty: Service, servers: list[RedisServer], tmp_path: Path) -> None:
+    """Whatever is changed in the file of a backup, it is refused, and by nothing but BadBackup."""
+    await service.fill(1)
+    await service.back_up(tmp_path / "target")
+    forger, chance = Forger(tmp_path / "target"), random.Random(7)
+    target = BackupTarget(open_target(str(tmp_path / "target")), service.vault, unauthenticated=True)
+    whole = forger.newest_file.read_bytes()
+    for _ in range(150):
+        text = bytearray(whole)
+        for _ in range(chance.randint(1, 3)):
+            place = chance.randrange(len(text))
+            text[place : place + chance.randint(0, 3)] = chance.choice(
+                [b"", b'"', b"\\", b"9" * 5_000, b"{", b"]", b"../", b"\x00", b"null", bytes([chance.randrange(256)])]
+            )
+        if text != whole:
+            forger.write(bytes(text), stamp="29990101T000000000Z")
+            with pytest.raises(BadBackup):
+                await empty.restore(tmp_path / "target")
+            with suppress(BadBackup):
+                await target.verify(await target.find())
+            forger.remove_newest()
+    with servers[1].client() as client:
+        assert client.keys() == []
