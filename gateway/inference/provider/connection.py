@@ -124,6 +124,11 @@ class Stream:
         self.answer.fail(error, signal)
         self._wake()
 
+    @property
+    def pause(self) -> float:
+        """Seconds for which the provider asks to be left alone; 0 if it does not."""
+        return (self._retry_after or 0.0) if self.status in (429, 503, 529) else 0.0
+
     def nudge(self) -> None:
         """Lets `read` return without data, because a keep-alive is due or a stalled client reads again."""
         self._nudged = True
