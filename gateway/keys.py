@@ -53,8 +53,11 @@ published on the channel `changes`.
 | --- | --- | --- | --- |
 | `inference` | string | the runtime switch, the approval, and the disabled providers, JSON | never: one record |
 | `provider` | string | the provider's health, JSON; of a named provider `provider:<name>` | never: one record |
+| `provider-answers` | zset | accounts with its two latest answers, by their time, ms; or `…:<name>` | 30 s |
+| `provider-trial` | string | id of the process whose request tries the unhealthy provider; or `…:<name>` | 30 s |
 | `probe` | string | id of the process that is probing the provider; or `probe:<name>` | 20 s |
 | `provider-refusal` | string | exists while the provider refuses requests for lack of quota; or `…:<name>` | 2 s |
+| `{provider}:failed` | string | accounts that met its last failures in a row, at most two, JSON | 10 min |
 | `{provider}:state` | hash | the state of all permits: `last` call, limit after a `cut`, … | 84 s after the last call |
 | `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
 | `{provider}:waiting` | hash | account → weight, and by process waiting requests and used permits | when none waits |
@@ -277,7 +280,8 @@ LEFT_OUT = frozenset(
             "sign-in",
         ),
         *("token-checks", "{registrations}"),
-        *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-refusal", "reservations", "settled"),
+        *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-answers", "provider-refusal"),
+        *("provider-trial", "reservations", "settled"),
         *("window", "{provider}"),
         *("awaited", "dead", "deliveries", "emitted", "events", "mails", "noticed", "notices-on", "redelivered"),
         *("invitation-mails", "invitations-on"),
@@ -586,6 +590,19 @@ def provider_key(provider: str = DEFAULT_PROVIDER) -> str:
 
 def probe_key(provider: str = DEFAULT_PROVIDER) -> str:
     return _of_provider("probe", provider)
+
+
+def failed_accounts_key(provider: str = DEFAULT_PROVIDER) -> str:
+    """Is in the slot of the provider's health, because both are written in one step."""
+    return f"{{{provider_key(provider)}}}:failed"
+
+
+def trial_key(provider: str = DEFAULT_PROVIDER) -> str:
+    return _of_provider("provider-trial", provider)
+
+
+def answers_of_provider_key(provider: str = DEFAULT_PROVIDER) -> str:
+    return _of_provider("provider-answers", provider)
 
 
 def refusal_key(provider: str = DEFAULT_PROVIDER) -> str:

@@ -203,6 +203,15 @@ def write_request_line(line: RequestLine) -> None:
 _fast_lines = False
 
 
+def origin_of(error: BaseException) -> str:
+    """Returns the type of an error and the line that raised it. Its message is left out: it could hold content."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    line = f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
+    return type(error).__name__ + line
+
+
 def _json(_: Any, __: str, event: MutableMapping[str, Any]) -> bytes:
     return msgspec.json.encode(event, enc_hook=repr)
 

@@ -15,6 +15,7 @@ from capsule_gateway.cli.cells import (
     format_spending,
     nested_row,
     state_of,
+    strip_controls,
     text_of,
     texts,
 )
@@ -279,7 +280,7 @@ def providers_list() -> None:
         report["providers"],
         {
             **texts(provider="name", region="region"),
-            "status": lambda row: state_of("status")(row) if row.get("enabled") else "disabled",
+            "status": _format_status,
             "requests": _format_permits,
             "waiting": lambda row: text_of("waiting")(nested_row(row, "permits")),
             **texts(attempts="attempts", failovers="failovers"),
@@ -289,6 +290,13 @@ def providers_list() -> None:
         less=["models", "region"],
         empty="No providers.",
     )
+
+
+def _format_status(row: Row) -> Cell:
+    if not row.get("enabled"):
+        return "disabled"
+    status, until = state_of("status")(row), row.get("passedOverUntil")
+    return status.append(strip_controls(f", passed over until {until}")) if until else status
 
 
 def _format_permits(row: Row) -> Cell:

@@ -44,7 +44,7 @@ from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
 from gateway.inference.traces import SETTLE, RequestTraces
 from gateway.inference.upstream import Upstream
-from gateway.log import RequestLine, write_request_line
+from gateway.log import RequestLine, origin_of, write_request_line
 from gateway.settings import Settings
 from gateway.settings.prices import (
     NOTHING,
@@ -107,7 +107,7 @@ class Inference:
         except ClientGone:
             request.code = "CLIENT_GONE"
         except Exception as error:
-            logger.error("request.crashed", request_id=request.request_id, error=_origin_of(error))
+            logger.error("request.crashed", request_id=request.request_id, error=origin_of(error))
             if request.status:
                 request.trace.fail("INTERNAL")
                 raise RuntimeError("the stream broke") from None  # the server closes the connection
@@ -419,15 +419,6 @@ async def _collect(stream: Stream) -> FullAnswer:
             if delta.tool_calls:
                 calls += delta.tool_calls
     return FullAnswer("".join(text), "".join(reasoning), calls, "".join(refusal))
-
-
-def _origin_of(error: BaseException) -> str:
-    """Returns the type of an error and the line that raised it. Its message is left out: it could hold content."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    line = f" at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
-    return type(error).__name__ + line
 
 
 OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"

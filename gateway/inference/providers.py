@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,7 @@ class ProviderState(msgspec.Struct):
     models: list[str]
     enabled: bool
     status: ProviderStatus
+    passedOverUntil: str | None  # the end of the pause that it has asked for with `Retry-After`
     permits: ProviderPermits
     attempts: int  # requests that this process has sent to it
     failovers: int  # of them, those that failed and went to another provider
@@ -56,31 +58,38 @@ class ModelProvider:
         self.attempts = self.failovers = 0  # requests sent to it, and those that another provider then got
 
 
+class Choice(NamedTuple):
+    """The providers for a model, the preferred one first."""
+
+    candidates: tuple[ModelProvider, ...]  # the healthy ones or, if there is none, all that are enabled
+    on_trial: tuple[ModelProvider, ...] = ()  # the unhealthy ones of which a request may show that they are healthy
+
+
 class Providers:
     def __init__(self, settings: Settings, store: Store, registry: Registry, metrics: Metrics) -> None:
         self.all = tuple(ModelProvider(settings, each, store, registry, metrics) for each in settings.providers)
         self.availability = Availability(settings, registry, [each.health for each in self.all])
         self.models, self._store = settings.models, store
-        self._chosen: dict[str, tuple[ModelProvider, ...]] = {}  # by model
+        self._chosen: dict[str, Choice] = {}  # by model
         self._chosen_at = -1  # the number of changes of the availability
 
-    def choose(self, model: str) -> tuple[ModelProvider, ...]:
-        """Returns the providers that may serve the model, the preferred one first.
-
-        Those are the healthy ones or, if there is none, all that are enabled. Raises BackboneUnavailable.
-        """
+    def choose(self, model: str) -> Choice:
+        """Returns the providers that may serve the model. Raises BackboneUnavailable."""
         if self._chosen_at != self.availability.changes:
             self._chosen_at = self.availability.changes
             self._chosen = {model: self._choose(model) for model in self.models}
         return self._chosen[model]
 
-    def _choose(self, model: str) -> tuple[ModelProvider, ...]:
-        usable = [
+    def _choose(self, model: str) -> Choice:
+        usable = tuple(
             each
             for each in self.all
             if model in each.settings.models and each.pool.is_configured() and self.availability.is_enabled(each.name)
-        ]
-        return tuple([each for each in usable if each.health.is_usable] or usable)
+        )
+        healthy = tuple(each for each in usable if each.health.is_usable)
+        # If none is healthy, every request tries the first one, and no other one comes before it.
+        tried = usable if healthy else usable[:1]
+        return Choice(healthy or usable, tuple(each for each in tried if each.health.needs_trial))
 
     def find(self, name: str) -> ModelProvider | None:
         return next((each for each in self.all if each.name == name), None)
@@ -98,6 +107,7 @@ class Providers:
                 models=list(each.settings.models),
                 enabled=self.availability.is_enabled(each.name),
                 status=each.health.status,
+                passedOverUntil=each.health.passed_over_until,
                 permits=ProviderPermits(
                     each.permits.in_force, shares[each.name].used, sum(shares[each.name].waiting.values())
                 ),

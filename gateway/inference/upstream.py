@@ -25,7 +25,6 @@ from gateway.errors import (
     AppSuspended,
     BackboneUnavailable,
     InferenceDisabled,
-    ProviderFailed,
     ProviderQuotaExhausted,
     ProviderRefused,
     ProviderUnreachable,
@@ -158,6 +157,7 @@ class Exchange:
         "_started",
         "_stream",
         "_tokens",
+        "_trial",
         "_tried",
         "_upstream",
         "account",
@@ -181,6 +181,7 @@ class Exchange:
         self._provider: ModelProvider | None = None
         self._permit: Permit | None = None
         self._stream: Stream | None = None
+        self._trial = False  # it tries an unhealthy provider
         self._began: float | None = None  # when the first attempt was sent
         self._started = 0.0
         # The attempts before.
@@ -220,6 +221,9 @@ class Exchange:
 
     async def _choose(self) -> None:
         """Takes a permit of the first provider that has one, or waits for one of any of them."""
+        choice = self._upstream.providers.choose(self._completion.model)
+        if choice.on_trial and not self._tried and await self._take_trial(choice.on_trial):
+            return
         candidates = self._candidates()
         if not candidates:
             raise self._failed or InferenceDisabled()
@@ -235,8 +239,23 @@ class Exchange:
 
     def _candidates(self) -> Sequence[ModelProvider]:
         """Returns the providers that may get the request next, the preferred one first. Raises BackboneUnavailable."""
-        chosen = self._upstream.providers.choose(self._completion.model)
+        chosen = self._upstream.providers.choose(self._completion.model).candidates
         return [each for each in chosen if each not in self._tried] if self._tried else chosen
+
+    async def _take_trial(self, on_trial: Sequence[ModelProvider]) -> bool:
+        """Takes a permit of an unhealthy provider, if this request is the one of all that tries it now."""
+        for provider in on_trial:
+            if not provider.health.is_trial_due:
+                continue
+            if (permit := provider.permits.take_now(self.account.id, self._tokens)) is None:
+                continue
+            self._provider, self._permit = provider, permit
+            if await provider.health.claim_trial():
+                self._trial = True
+                return True
+            self._provider = self._permit = None
+            permit.permits.release(permit, served=False)
+        return False
 
     async def _wait(self, candidates: Sequence[ModelProvider]) -> Permit:
         """Waits in the queues. If a keep-alive is due before the permit arrives, the client's stream begins with it."""
@@ -272,8 +291,6 @@ class Exchange:
         provider, permit, request = self._provider, self._permit, self._request
         assert provider is not None
         assert permit is not None
-        if provider.health.on_trial:
-            provider.health.end_trial()
         self._started, request.stream = time.perf_counter(), None
         request.trace.enter(EXCHANGE, Kind.CLIENT, provider.pool.span_attributes)
         try:
@@ -297,6 +314,8 @@ class Exchange:
             if self._completion.stream:
                 await request.keep_alive(self._format.keep_alive)
                 stream.unsent = 0.0
+        if self._trial and deltas:
+            provider.health.note_signal(ProviderSignal.RECOVERED, self.account.id)
         stream.put_back(deltas)
         return stream
 
@@ -343,6 +362,7 @@ class Exchange:
         """Ends the attempt in progress, if there is one."""
         provider, stream, permit = self._provider, self._stream, self._permit
         self._provider = self._stream = self._permit = None
+        self._trial = False
         if provider is None:
             return
         self._tried.append(provider)
@@ -354,7 +374,7 @@ class Exchange:
         if permit is not None:
             tokens = None if self.billed is None else self.billed.input + self.billed.output
             permit.permits.release(permit, served=stream is not None, tokens=tokens)
-        note_signal(provider, stream, error)
+        note_signal(provider, stream, error, self.account.id)
         if stream is not None or isinstance(error, ProviderUnreachable):
             self._record(provider, error)
 
@@ -374,17 +394,15 @@ def _code_of(error: BaseException) -> str:
     return error.code if isinstance(error, ServiceError) else ServiceError.code
 
 
-def note_signal(provider: ModelProvider, stream: Stream | None, error: BaseException | None) -> None:
-    """Reports what an attempt revealed about the provider."""
+def note_signal(provider: ModelProvider, stream: Stream | None, error: BaseException | None, account: str) -> None:
+    """Reports what an attempt of the account revealed about the provider."""
     if stream is None:
         if isinstance(error, ProviderUnreachable):
-            provider.health.note_signal(ProviderSignal.FAILED)
+            provider.health.note_signal(ProviderSignal.FAILED, account)
     elif stream.answer.signal is not None:
-        provider.health.note_signal(stream.answer.signal)
+        provider.health.note_signal(stream.answer.signal, account, stream.pause)
         if stream.answer.signal is ProviderSignal.CONGESTED:
             provider.permits.halve_limit()
-    elif isinstance(error, ProviderFailed) and stream.status in (401, 403):
-        provider.health.check_credential()
 
 
 def billed_usage(stream: Stream, error: BaseException | None) -> Usage | None:

@@ -2,7 +2,10 @@
 
 import re
 
+from redis.crc import key_slot
+
 from gateway import keys
+from gateway.settings import DEFAULT_PROVIDER
 
 
 def test_every_kind_of_key_is_backed_up_or_left_out() -> None:
@@ -19,6 +22,14 @@ def test_keys_of_named_providers_are_those_of_a_provider() -> None:
             keys.provider_key(name),
             keys.probe_key(name),
             keys.refusal_key(name),
+            keys.trial_key(name),
+            keys.answers_of_provider_key(name),
+            keys.failed_accounts_key(name),
             *keys.lease_keys(name, rated=True),
         ]
         assert {keys.kind_of(key) for key in made} <= keys.LEFT_OUT
+
+
+def test_a_providers_health_is_written_in_one_slot() -> None:
+    for name in (DEFAULT_PROVIDER, "paris-1"):
+        assert key_slot(keys.provider_key(name).encode()) == key_slot(keys.failed_accounts_key(name).encode())

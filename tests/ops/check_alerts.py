@@ -22,13 +22,14 @@ import pytest_asyncio
 from gateway.keys import APPS_FOLDER_KEY
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.receiver import FakeReceiver, certificate
-from tests.fakes.server import CLOSE, answer
+from tests.fakes.server import CLOSE
 from tests.support.deployment import Host, host_on
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.programs import miss, require, running
 from tests.support.redis_servers import RedisServer, free_port
+from tests.support.responses import answered
 from tests.support.worker_process import Worker
 
 OPS = Path(__file__).parents[2] / "ops"
@@ -201,13 +202,12 @@ async def test_each_failure_is_announced_and_ends(service: Service) -> None:
 
 async def lose_the_provider(service: Service) -> None:
     provider = service.first.provider
-    provider.models_script = [CLOSE]
     async with FakeAppBackend() as backend:
         app = await service.first.app(backend)
         for _ in range(4):
             await app.ask(provider.plays(CLOSE))
-    await service.fires("ProviderDown")
-    provider.models_script = answer(200, {"object": "list", "data": []})
+        await service.fires("ProviderDown")
+        answered(await app.ask("x"))  # only an answer shows that the provider is back
     await service.is_quiet()
 
 

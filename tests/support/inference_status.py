@@ -2,13 +2,18 @@
 
 from typing import Any
 
+from gateway.keys import answers_of_provider_key
+from gateway.settings import DEFAULT_PROVIDER
 from tests.support.gateway_process import OPERATOR, Gateway
 from tests.support.polling import PATIENCE_SECONDS, wait_until
 
 OPERATIONAL = ("operational", True)
 PUBLISHED_WITHIN_SECONDS = 0.2
 QUOTA_ERROR = {"error": {"message": "You exceeded your current quota, please check your plan and billing details"}}
-SOON = {"gateway.inference.health.PUBLISH_INTERVAL_SECONDS": PUBLISHED_WITHIN_SECONDS}
+SOON = {
+    "gateway.inference.health.PUBLISH_INTERVAL_SECONDS": PUBLISHED_WITHIN_SECONDS,
+    "gateway.inference.health.ANSWER_REFRESH_SECONDS": 0,  # because tests remove what was written
+}
 
 
 async def capabilities(gw: Gateway, key: str = OPERATOR) -> dict[str, Any]:
@@ -25,6 +30,12 @@ async def status(gw: Gateway) -> tuple[str, bool]:
 
 async def status_becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = PATIENCE_SECONDS) -> None:
     await wait_until(lambda: status(gw), timeout, holds=lambda found: found == expected)
+
+
+def forget_answers(gw: Gateway, provider: str = DEFAULT_PROVIDER) -> None:
+    """Lets the next account be alone at the provider: former tests' accounts have just had answers there."""
+    with gw.redis.client() as client:
+        client.delete(answers_of_provider_key(provider))
 
 
 class Usable:

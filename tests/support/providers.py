@@ -2,12 +2,24 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.keys import (
+    INFERENCE_KEY,
+    answers_of_provider_key,
+    failed_accounts_key,
+    provider_key,
+    refusal_key,
+    trial_key,
+)
+from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeProvider
+from tests.fakes.provider import tokens
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
 
 UNSET = {"GATEWAY_PROVIDER_URL": "", "GATEWAY_PROVIDER_KEY": ""}
 NAMES = ("one", "two", "three")
@@ -46,6 +58,42 @@ async def several_providers(
         options = {**UNSET, "GATEWAY_PROVIDERS_FILE": str(path), **settings}
         gw = await stack.enter_async_context(gateway_with_redis(providers[0], folder, constants, **options))
         yield gw, providers
+
+
+async def heal(gw: Gateway, providers: Sequence[FakeProvider]) -> None:
+    """Makes the providers healthy and enabled, and lets the next account be alone there."""
+    for provider in providers:
+        provider.models_status = 200
+        provider.default = tokens("default")
+    with gw.redis.client() as client:
+        for name in NAMES:
+            client.delete(refusal_key(name), trial_key(name), answers_of_provider_key(name), failed_accounts_key(name))
+            client.set(provider_key(name), "{}")
+            client.publish(CHANGES_CHANNEL, provider_key(name))
+        client.set(INFERENCE_KEY, "{}")
+        client.publish(CHANGES_CHANNEL, INFERENCE_KEY)
+
+    async def are_healthy() -> bool:
+        report = (await gw.platform("GET", "inference")).json()
+        rows = [
+            row["status"] == "operational" and row["enabled"] and not row["passedOverUntil"]
+            for row in report["providers"]
+        ]
+        return bool(report["managedInference"] and all(rows))
+
+    await wait_until(are_healthy)
+
+
+def plays(providers: Sequence[FakeProvider], *scripts: Any) -> str:
+    """Lets each provider play its script for one prompt."""
+    prompt = f"prompt {secrets.token_hex(8)}"
+    for provider, script in zip(providers, scripts, strict=False):
+        provider.plays(*(script if isinstance(script, tuple) else (script,)), prompt=prompt)
+    return prompt
+
+
+def asked(providers: Sequence[FakeProvider], prompt: str) -> list[int]:
+    return [len(provider.asked(prompt)) for provider in providers]
 
 
 async def states(gw: Gateway) -> dict[str, dict[str, Any]]:

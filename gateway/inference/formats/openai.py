@@ -1,6 +1,7 @@
 """OpenAI's chat-completions format, for unmodified OpenAI SDKs."""
 
 import calendar
+import re
 import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -88,6 +89,10 @@ class Completion(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Completion).decode
+# Any escape of a JSON text: a surrogate pair, half of one, or another.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 PART_TYPES = (
     "only text is supported, in parts of the types `text`, `input_text`, `output_text`, `refusal`, and in messages of "
@@ -100,7 +105,7 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
     try:
         completion = _decode(body)
     except INVALID_BODY:
-        completion = decode_again(body, Completion, _fault)
+        completion = decode_again(_replace_halves(body), Completion, _fault)
     _refuse_unsupported(completion)
     messages = [_message_to_send(number, message) for number, message in enumerate(completion.messages)]
     text_bytes = sum(map(_bytes_of_message, messages))
@@ -129,6 +134,11 @@ def read_completion_request(body: bytes, wants_stream: bool) -> CompletionReques
         payload=encode(request | settings),
         with_usage=options is not None and bool(options.include_usage),
     )
+
+
+def _replace_halves(body: bytes) -> bytes:
+    """Returns the body with U+FFFD for halves of surrogate pairs, which remain where a page cuts a text in two."""
+    return _ESCAPE.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], body)
 
 
 def _refuse_unsupported(completion: Completion) -> None:

@@ -124,6 +124,11 @@ class Stream:
         self.answer.fail(error, signal)
         self._wake()
 
+    @property
+    def pause(self) -> float:
+        """Seconds for which the provider asks to be left alone; 0 if it does not."""
+        return (self._retry_after or 0.0) if self.status in (429, 503, 529) else 0.0
+
     def nudge(self) -> None:
         """Lets `read` return without data, because a keep-alive is due or a stalled client reads again."""
         self._nudged = True
@@ -366,11 +371,11 @@ class ProviderConnection(asyncio.Protocol):
             self._reusable = False
             if not self._ended:  # otherwise the fault is in bytes after the answer
                 self._ended = True  # so that `release` closes the connection
-                return stream.cut()
+                return stream.cut(ProviderSignal.FAILED)
         if not stream.status:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
-                return stream.fail(ProviderFailed())
+                return stream.fail(ProviderFailed(), ProviderSignal.FAILED)
         if self._ended:
             self.received.clear()
         stream.process_received()
@@ -402,7 +407,7 @@ class ProviderConnection(asyncio.Protocol):
         elif lower == b"keep-alive" and (hint := _KEEP_ALIVE_HINT.search(value)):
             self._idle_seconds = min(IDLE_SECONDS, int(hint[1]) - 1)
         elif lower == b"content-encoding" and value.lower() != b"identity" and self._stream is not None:
-            self._stream.fail(ProviderFailed())
+            self._stream.fail(ProviderFailed(), ProviderSignal.FAILED)
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -78,14 +78,16 @@ class Calls:
 def read_leniently(data: bytes) -> Chunk | None:
     """Reads an event that the decoder refuses. Leaves out members of a wrong type. Returns None if it is not JSON.
 
-    Texts may contain halves of surrogate pairs.
+    Only `content` may contain halves of surrogate pairs, because the other half may come with the next event.
     """
     try:
         event = json.loads(data)
-    except (ValueError, RecursionError):
+        return _chunk(event) if isinstance(event, dict) else None
+    except (ValueError, RecursionError):  # also of a part that is written as JSON again
         return None
-    if not isinstance(event, dict):
-        return None
+
+
+def _chunk(event: dict[str, Any]) -> Chunk:
     choices = event.get("choices")
     return Chunk(
         choices=[_choice(each) for each in choices if isinstance(each, dict)] if isinstance(choices, list) else None,
@@ -112,7 +114,7 @@ def _delta(delta: dict[str, Any]) -> Delta:
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(part for part in parts if isinstance(part, str))
     return Delta(
-        content=_text(content),
+        content=content if isinstance(content, str) else None,
         reasoning=_text(delta.get("reasoning")),
         reasoning_content=_text(delta.get("reasoning_content")),
         refusal=_text(delta.get("refusal")),
@@ -125,7 +127,7 @@ def _call(call: dict[str, Any]) -> CallPart:
     call_id, function = call.get("id"), call.get("function")
     return CallPart(
         index=_number(call.get("index")),
-        id=str(call_id) if isinstance(call_id, str | int) else None,
+        id=join_surrogates(str(call_id)) if isinstance(call_id, str | int) else None,
         function=_function(function) if isinstance(function, dict) else None,
     )
 
@@ -133,12 +135,12 @@ def _call(call: dict[str, Any]) -> CallPart:
 def _function(function: dict[str, Any]) -> FunctionPart:
     arguments = function.get("arguments")
     if isinstance(arguments, dict | list):
-        arguments = json.dumps(arguments)
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return FunctionPart(name=_text(function.get("name")), arguments=_text(arguments))
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return join_surrogates(value) if isinstance(value, str) else None
 
 
 def _number(value: Any) -> int | None:

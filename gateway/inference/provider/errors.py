@@ -39,9 +39,11 @@ class ProviderSignal(enum.Enum):
     """A signal about the provider's state, from one request or probe."""
 
     COMPLETION = "the provider sent a complete answer"
+    RECOVERED = "the request that tries an unhealthy provider got its first token"
     REACHED = "the provider answered, perhaps with a refusal of this one request"
     CONGESTED = "429 that names no quota: the provider serves too many requests at once"
-    FAILED = "no connection, silence, or a 5xx"
+    FAILED = "no connection, silence, a 5xx, or an answer that cannot be read"
+    DENIED = "401 or 403, which a probe has to confirm"
     QUOTA = "402, or 429 that names quota or billing"
     REFUSED = "a probe confirmed that the provider refuses the credential"
 
@@ -49,15 +51,14 @@ class ProviderSignal(enum.Enum):
 def classify(status: int, body: bytes, retry_after: float | None = None) -> tuple[ServiceError, ProviderSignal | None]:
     """Returns the caller's error for a provider's error status, and the signal.
 
-    The signal is None for 401 and 403, which a probe has to confirm first, and for a refusal of the request, which
-    reveals nothing about the provider.
+    The signal is None for a refusal of the request, which reveals nothing about the provider.
     """
     if status == 402 or (status == 429 and _QUOTA.search(body)):
         return ProviderQuotaExhausted(retry_after=retry_after), ProviderSignal.QUOTA
     if status == 429:
         return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_SECONDS), ProviderSignal.CONGESTED
     if status in (401, 403):
-        return ProviderFailed(), None
+        return ProviderFailed(), ProviderSignal.DENIED
     if status in (400, 413, 422):
         return ProviderRefused(_objection(status, body)), None
     if status not in (503, 529):

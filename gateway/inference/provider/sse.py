@@ -11,6 +11,7 @@ import contextlib
 from typing import Annotated
 
 import msgspec
+import structlog
 
 from gateway.errors import ProviderFailed
 from gateway.inference.provider.chunks import CallPart, Choice, Chunk, Delta
@@ -26,7 +27,10 @@ from gateway.inference.provider.dialects import (
     read_leniently,
 )
 from gateway.inference.provider.errors import ProviderSignal, classify, error_status, is_error
+from gateway.log import origin_of
 from gateway.settings.prices import Usage
+
+logger = structlog.get_logger()
 
 EVENT_BYTES = 1_048_576  # of one event
 MAX_REPORTED_TOKENS = 1_000_000_000  # of one answer; they cost far more than any reservation
@@ -134,6 +138,10 @@ class AnswerReader:
         else:
             self.fail(error, signal)
 
+    def reject(self) -> None:
+        """Ends the answer where its bytes cannot be read, which is a failure of the provider."""
+        self.cut(ProviderFailed(), ProviderSignal.FAILED)
+
     def refuse(self, status: int, retry_after: float | None) -> None:
         """Ends the answer with an error status. The received bytes are the error's body."""
         body = b"".join(self.received)
@@ -166,6 +174,17 @@ class AnswerReader:
 
     def read(self) -> list[Delta]:
         """Reads the events since the last read, and returns their deltas. Ends the answer at its last event."""
+        deltas: list[Delta] = []
+        try:
+            self._read(deltas)
+        except Exception as error:
+            # Whatever the reader does not expect, the provider has sent it. Otherwise the request would end as a fault
+            # of the service, at no other provider, and at its bound.
+            logger.error("provider.unreadable", error=origin_of(error))
+            self.reject()
+        return deltas
+
+    def _read(self, deltas: list[Delta]) -> None:
         received = self.received
         data = received[0] if len(received) == 1 else b"".join(received)
         received.clear()
@@ -176,14 +195,13 @@ class AnswerReader:
         events = data.split(b"\n\n")
         self._rest = events.pop()
         if len(self._rest) > EVENT_BYTES:
-            self.fail(ProviderFailed())
+            self.reject()
         if self.eof and self._rest:
             events.append(self._rest)
             self._rest = b""
         if events and not self._begun:
             self._begun = True
             events[0] = events[0].removeprefix(BYTE_ORDER_MARK)
-        deltas: list[Delta] = []
         for event in events:
             if self.complete or self.failure is not None:
                 break
@@ -193,7 +211,6 @@ class AnswerReader:
                 self._read_fields(event, deltas)
         if self.eof:
             self._end()
-        return deltas
 
     def _normalize_newlines(self, data: bytes) -> bytes:
         # A final CR may be half of a CRLF, so it stays until the next read.
@@ -218,14 +235,14 @@ class AnswerReader:
             if word in KEEP_ALIVES:
                 return None
         if len(data) > EVENT_BYTES:
-            return self.cut(ProviderFailed())
+            return self.reject()
         lenient = False
         try:
             chunk = _decode_chunk(data)
         except _INVALID:
             read = read_leniently(data)
             if read is None:
-                return self.cut(ProviderFailed())
+                return self.reject()
             chunk, lenient = read, True
         if chunk.choices and self.finish is None:  # what follows the finish reason is no part of the answer
             choice = chunk.choices[0]
@@ -272,12 +289,6 @@ class AnswerReader:
         content = self._half + (delta.content or "")
         self._half = content[-1:] if content and is_first_half(content[-1]) else ""
         delta.content = join_surrogates(content.removesuffix(self._half)) or None
-        for name in ("reasoning", "reasoning_content", "refusal"):
-            if text := getattr(delta, name):
-                setattr(delta, name, join_surrogates(text))
-        for part in delta.tool_calls or ():
-            if part.function is not None and part.function.arguments:
-                part.function.arguments = join_surrogates(part.function.arguments)
 
     def _read_finish(self, choice: Choice, deltas: list[Delta]) -> None:
         given = (choice.finish_reason or "").lower()

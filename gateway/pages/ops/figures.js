@@ -17,6 +17,7 @@ const STATUS = {
 const OLD = 60_000; // ms after which a waiting entry needs attention
 const LATE = 10_000; // ms since the last heartbeat; workers send one every five seconds
 
+const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const put = (id, data, draw) => redraw(document.getElementById(id), data, draw);
 const goTo = (href, text) => h("a", { href, "data-focus": href }, text);
 const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
@@ -119,9 +120,9 @@ function provider(figures) {
 function providers(rows) {
   put("providers", rows, () => rows.length > 1 && table(
     ["Provider", "Status", "In progress", "Waiting", "Attempts", "Failovers", ""],
-    rows.map(({ name, region, enabled, status, permits, attempts, failovers }) => [
+    rows.map(({ name, region, enabled, status, passedOverUntil, permits, attempts, failovers }) => [
       [name, h("span", { class: "small quiet" }, ` ${region}`)],
-      enabled ? badge(...STATUS[status]) : badge("Disabled"),
+      [enabled ? badge(...STATUS[status]) : badge("Disabled"), passedOverUntil && pause(passedOverUntil)],
       permits.limit ? `${count(permits.used)} of ${count(permits.limit)}` : count(permits.used),
       count(permits.waiting),
       count(attempts),
@@ -129,6 +130,12 @@ function providers(rows) {
       h("button", { type: "button", "data-provider": name, "data-focus": `provider-${name}`, "data-open": `${enabled}` }, enabled ? "Disable" : "Enable"),
     ]),
   ));
+}
+
+// A provider that answered 429 or 503 with a Retry-After gets no requests until then.
+function pause(until) {
+  const time = h("time", { datetime: until }, clock.format(Date.parse(until)));
+  return h("div", { class: "small quiet" }, "Passed over until ", time);
 }
 
 function attention({ inference: { managedInferenceStatus }, needsAttention, deadLetters, workers, webhooks, deploys }) {

@@ -1,13 +1,20 @@
 """The operators' lists, and deleting an app, against a running gateway."""
 
 import secrets
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gateway.inference.health import HealthRecord
+from gateway.keys import provider_key
+from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.support.accounts import App
 from tests.support.command_line import Tool
 from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.providers import states
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -123,6 +130,26 @@ async def test_providers_are_listed_disabled_and_enabled(operator: Tool, gw: Gat
     finally:
         assert (await operator("providers", "enable", "default", "--json")).json["enabled"]
     assert "NOT_FOUND" in await operator.refused("providers", "disable", "nobody")
+
+
+async def test_a_pause_of_a_provider_is_listed(operator: Tool, gw: Gateway) -> None:
+    def write(record: HealthRecord) -> None:
+        with gw.redis.client() as client:
+            client.set(provider_key(), msgspec.json.encode(record))
+            client.publish(CHANGES_CHANNEL, provider_key())
+
+    write(HealthRecord(passed_over_until=round((time.time() + 30) * 1000)))
+    try:
+        until = await wait_until(lambda: pause_of(gw))
+        _, row = (await operator("providers", "list")).rows
+        assert row[2] == f"operational, passed over until {until}"
+    finally:
+        write(HealthRecord())
+        await wait_until(lambda: pause_of(gw), holds=lambda found: found is None)
+
+
+async def pause_of(gw: Gateway) -> str | None:
+    return (await states(gw))["default"]["passedOverUntil"]
 
 
 async def test_a_providers_file_is_checked(operator: Tool, tmp_path: Path) -> None:

@@ -22,7 +22,16 @@ from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.fixtures import module_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
-from tests.support.inference_status import OPERATIONAL, QUOTA_ERROR, SOON, Usable, capabilities, status, status_becomes
+from tests.support.inference_status import (
+    OPERATIONAL,
+    QUOTA_ERROR,
+    SOON,
+    Usable,
+    capabilities,
+    forget_answers,
+    status,
+    status_becomes,
+)
 from tests.support.polling import wait_until
 from tests.support.prices import PRICES, cost
 from tests.support.registries import process
@@ -49,6 +58,7 @@ async def app(watcher: Gateway, backend: FakeAppBackend) -> App:
     app = await watcher.app(backend)
     answered(await app.ask("One success restores the status."))
     await status_becomes(watcher, OPERATIONAL)
+    forget_answers(watcher)
     return app
 
 

@@ -3,16 +3,11 @@
 import asyncio
 import itertools
 import time
-from functools import reduce
 from typing import Any
 
 import pytest
 import redis.asyncio
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gateway.inference.health import FAILURES, HealthRecord, condense
-from gateway.inference.provider.errors import ProviderSignal
 from gateway.keys import provider_key
 from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -36,18 +31,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 UNLIMITED = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000"}
 HASTY = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=0.5,idle=0.5,total=20"}
 SLOWER = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1,idle=1,total=20"}
-
-
-@given(st.lists(st.sampled_from(ProviderSignal), max_size=40), st.integers(0, FAILURES), st.booleans(), st.booleans())
-async def test_condensed_signals_have_the_effect_of_all_of_them(
-    signals: list[ProviderSignal], failures: int, quota: bool, refused: bool
-) -> None:
-    """This holds for any health before, because another process may have changed it."""
-    condensed = condense(signals)
-    before = HealthRecord(failures, quota, refused)
-    assert reduce(HealthRecord.after, condensed, before) == reduce(HealthRecord.after, signals, before)
-    assert len(condensed) <= 2 + FAILURES
-    assert condense([*condense(signals[:20]), *signals[20:]]) == condensed, "they may be condensed one by one"
 
 
 @pytest.mark.parametrize("refusal", [(429, QUOTA_ERROR), (402, {"error": "pay"})], ids=["429", "402"])

@@ -4,7 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.inference.formats.openai import read_completion_request
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
 from tests.support.accounts import App
@@ -82,6 +85,35 @@ async def test_all_messages_are_priced_and_sent(app: App, provider: FakeProvider
     else:
         texts[1] = "Hello ü"
     assert await app.account.settled() == max_cost("".join(texts), 10, messages=4)
+
+
+async def test_half_of_a_surrogate_pair_is_replaced(app: App, provider: FakeProvider) -> None:
+    """A page that cuts a text in two leaves it, and its conversation would fail from then on."""
+    prompt = provider.plays(tokens("x", usage=None), prompt="cut \ufffd here 7c41")
+    call = {"id": "\udc00", "type": "function", "function": {"name": "f", "arguments": '{"x": "\ude00\ud83d"}'}}
+    messages = [
+        {"role": "system", "content": "whole \U0001f600, \\ud83d, \\\ude00"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "\udc00", "content": "\ud83dx"},
+        *user("cut \ud83d here 7c41"),
+    ]
+    response = await app.post({"model": MODEL, "messages": messages, "stop": ["\ud83d"]}, path="/chat/completions")
+    assert response.status_code == 200, response.text
+    sent = provider.asked(prompt)[0].json
+    assert [m["content"] for m in sent["messages"]] == ["whole 😀, \\ud83d, \\\ufffd", None, "\ufffdx", prompt]
+    (sent_call,) = sent["messages"][1]["tool_calls"]
+    assert (sent_call["id"], sent["messages"][2]["tool_call_id"]) == ("\ufffd", "\ufffd")
+    assert sent_call["function"]["arguments"] == '{"x": "\ufffd\ufffd"}'
+    assert sent["stop"] == ["\ufffd"]
+
+
+@given(st.text(st.characters() | st.sampled_from("\\u\ud83d\ude00"), min_size=1, max_size=12))
+async def test_any_text_of_a_script_is_read(text: str) -> None:
+    """JavaScript's strings may have halves anywhere, and `JSON.stringify` writes them as escapes."""
+    body = json.dumps({"messages": user(text), "model": MODEL})
+    request = read_completion_request(body.encode(), False)
+    expected = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    assert json.loads(request.payload)["messages"][0]["content"] == expected
 
 
 SCHEMA = {
@@ -163,7 +195,6 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "a question of null": ({"messages": user(None)}, 400, "REQUEST_MALFORMED"),
     "an assistant who said nothing": ({"messages": [{"role": "assistant"}]}, 400, "REQUEST_MALFORMED"),
     "a number for content": ({"messages": user(5)}, 400, "REQUEST_MALFORMED"),
-    "a lone surrogate": ({"messages": user("\ud800")}, 400, "REQUEST_MALFORMED"),
     "no length": ({"max_tokens": 0}, 400, "REQUEST_MALFORMED"),
     "negative length": ({"max_completion_tokens": -1}, 400, "REQUEST_MALFORMED"),
     "a huge seed": ({"seed": 2**63}, 400, "REQUEST_MALFORMED"),

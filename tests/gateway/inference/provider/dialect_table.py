@@ -96,6 +96,20 @@ TABLE: dict[str, tuple[str, str, str, tuple[int, int] | None]] = {
         "stop",
         (5, 7),
     ),
+    "half a pair in a refusal": (
+        data('{"choices":[{"delta":{"refusal":"a\\ude00"}}]}') + END,
+        "a\ufffd",
+        "stop",
+        (5, 7),
+    ),
+    "half a pair in a call": (
+        data('{"choices":[{"delta":{"tool_calls":[{"id":"\\ude00","function":{"name":"\\ud83d"}}]}}]}')
+        + data('{"choices":[{"delta":{"tool_calls":[{"function":{"arguments":"\\ud83d"}}]}}]}')
+        + END,
+        "",
+        "tool_calls",
+        (5, 7),
+    ),
     "another choice": (
         data({"choices": [{"index": 1, "delta": {"content": "x"}}]}) + HELLO + END,
         "Hello",

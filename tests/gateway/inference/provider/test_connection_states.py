@@ -162,7 +162,23 @@ async def test_done_before_the_close_is_complete() -> None:
 
 @pytest.mark.parametrize("body", GARBAGE)
 async def test_garbage(body: bytes) -> None:
-    assert isinstance((await relay([sized(body)]))[2], ProviderFailed)
+    _, stream, error = await relay([sized(body)])
+    assert (type(error), stream.answer.signal) == (ProviderFailed, ProviderSignal.FAILED)
+
+
+UNREADABLE = {
+    "not HTTP": [b"\x16\x03\x01 nonsense\r\n\r\n"],
+    "a head without an end": [b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 60_000, b"x" * 60_000],
+    "a compressed body": [b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n\x1f\x8b"],
+    "no size of a chunk": [CHUNKED + b"nonsense\r\n"],
+    "no size of a chunk, after a token": [CHUNKED + piece(token("a")), b"nonsense\r\n"],
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+async def test_an_http_message_that_cannot_be_read(name: str) -> None:
+    _, stream, error = await relay(UNREADABLE[name])
+    assert (type(error), stream.answer.signal) == (ProviderFailed, ProviderSignal.FAILED)
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "signal"), STATUSES)

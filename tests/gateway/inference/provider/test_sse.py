@@ -1,14 +1,20 @@
 """The reader of server-sent events, on bytes alone. It does not matter how the network splits them."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from gateway.errors import ProviderFailed, ProviderQuotaExhausted
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ServiceError
+from gateway.inference.formats.completion import Format, FullAnswer
+from gateway.inference.formats.native import NATIVE
+from gateway.inference.formats.openai import OpenAI
+from gateway.inference.provider.chunks import Delta
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.provider.sse import MAX_REPORTED_TOKENS, AnswerReader
+from gateway.inference.provider.sse import EVENT_BYTES, MAX_REPORTED_TOKENS, AnswerReader
 from gateway.settings.prices import Usage
 from tests.gateway.inference.provider.events import DONE, event, token
 
@@ -261,6 +267,148 @@ def test_errors_inside_the_stream(error: dict[str, object], expected: ProviderSi
     kind = ProviderQuotaExhausted if expected is not ProviderSignal.FAILED else ProviderFailed
     assert isinstance(reader.failure, kind)
     assert reader.signal is expected
+
+
+UNREADABLE = {
+    "not JSON": b"data: {]\n\n",
+    "not an object": b"data: [1]\n\n",
+    "not UTF-8": b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n',
+    "nested too deeply": b'data: {"choices":[{"delta":{"tool_calls":%b}}]}\n\n' % (b"[" * 100_000),
+    "a long event": b'data: "' + b"x" * EVENT_BYTES + b'"\n\n',
+    "a long event without an end": b"x" * (EVENT_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["at once", "after a token"])
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_is_a_failure_of_the_provider(name: str, begun: bool) -> None:
+    _, reader = read(*([token("a")] if begun else []), UNREADABLE[name], DONE)
+    assert (type(reader.failure), reader.signal) == (ProviderFailed, ProviderSignal.FAILED)
+    _, reader = read(token("a", "stop"), UNREADABLE[name])
+    assert (reader.failure, reader.complete) == (None, True), "the answer was complete"
+
+
+HALF = "\udc00"
+SURROGATES = {
+    "content": {"content": f"a{HALF}"},
+    "reasoning": {"reasoning": HALF},
+    "reasoning_content": {"reasoning_content": HALF},
+    "refusal": {"refusal": HALF},
+    "the id of a call": {"tool_calls": [{"index": 0, "id": HALF, "function": {"name": "f", "arguments": "{}"}}]},
+    "the name of a call": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": HALF, "arguments": "{}"}}]},
+    "arguments": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": HALF}}]},
+    "arguments as an object": {
+        "tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": {"x": HALF}}}]
+    },
+    "the old form": {"function_call": {"name": HALF, "arguments": HALF}},
+}
+
+
+def encode_everywhere(deltas: list[Delta], reader: AnswerReader) -> str:
+    """Returns all that clients of both formats get, as streams and as whole answers."""
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    texts = [
+        "".join(getattr(delta, name) or "" for delta in deltas) for name in ("content", "reasoning_content", "refusal")
+    ]
+    answer = FullAnswer(texts[0], texts[1], calls, texts[2])
+    formats: list[Format] = [NATIVE, OpenAI("id", "m", True)]
+    parts = [
+        part
+        for format in formats
+        for part in (
+            format.chunks(deltas),
+            format.end("m", reader.finish, reader.usage),
+            format.full(answer, "m", reader.finish, reader.usage),
+        )
+    ]
+    return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_half_of_a_surrogate_pair_is_replaced(name: str) -> None:
+    reader = AnswerReader([b"data: " + json.dumps({"model": HALF, "choices": [{"delta": SURROGATES[name]}]}).encode()])
+    reader.received.append(b"\n\n" + token(None, "stop") + DONE)
+    deltas = reader.read()
+    assert (reader.failure, reader.complete, reader.model) == (None, True, "\ufffd")
+    assert "\ufffd" in encode_everywhere(deltas, reader)
+    assert reader.produced
+
+
+def test_an_error_of_the_reader_is_a_failure_of_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a token it costs nothing, and the request may go to another provider."""
+
+    def crash(*_: object) -> None:
+        raise UnicodeError("Mandarine ardoise")
+
+    monkeypatch.setattr(AnswerReader, "_read_finish", crash)
+    for begun in (False, True):
+        with capture_logs() as logged:
+            text, reader = read(*([token("a")] if begun else []), token("b", "stop"), DONE)
+        assert (type(reader.failure), reader.signal) == (ProviderFailed, ProviderSignal.FAILED)
+        assert text == ("ab" if begun else "b"), "what was read before is relayed"
+        (line,) = logged
+        assert line["event"] == "provider.unreadable"
+        assert line["error"].startswith("UnicodeError at ")
+        assert "Mandarine" not in str(logged)
+
+
+STRINGS = st.one_of(
+    st.text(st.characters(), max_size=6),
+    st.sampled_from([HALF, "\ud83d", "\ud83d\ude00", "\ude00\ud83d", "stop", "null", "abort", "content_filter", ""]),
+)
+NUMBERS = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from([2**63, 2**64, -(2**70), 10**400, 1e300, 0.5, float("nan"), float("inf"), float("-inf")]),
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, STRINGS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(STRINGS, inner, max_size=3)),
+    max_leaves=5,
+)
+
+
+def members(**known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Returns objects with some of these members, each of its own kind or of any other."""
+    optional = {name: st.one_of(kind, kind, VALUES) for name, kind in known.items()}
+    return st.fixed_dictionaries({}, optional=optional)
+
+
+FUNCTIONS = members(name=STRINGS, arguments=STRINGS)
+CALLS = members(index=NUMBERS, id=STRINGS, type=STRINGS, function=FUNCTIONS)
+DELTAS = members(
+    content=st.one_of(STRINGS, st.lists(members(type=STRINGS, text=STRINGS), max_size=2)),
+    reasoning=STRINGS,
+    reasoning_content=STRINGS,
+    refusal=STRINGS,
+    tool_calls=st.lists(CALLS, max_size=2),
+    function_call=FUNCTIONS,
+)
+CHOICES = members(index=st.just(0), delta=DELTAS, message=DELTAS, finish_reason=STRINGS, error=VALUES)
+USAGES = members(
+    prompt_tokens=NUMBERS,
+    completion_tokens=NUMBERS,
+    prompt_tokens_details=st.dictionaries(STRINGS, NUMBERS, max_size=2),
+)
+ERRORS = members(message=STRINGS, code=st.one_of(STRINGS, NUMBERS), status=NUMBERS, type=STRINGS)
+ANSWERS = members(model=STRINGS, choices=st.lists(CHOICES, max_size=2), usage=USAGES, error=ERRORS, message=STRINGS)
+
+
+@given(st.lists(st.tuples(ANSWERS, st.booleans()), max_size=5), st.sampled_from([DONE, b"", b"data: [DONE]\n\n"]))
+@settings(max_examples=1_000)
+def test_whatever_json_a_provider_sends_is_read_or_fails(events: list[tuple[Any, bool]], end: bytes) -> None:
+    """Nothing that JSON allows crashes the reader, or what encodes its deltas."""
+    reader, deltas = AnswerReader([]), []
+    with capture_logs() as logged:
+        for fields, escaped in events:
+            text = json.dumps(fields, ensure_ascii=escaped)
+            reader.received.append(b"data: " + text.encode(errors="surrogatepass") + b"\n\n")
+            deltas += reader.read()
+        reader.received.append(end)
+        reader.eof = True
+        deltas += reader.read()
+    assert logged == []
+    assert reader.complete != isinstance(reader.failure, ServiceError)
+    encode_everywhere(deltas, reader)
 
 
 @pytest.mark.parametrize("finish", ["abort", "ERROR", "cancelled", "insufficient_system_resource"])

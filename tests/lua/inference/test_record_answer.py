@@ -1,0 +1,37 @@
+"""record_answer.lua keeps the accounts with a provider's two latest answers."""
+
+from typing import Any
+
+import pytest
+
+from tests.lua.answers import KEY, LIFE, Answers
+
+
+@pytest.fixture
+def answers(client: Any) -> Answers:
+    return Answers(client)
+
+
+def test_two_accounts_are_kept(answers: Answers) -> None:
+    for second, account in enumerate(("a", "b", "c", "b", "d")):
+        answers.record(account, second)
+    assert answers.list(5) == {"b", "d"}
+
+
+def test_a_later_answer_of_the_same_account_counts_longer(answers: Answers) -> None:
+    answers.record("a")
+    answers.record("a", 20)
+    assert answers.list(40) == {"a"}
+
+
+def test_the_key_expires_with_its_last_answer(answers: Answers) -> None:
+    answers.record("a")
+    assert LIFE - 5_000 < answers.client.pttl(KEY) <= LIFE
+
+
+def test_an_answer_from_the_future_is_removed(answers: Answers) -> None:
+    """Otherwise, it would push out those that count."""
+    answers.record("a", 60)
+    answers.record("b", 61)
+    answers.record("c")
+    assert answers.client.zrange(KEY, 0, -1) == [b"c"]
