@@ -43,6 +43,7 @@ from gateway.inference.provider.errors import ProviderSignal
 from gateway.keys import failed_accounts_key, probe_key, provider_key, refusal_key, trial_key
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
+from gateway.redis.scripts import Beside
 
 logger = structlog.get_logger()
 
@@ -373,7 +374,8 @@ class Health:
 
         async def compute(present: str) -> Change[HealthRecord]:
             before = msgspec.json.decode(present or "{}", type=HealthRecord)
-            failed = msgspec.json.decode(await self._store.get(failed_key) or "[]", type=tuple[str, ...])
+            text = await self._store.get(failed_key) or ""
+            failed = msgspec.json.decode(text or "[]", type=tuple[str, ...])
             before = msgspec.structs.replace(before, accounts=failed)
             after = reduce(lambda health, each: health.after(each, answered), seen, before)
             until = max(after.passed_over_until, pause_until)
@@ -382,7 +384,7 @@ class Health:
             if after == before:
                 return Change(None, record)
             accounts = msgspec.json.encode(after.accounts).decode() if after.accounts else ""
-            beside = (failed_key, accounts, ROW_SECONDS) if failed or accounts else None
+            beside = Beside(failed_key, accounts, ROW_SECONDS, text) if failed or accounts else None
             return Change(msgspec.json.encode(record).decode(), record, beside)
 
         key, failed_key = provider_key(self.provider), failed_accounts_key(self.provider)

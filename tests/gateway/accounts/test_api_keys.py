@@ -103,7 +103,8 @@ async def test_who_made_a_key(holder: Holder) -> None:
     [first] = await holder.list()
     made = {"by a key": await holder.create("by a key")}
     made["by another"] = await holder.with_key(made["by a key"]["key"]).create("by another")
-    visitor, email = Visitor(holder.gw), f"{secrets.token_hex(6)}@example.com"
+    visitor = Visitor(holder.gw)
+    email = f"{visitor.name}@example.com"
     async with opened(holder.gw.redis.url) as store:
         await Registry(store, Vault("")).members.put(holder.id, email, "owner")
     visitor.become(email, holder.id)
