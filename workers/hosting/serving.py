@@ -250,7 +250,8 @@ class Serving:
         """If the start command does not answer, a canary fails. Other steps serve the release anyway."""
         site, release = self._find_release(target)
         if site.current == target.deploy and release.is_dir():
-            self._start(target)
+            if site.find_stopped(target.wanted.deploy) is None:  # otherwise another release is checked on its data
+                self._start(target)
             return
         await self.fetch(target)
         if target.deploy not in self._checked:
