@@ -36,7 +36,6 @@ from tests.support.redis_servers import free_port
 from workers.hosting.applier import Applier
 from workers.hosting.archives import archive_key
 from workers.hosting.host_agent import HostAgent
-from workers.hosting.ownership import AlwaysOwner
 from workers.hosting.serving import Serving
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
@@ -88,7 +87,6 @@ class Mortal:
 class Engine:
     """A worker, the apps that it serves, and their visitors."""
 
-    runs_on: str  # the id of the host in its answers
     holds_requests = False  # whether requests that wait for an app wait at the worker
 
     def __init__(self, folder: Path, store: Store) -> None:
@@ -117,7 +115,7 @@ class Engine:
 
     async def _follow(self, applier: Applier) -> None:
         mortal = cast("Applier", Mortal(applier, self))
-        agent = HostAgent(Records(self.store), self.runs_on, mortal, self.find_app, self.settings.canary)
+        agent = HostAgent(Records(self.store), mortal, self.find_app, self.settings.canary)
         self._stack.push_async_callback(agent.aclose)
         await agent.catch_up()
         self._work(agent.run())
@@ -168,8 +166,6 @@ class Engine:
 
 
 class HostEngine(Engine):
-    runs_on = "host"
-
     def __init__(self, folder: Path, store: Store) -> None:
         super().__init__(folder, store)
         self.host = FakeHost(folder, self.commands)
@@ -177,7 +173,7 @@ class HostEngine(Engine):
     async def start(self) -> None:
         suspensions = Suspensions(self.store, self.host.releases)
         await suspensions.catch_up()
-        serving = Serving(self.settings, self.find_app, AlwaysOwner(), suspensions.mark)
+        serving = Serving(self.settings, self.find_app, suspensions.mark)
         await serving.open()
         self._work(suspensions.run())
         await self._follow(serving)
@@ -203,7 +199,6 @@ class HostEngine(Engine):
 
 
 class ClusterEngine(Engine):
-    runs_on = "kubernetes"
     holds_requests = True
 
     def __init__(self, folder: Path, store: Store) -> None:

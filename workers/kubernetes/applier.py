@@ -128,12 +128,6 @@ class KubernetesApplier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def set_current(self, current: bool) -> None:
-        """Does nothing: the cluster serves by itself, and only one worker at a time changes what it serves."""
-
-    def runs(self, wanted: Wanted) -> bool:
-        return True
-
     def lacks(self, wanted: Wanted) -> bool:
         return False  # a pod whose release is lost is not ready, which its cluster's own monitoring shows
 

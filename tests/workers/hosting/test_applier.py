@@ -11,7 +11,7 @@ import pytest_asyncio
 from gateway.accounts.records import App
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.deploys.release import Release
-from gateway.deploys.serving import HostAnswer, Records, Step, Wanted
+from gateway.deploys.serving import Records, Step, StepAnswer, Wanted
 from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
 from tests.support.engines import ClusterEngine, Engine, engine_on
@@ -46,22 +46,22 @@ class Builder:
         await self._records.write(before, wanted, "")
         return wanted
 
-    async def read_answer(self, wanted: Wanted) -> HostAnswer | None:
-        return next(iter((await self._records.read_answers(wanted)).values()), None)
+    async def read_answer(self, wanted: Wanted) -> StepAnswer | None:
+        return await self._records.read_answer(wanted)
 
-    async def step(self, step: Step, deploy: str) -> HostAnswer:
+    async def step(self, step: Step, deploy: str) -> StepAnswer:
         wanted = await self.write(step, deploy)
-        found: HostAnswer = await wait_until(lambda: self.read_answer(wanted))
+        found: StepAnswer = await wait_until(lambda: self.read_answer(wanted))
         return found
 
-    async def watch(self, wanted: Wanted) -> HostAnswer:
+    async def watch(self, wanted: Wanted) -> StepAnswer:
         """Waits until a canary has failed, or has a good probe."""
-        found: HostAnswer = await wait_until(
+        found: StepAnswer = await wait_until(
             lambda: self.read_answer(wanted), holds=lambda answer: answer and (answer.good_probes or not answer.ok)
         )
         return found
 
-    async def deploy(self, deploy: str) -> HostAnswer:
+    async def deploy(self, deploy: str) -> StepAnswer:
         """Goes through the steps. After one that fails, undoes them, and returns its answer."""
         answer = await self.step("check", deploy)
         if answer.ok:

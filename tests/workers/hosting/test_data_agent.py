@@ -86,7 +86,7 @@ class Room:
 
     def start(self) -> None:
         packer = DataPacker(self.settings, self.registry, self.sandbox)
-        self._task = asyncio.create_task(DataAgent(self.settings, self.registry, packer, lambda _: True).run())
+        self._task = asyncio.create_task(DataAgent(self.settings, self.registry, packer).run())
 
     async def stop(self) -> None:
         if self._task is not None:
