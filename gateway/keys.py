@@ -383,6 +383,8 @@ APPS_FOLDER_KEY = "{sites}:folder"
 ENGINE_KEY = "{sites}:engine"
 PODS_KEY = "{sites}:pods"
 REPORTS_KEY = "{sites}:reports"
+FORMER_HOSTS_KEYS = ("{sites}:hosts", "{sites}:leases")  # of layout 1, as the next one
+former_claims_key = keys_of_partition("claims")
 
 hook_key = keys_of_all("hook")
 

@@ -24,7 +24,7 @@ import structlog
 
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.errors import StorageUnavailable
-from gateway.keys import LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key
+from gateway.keys import FORMER_HOSTS_KEYS, LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key, former_claims_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, find_folder_fault, open_storage, read_object
@@ -38,7 +38,6 @@ LOCK_SECONDS = 30.0  # after the death of the process that runs the steps, until
 RENEWAL_SECONDS = 5.0
 POLL_SECONDS = 0.5  # of a process that waits
 WAIT_SECONDS = 1_800.0  # that a process waits for the one that runs the steps
-FORMER_HOSTS_KEYS = ("{sites}:hosts", "{sites}:leases")
 KEPT = ("sources/", "archives/", "logs/")  # folders of the storage that a service in use fills
 
 
@@ -60,7 +59,7 @@ class Step(NamedTuple):
 async def remove_hosts(store: Store) -> None:
     """Removes what several hosts that serve apps had in Redis: one engine serves them now, under one lease."""
     await store.client.delete(*FORMER_HOSTS_KEYS)
-    await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.delete(f"{tag}:claims"))
+    await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.delete(former_claims_key(tag)))
 
 
 STEPS: Sequence[Step] = (Step(redis=remove_hosts),)  # the first one leads from layout 1 to 2
