@@ -6,7 +6,7 @@
     data/<app id>/used         the bytes that they take, as the app's keeper or a restore has measured them
     data/<app id>/lock         locked, together with others, by each keeper of the app, and alone by `stopped`
     data/<app id>/hold         while this file exists, no process of the app runs: keepers end, and none starts
-    data/<app id>/snapshots    the ids of the snapshots that were made of the files, and of the one that they come from
+    data/<app id>/snapshot-ids the ids of the snapshots that were made of the files, and of the one that they come from
     data/<app id>/stale        while this file exists, a newer snapshot has to replace the files, and no process runs
     data/<app id>/stopped      the snapshot of the worker's last stop, and a fingerprint of its files
     data/<app id>/replaced-<deploy id>   the files before a restore, until the deploy has succeeded
@@ -77,7 +77,7 @@ class AppData:
         if self.exists and self.account == account:
             remove_folder(gone)
             self.files.rename(gone)
-            for name in ("used", "snapshots", "stale", "stopped"):
+            for name in ("used", "snapshot-ids", "stale", "stopped"):
                 (self.folder / name).unlink(missing_ok=True)
             (self.folder / "account").unlink()
         return gone
@@ -141,13 +141,13 @@ class AppData:
     def comes_from(self, snapshot_id: str) -> bool:
         """Returns whether the files are as new as this snapshot of the app. If not, another host has made it."""
         try:
-            return snapshot_id in (self.folder / "snapshots").read_text().split()
+            return snapshot_id in (self.folder / "snapshot-ids").read_text().split()
         except FileNotFoundError:
             return self.exists  # the files of an app without a snapshot, or of a version that has kept no list
 
     def note_snapshot(self, snapshot_id: str) -> None:
         """Adds a snapshot to the list, before it is made."""
-        path = self.folder / "snapshots"
+        path = self.folder / "snapshot-ids"
         known = path.read_text().split() if path.exists() else []
         fresh = path.with_suffix(".new")
         fresh.write_text("\n".join([*(each for each in known if each != snapshot_id), snapshot_id][-LISTED:]))
