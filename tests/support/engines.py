@@ -1,4 +1,4 @@
-"""The engines that serve apps, as one contract drives them (`tests/workers/hosting/test_applier.py`).
+"""The engines that serve apps, as one contract drives them (`tests/workers/hosting/test_applier_contract.py`).
 
 Each engine is a worker that follows the serving records in Redis, what it works on, and visitors. A host has real
 files, and a fake Caddy and watchdog. A cluster has a fake API server, over HTTP. A worker can die after any call of its

@@ -1,7 +1,8 @@
 """The interface between the records of what is served, and what serves it.
 
 `host_agent.py` follows the records and answers them. It knows no folders, processes or servers. `serving.py` serves
-from a host's data folder, and `workers/kubernetes/applier.py` from a cluster. `test_applier.py` is their contract.
+from a host's data folder, and `workers/kubernetes/applier.py` from a cluster. Both keep one contract
+(`test_applier_contract.py`).
 """
 
 import asyncio

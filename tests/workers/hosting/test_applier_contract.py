@@ -1,4 +1,4 @@
-"""The contract of what serves apps, a host or a cluster: each step of a deploy, and each way in which it fails."""
+"""The contract of a driver, which serves apps on a host or in a cluster: each step of a deploy, and how it fails."""
 
 import asyncio
 import contextlib
