@@ -145,14 +145,11 @@ published on the channel `changes`.
 | `{builds}:order` | zset | accounts by the number of their last build | 150 s |
 | `{pNN}:serving:<app id>` | hash | address → the release to serve, JSON | with the app |
 | `{pNN}:serving` | zset | app ids by the version of their last change in `serving` | with the app |
-| `{pNN}:answers:<deploy id>` | hash | host → its progress with the deploy, JSON | 1 hour |
-| `{sites}:hosts` | zset | hosts that serve apps, by the time of their last heartbeat, ms | 30 s |
+| `{pNN}:answer:<deploy id>` | string | the progress of what serves the apps with the deploy, JSON | 1 hour |
 | `{sites}:folder` | string | id of the data folder that holds the apps, without shared storage | 7 days |
 | `{sites}:reports` | hash | host → its free disk and its missing releases, JSON | 90 s |
-| `{sites}:leases` | hash | host → its lease, which all its claims depend on, JSON | 1 hour |
-| `{sites}:engine` | string | the worker that changes what a cluster serves, for apps on Kubernetes | 15 s |
+| `{sites}:engine` | string | what serves the apps, a host or a cluster's worker, JSON | 15 s |
 | `{sites}:pods` | string | its report of the nodes and pods of apps, and of what waits for room, JSON | 60 s |
-| `{pNN}:claims` | hash | app id → the host that runs it and the copy of its data, JSON; `version` | each with the app |
 | `build-positions` | string | the position and reason of each queued deploy, by deploy id, JSON | 15 s |
 
 ## Data
@@ -247,7 +244,7 @@ BACKED_UP = frozenset(
         ),
         *("inference", "request-log", "spend", "spend-by-user", "spend-of-deleted", "usage"),
         *("notices", "outcomes", "previous-secret", "uninvited", "webhook"),
-        *("builds", "certified-names", "claims", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
+        *("builds", "certified-names", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
         *("hooks-used", "serving", "site"),
         *("data", "data-deleted", "data-snapshots"),
         *(
@@ -285,7 +282,7 @@ LEFT_OUT = frozenset(
         *("window", "{provider}"),
         *("awaited", "dead", "deliveries", "emitted", "events", "mails", "noticed", "notices-on", "redelivered"),
         *("invitation-mails", "invitations-on"),
-        *("answers", "build-positions", "deploy-log", "{builds}", "{sites}"),
+        *("answer", "build-positions", "deploy-log", "{builds}", "{sites}"),
         *("data-answer", "data-commands", "data-snapshots-made"),
         "crashes",
         *("layout", "layout-lock", "worker", "write-check", "{ops}"),
@@ -420,12 +417,12 @@ data_commands_key = keys_of_partition("data-commands")
 # -- deploys ---------------------------------------------------------------------------------------------------
 
 BUILD_POSITIONS_KEY = "build-positions"
-HOSTS_KEY = "{sites}:hosts"
 APPS_FOLDER_KEY = "{sites}:folder"
-LEASES_KEY = "{sites}:leases"
 ENGINE_KEY = "{sites}:engine"
 PODS_KEY = "{sites}:pods"
 REPORTS_KEY = "{sites}:reports"
+FORMER_HOSTS_KEYS = ("{sites}:hosts", "{sites}:leases")  # of layout 1, as the next one
+former_claims_key = keys_of_partition("claims")
 
 hook_key = keys_of_all("hook")
 
@@ -439,12 +436,11 @@ site_key = keys_in_account("site")
 deploy_key = keys_in_account("deploy")
 deploy_log_key = keys_in_account("deploy-log")
 serving_key = keys_in_account("serving")
-answers_key = keys_in_account("answers")
+answer_key = keys_in_account("answer")
 
 site_prefix = keys_of_partition("site")
 deploy_prefix = keys_of_partition("deploy")
 served_apps_key = keys_of_partition("serving")
-claims_key = keys_of_partition("claims")
 failed_deploys_key = keys_of_partition("builds:failed")
 ended_deploys_key = keys_of_partition("builds:ended")  # `queue_deploy.lua` appends it to the key of the builds
 

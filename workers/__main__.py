@@ -21,10 +21,10 @@ from gateway import log
 from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.loops import freeze_heap, ignore_late_lookups
-from gateway.operations.layout import EXIT_CODE, LayoutFault, prepare_data, upgrade_redis
+from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
-from gateway.settings import BadSettings, Settings, load
+from gateway.settings import BadSettings, Settings, find_gone, load
 from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
 from workers.builds import builder
@@ -61,7 +61,7 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
 async def run_workers(settings: Settings, names: list[str], child: BaseProcess | None) -> None:
     """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it.
 
-    Raises LayoutFault.
+    Raises CannotRun.
     """
     ignore_late_lookups()
     with contextlib.suppress(BackboneUnavailable):  # `wait_for_redis` logs it
@@ -127,6 +127,8 @@ def main(names: list[str], *, restart: bool = False) -> int:
     if unknown:
         print(f"There is no worker {unknown[0]!r}. Choose from: {', '.join(WORKERS)}.", file=sys.stderr)
         return 2
+    for sentence in find_gone():
+        print(sentence, file=sys.stderr)
     try:
         settings = load()
         names = combine_names(settings, names or list(WORKERS))
@@ -149,7 +151,7 @@ def _run(settings: Settings, names: list[str], child: BaseProcess | None = None)
     tracing.start("capsule-workers")
     try:
         uvloop.run(run_workers(settings, names, child))
-    except LayoutFault as fault:
+    except CannotRun as fault:
         print(fault, file=sys.stderr)
         return EXIT_CODE
     finally:

@@ -8,8 +8,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from gateway.cancellation import finish_despite_cancellation
+from gateway.operations.layout import EXIT_CODE, CannotRun
 
-STOP_SECONDS = 60.0  # in which a child process must end; a host that stops gives up its apps first
+STOP_SECONDS = 60.0  # in which a child process must end; a host that stops keeps its apps' data first
 
 
 def start_child(work: Callable[..., object], *args: Any) -> BaseProcess:
@@ -21,11 +22,14 @@ def start_child(work: Callable[..., object], *args: Any) -> BaseProcess:
 
 
 async def keep_child(child: BaseProcess) -> NoReturn:
-    """Stops the child when canceled. Raises RuntimeError when it ends by itself."""
+    """Stops the child when canceled. Raises RuntimeError when it ends by itself, or CannotRun if it cannot run here."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(child.sentinel, ended.set)
     try:
         await ended.wait()
+        await asyncio.to_thread(child.join)
+        if child.exitcode == EXIT_CODE:
+            raise CannotRun("The other workers of this process end with `sites`, which cannot run here.")
         raise RuntimeError("a child process ended unexpectedly; its log has the reason")
     finally:
         loop.remove_reader(child.sentinel)

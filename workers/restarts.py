@@ -5,8 +5,8 @@ next ones adopt it. When the container stops, this process stops Caddy after the
 on.
 
 Failure policy: a process that ends soon after its start is started again after a pause, so that a fault in every start
-does not exhaust the machine. If the first one exits with an error soon after its start, or any one cannot use the data
-(`gateway/operations/layout.py`), the service cannot start, and this process exits with its code.
+does not exhaust the machine. If the first one exits with an error soon after its start, or any one cannot run here
+(`CannotRun`), the service cannot start, and this process exits with its code.
 """
 
 import asyncio

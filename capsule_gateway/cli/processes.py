@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from capsule_gateway.cli.service import ServiceRefusal
-from gateway.settings import BadSettings, Settings, load
+from gateway.settings import BadSettings, Settings, find_gone, load
 
 if TYPE_CHECKING:
     import httpx
@@ -112,7 +112,7 @@ def worker(names: tuple[str, ...], check: bool, restart: bool) -> None:
     \b
     webhooks   delivers events
     deploys    builds apps; without GATEWAY_STORAGE_URL it serves them too
-    sites      serves the hosted apps, on any number of hosts
+    sites      serves the hosted apps, on one host or in a Kubernetes cluster
     monitors   probes apps, checks certificates, ends abandoned reservations
     """
     chosen = list(names or WORKERS)
@@ -138,6 +138,8 @@ def load_settings() -> Settings:
     import structlog
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    for sentence in find_gone():
+        click.echo(f"capsule: {sentence}", err=True)
     try:
         return load()
     except BadSettings as error:

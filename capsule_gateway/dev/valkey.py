@@ -6,7 +6,7 @@ from pathlib import Path
 import redis.asyncio
 
 from capsule_gateway.dev.children import StartFailed
-from gateway.keys import APPS_FOLDER_KEY
+from gateway.keys import APPS_FOLDER_KEY, ENGINE_KEY
 
 
 def command(port: int, folder: Path) -> list[str]:
@@ -35,9 +35,9 @@ def _find_binary() -> str:
 
 
 async def forget_folder(url: str) -> None:
-    """Forgets where the apps were at the last start, so that the workers may use any data folder."""
+    """Forgets where the apps were at the last start, and what served them, so that any data folder may be used."""
     async with redis.asyncio.Redis.from_url(url) as client:
-        await client.delete(APPS_FOLDER_KEY)
+        await client.delete(APPS_FOLDER_KEY, ENGINE_KEY)
 
 
 async def is_ready(url: str) -> bool:

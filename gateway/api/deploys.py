@@ -80,7 +80,6 @@ class DeployView(msgspec.Struct, kw_only=True):
     error: str | msgspec.UnsetType = msgspec.UNSET
     warning: str | msgspec.UnsetType = msgspec.UNSET  # what its source lacks
     release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
-    dataAt: Time | msgspec.UnsetType = msgspec.UNSET  # the time of the data that a host has taken over from a dead one
     # Only for queued deploys.
     position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
     waitsFor: str | msgspec.UnsetType = msgspec.UNSET

@@ -125,7 +125,7 @@ class DataCommands:
     # -- for hosts -------------------------------------------------------------------------------------------
 
     async def list_commands(self) -> list[DataCommand]:
-        """Returns the commands to all hosts, oldest first."""
+        """Returns the commands of all accounts, oldest first."""
         found = await self._store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.hvals(data_commands_key(tag)))
         commands = [msgspec.json.decode(record, type=DataCommand) for records in found for record in records]
         return sorted(commands, key=lambda command: command.id)

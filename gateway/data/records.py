@@ -28,8 +28,8 @@ DELETED_SECONDS = 7 * 86_400  # that the snapshots of a deleted app are kept
 FOLDER, SUFFIX = "data/", ".tar.gz"  # in the storage
 
 DataState = Literal["running", "asleep", "restoring", "full", "none"]
-Reason = Literal["deploy", "daily", "manual", "restore", "clear", "backup"]
-KEPT: dict[Reason, int] = {"deploy": 5, "daily": 7, "manual": 5, "restore": 2, "clear": 2, "backup": 1}
+Reason = Literal["deploy", "daily", "manual", "restore", "clear", "backup", "stop"]
+KEPT: dict[Reason, int] = {"deploy": 5, "daily": 7, "manual": 5, "restore": 2, "clear": 2, "backup": 1, "stop": 1}
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,6 +89,11 @@ class DataRecords:
         """Returns the snapshots, newest first."""
         records = await self._store.client.hvals(data_snapshots_key(account_id, app_id))
         return _newest_first(msgspec.json.decode(record, type=Snapshot) for record in records)
+
+    async def find_newest(self, apps: Sequence[tuple[str, str]]) -> list[str]:
+        """Returns the id of the newest snapshot of each app, by account and app; '' for none."""
+        found = await self._store.read_each(apps, lambda pipe, each: pipe.hkeys(data_snapshots_key(*each)))
+        return [max(ids, default="") for ids in found]
 
     async def add_snapshot(self, account_id: str, app_id: str, snapshot: Snapshot) -> list[str]:
         """Records a snapshot. Returns the ids of those that it replaces, which are no longer recorded."""

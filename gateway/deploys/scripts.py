@@ -1,6 +1,5 @@
 """The scripts that queue deploys, move them from state to state, schedule builds, and set what hosts serve."""
 
-import secrets
 from collections.abc import Mapping
 from typing import Literal
 
@@ -10,10 +9,7 @@ from gateway.events.records import QueuedEvent, flatten_event
 from gateway.keys import (
     APPS_FOLDER_KEY,
     ENGINE_KEY,
-    HOSTS_KEY,
-    LEASES_KEY,
     build_queue_keys,
-    claims_key,
     deploy_key,
     deploy_prefix,
     deploys_key,
@@ -33,11 +29,8 @@ from gateway.redis.client import Script, Store, flatten
 
 _QUEUE_DEPLOY = Script("deploys/queue_deploy", durable=True)
 _ADVANCE_DEPLOY = Script("deploys/advance_deploy", durable=True)
-_HEARTBEAT_HOST = Script("deploys/heartbeat_host")
 _HOLD_ENGINE = Script("deploys/hold_engine")
 _SET_SERVING = Script("deploys/set_serving", durable=True)
-_RENEW_LEASE = Script("deploys/renew_lease")
-_SET_CLAIM = Script("deploys/set_claim", durable=True)
 _SCHEDULE_BUILDS = Script("deploys/schedule_builds")
 
 
@@ -131,20 +124,14 @@ async def advance_deploy(store: Store, transition: Transition) -> bool:
     return bool(reply)
 
 
-async def heartbeat_host(store: Store, host: str, lifetime: int, folder: str, kept: int) -> list[str] | None:
-    """Records a host's heartbeat ('' for none); returns the hosts with a heartbeat in the last `lifetime` ms.
+async def hold_engine(store: Store, holder: str, lifetime: int, folder: str, kept: int) -> str:
+    """Takes or renews the lease of what serves the apps, for `lifetime` ms (0 ends it). Returns who holds it now.
 
-    Returns None if the apps are in another data folder than `folder` ('' for shared storage). `kept`: the seconds for
-    which Redis remembers the folder.
+    '' means nobody: if the lease was not to end, the apps are in another data folder than `folder` ('' for shared
+    storage). `kept`: the seconds for which Redis remembers the folder.
     """
-    script_keys = [HOSTS_KEY, APPS_FOLDER_KEY]
-    accepted, *hosts = await store.run_script(_HEARTBEAT_HOST, script_keys, host, lifetime, folder, kept)
-    return hosts if accepted == 1 else None
-
-
-async def hold_engine(store: Store, worker: str, lifetime: int) -> bool:
-    """Takes or renews the lease on the cluster for `lifetime` ms (0 ends it). Returns whether the worker holds it."""
-    return bool(await store.run_script(_HOLD_ENGINE, [ENGINE_KEY], worker, lifetime))
+    keys = [ENGINE_KEY, APPS_FOLDER_KEY]
+    return str(await store.run_script(_HOLD_ENGINE, keys, holder, lifetime, folder, kept))
 
 
 async def set_serving(
@@ -154,18 +141,6 @@ async def set_serving(
     script_keys = [deploy_key(account, deploy), serving_key(account, app)]
     script_keys.append(served_apps_key(partition_tag(account)))
     return bool(await store.run_script(_SET_SERVING, script_keys, state, app, address, before, after))
-
-
-async def renew_lease(store: Store, host: str, lease: str, kept: int) -> dict[str, str]:
-    """Sets the lease of a host ('' ends it). Returns all leases, except those not renewed for `kept` ms."""
-    found = await store.run_script(_RENEW_LEASE, [LEASES_KEY], host, lease, kept)
-    return dict(zip(found[::2], found[1::2], strict=True))
-
-
-async def set_claim(store: Store, account: str, app: str, before: str, after: str) -> bool:
-    """Sets the claim on an app ('' removes it). Returns False if the claim is not `before` ('' for none)."""
-    args = (app, before, after, secrets.token_hex(8))
-    return bool(await store.run_script(_SET_CLAIM, [claims_key(partition_tag(account))], *args))
 
 
 async def schedule_builds(

@@ -1,21 +1,22 @@
-"""The serving records in Redis: one record per address of an app, and the hosts' answers.
+"""The serving records in Redis: one record per address of an app, and the answer to its step.
 
-A builder writes the record of an address for each step of a deploy. Every host follows the records of all addresses and
-answers each step. A host that was away needs no history, because each record has the current step. One host is a
-cluster of one.
+A builder writes the record of an address for each step of a deploy. What serves the apps follows the records of all
+addresses and answers each step: a host, or a cluster's worker. If it was away, it needs no history, because each record
+has the current step.
 
-| step | action of a host |
+| step | action of what serves the apps |
 | --- | --- |
 | `check` | fetches the release, checks its digest, starts it and checks it; visitors still get `served` |
 | `canary` | serves the release, and requests `/` at the public address repeatedly |
 | `live` | serves the release, and stops and prunes the releases that it replaced |
 | `undo` | serves `served` again, and removes the release |
 
-One host runs the start command of a live address. Only that host starts it and checks it in these steps.
+One engine serves at a time. It holds a lease in Redis, and others stand by or end (`workers/hosting/engine_lease.py`).
 
-All hosts read the releases from one storage. Without shared storage, it is the data folder of one host. Redis then
-remembers the id of this folder for a week after its last heartbeat. A host or a builder with another data folder, such
-as an empty one on a new machine, stands by: it does not have the apps, and visitors could not reach what it serves.
+It reads the releases from the storage. Without shared storage, that is the data folder of one host. Redis then
+remembers the id of this folder for a week after the last renewal of the lease. A host or a builder with another data
+folder, such as an empty one on a new machine, stands by: it does not have the apps, and visitors could not reach what
+it serves.
 """
 
 import secrets
@@ -30,10 +31,10 @@ from gateway.deploys.release import Release
 from gateway.deploys.states import StaleDeploy
 from gateway.keys import (
     APPS_FOLDER_KEY,
-    HOSTS_KEY,
+    ENGINE_KEY,
     PARTITION_TAGS,
     REPORTS_KEY,
-    answers_key,
+    answer_key,
     partition_tag,
     served_apps_key,
     serving_key,
@@ -44,9 +45,9 @@ from gateway.redis.client import Store
 logger = structlog.get_logger()
 
 REPORT_SECONDS = 90  # that a host's report counts
-HOST_LIFETIME_SECONDS = 15.0  # without a heartbeat, after which a host does not count
-FOLDER_SECONDS = 7 * 86_400  # after the last heartbeat, in which Redis remembers the folder that holds the apps
-ANSWER_SECONDS = 3_600  # that answers are kept
+LEASE_SECONDS = 15.0  # without a renewal, after which another engine may serve the apps
+FOLDER_SECONDS = 7 * 86_400  # after the last renewal, in which Redis remembers the folder that holds the apps
+ANSWER_SECONDS = 3_600  # that an answer is kept
 BATCH_RECORDS = 100  # read in one round trip
 ELSEWHERE = (
     "the apps are in another data folder, so this worker stands by; if that folder no longer exists, delete the key "
@@ -57,7 +58,7 @@ Step = Literal["check", "canary", "live", "undo"]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The record of an address: the current step, and the releases that a host may need."""
+    """The record of an address: the current step, and the releases that may be needed."""
 
     account: str
     app: str  # id
@@ -66,7 +67,7 @@ class Wanted(msgspec.Struct, frozen=True):
     deploy: str
     served: str = ""  # the deploy that was served before; empty for none
     releases: dict[str, Release] = {}  # all kept releases, by deploy
-    token: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))  # identifies this step; answers repeat it
+    token: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))  # identifies this step, for the answer
 
     @property
     def serves(self) -> str:
@@ -75,21 +76,27 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> bool:
-        """Whether this is a live address with a start command now, so that one host has to run it."""
+        """Whether this is a live address with a start command now."""
         deploys = {"live": [self.deploy], "undo": [self.served]}.get(self.step, [self.deploy, self.served])
         return self.address == "live" and any(self.releases[name].runs for name in deploys if name in self.releases)
 
 
-class HostAnswer(msgspec.Struct, frozen=True):
-    """A host's answer to a step."""
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds the lease of what serves the apps."""
+
+    id: str  # of a host's data folder, or of a cluster's worker
+    name: str  # for operators
+
+
+class StepAnswer(msgspec.Struct, frozen=True):
+    """The answer to a step."""
 
     token: str
     ok: bool
     reason: str = ""
-    served: bool = False  # whether visitors got the release before this host failed, in the canary
+    served: bool = False  # whether visitors got the release before it failed, in the canary
     good_probes: int = 0  # in the canary so far
     output: list[str] = []  # the last lines of a start command
-    runs: bool = False  # whether this host runs the start command, if there is one
 
 
 class HostReport(msgspec.Struct, frozen=True):
@@ -156,23 +163,28 @@ class Records:
                 yield [wanted for texts in found for text in texts if (wanted := _read_wanted(text)) is not None]
                 seen[tag] = float(batch[-1][1])
 
-    # -- hosts -----------------------------------------------------------------------------------------------
+    # -- what serves the apps --------------------------------------------------------------------------------
 
-    async def send_heartbeat(self, host: str) -> bool:
-        """Counts the host for a while. Returns False, and does not count it, if the apps are in another data folder."""
-        return await self._heartbeat(host) is not None
+    async def hold_engine(self, holder: Holder) -> Holder | None:
+        """Takes or renews the lease. Returns who holds it now; None if the apps are in another data folder."""
+        return await self._hold(holder, LEASE_SECONDS)
 
-    async def list_hosts(self) -> list[str] | None:
-        """Lists the hosts that have a heartbeat. Returns None if the apps are in another data folder."""
-        return await self._heartbeat("")
+    async def leave_engine(self, holder: Holder) -> None:
+        """Ends the lease, if the caller holds it."""
+        await self._hold(holder, 0)
 
-    async def _heartbeat(self, host: str) -> list[str] | None:
-        lifetime = round(HOST_LIFETIME_SECONDS * 1000)
-        return await scripts.heartbeat_host(self._store, host, lifetime, self._folder, FOLDER_SECONDS)
+    async def _hold(self, holder: Holder, seconds: float) -> Holder | None:
+        text = msgspec.json.encode(holder).decode()
+        found = await scripts.hold_engine(self._store, text, round(seconds * 1000), self._folder, FOLDER_SECONDS)
+        return msgspec.json.decode(found, type=Holder) if found else None
 
-    async def leave(self, host: str) -> None:
-        """Ends the heartbeat of a host that stops."""
-        await self._store.client.zrem(HOSTS_KEY, host)
+    async def has_engine(self) -> bool:
+        """Returns whether something serves the apps."""
+        return bool(await self._store.client.exists(ENGINE_KEY))
+
+    async def is_elsewhere(self) -> bool:
+        """Returns whether the apps are in another data folder."""
+        return bool(self._folder) and await self._store.get(APPS_FOLDER_KEY) not in (None, self._folder)
 
     async def write_report(self, host: str, report: HostReport) -> None:
         async with self._store.client.pipeline(transaction=False) as pipeline:
@@ -188,18 +200,15 @@ class Records:
             await self._store.client.hdel(REPORTS_KEY, *old)
         return [report for host, report in reports.items() if host not in old]
 
-    async def write_answer(self, wanted: Wanted, host: str, answer: HostAnswer) -> None:
-        key = answers_key(wanted.account, wanted.deploy)
-        async with self._store.client.pipeline(transaction=False) as pipeline:
-            pipeline.hset(key, host, msgspec.json.encode(answer))
-            pipeline.expire(key, ANSWER_SECONDS)
-            await pipeline.execute()
+    async def write_answer(self, wanted: Wanted, answer: StepAnswer) -> None:
+        text = msgspec.json.encode(answer).decode()
+        await self._store.client.set(answer_key(wanted.account, wanted.deploy), text, ex=ANSWER_SECONDS)
 
-    async def read_answers(self, wanted: Wanted) -> dict[str, HostAnswer]:
-        """Reads the answers to this step, by host."""
-        found = await self._store.client.hgetall(answers_key(wanted.account, wanted.deploy))
-        answers = {host: msgspec.json.decode(text, type=HostAnswer) for host, text in found.items()}
-        return {host: answer for host, answer in answers.items() if answer.token == wanted.token}
+    async def read_answer(self, wanted: Wanted) -> StepAnswer | None:
+        """Reads the answer to this step; None if there is none yet."""
+        found = await self._store.get(answer_key(wanted.account, wanted.deploy))
+        answer = msgspec.json.decode(found, type=StepAnswer) if found else None
+        return answer if answer is not None and answer.token == wanted.token else None
 
 
 def _read_wanted(text: str) -> Wanted | None:

@@ -125,7 +125,6 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     durationMs: int | None = None
     url: str | None = None
     error: str | None = None
-    dataAt: str | None = None  # the time of the app's data when another host took over from one that died
 
 
 class Deploys:
@@ -480,13 +479,6 @@ class Deploys:
 
     async def record_archive(self, deploy: Deploy, digest: str, size: int) -> Deploy:
         return await self._move(deploy, state=deploy.state, digest=digest, size=str(size))
-
-    async def record_data_time(self, account_id: str, app_id: str, at: str) -> None:
-        """Records in the app's live deploy the time of the data with which another host has continued."""
-        live = await self._store.client.hget(site_key(account_id, app_id), "live")
-        deploy = await self.get(live, account_id) if live else None
-        if deploy is not None:
-            await self._move(deploy, state=deploy.state, dataAt=at)
 
     async def advance(self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "") -> Deploy:
         """Records the result of a phase. Raises RequestMalformed when the deploy is not in that phase."""

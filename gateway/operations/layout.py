@@ -24,14 +24,14 @@ import structlog
 
 from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.errors import StorageUnavailable
-from gateway.keys import LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key
+from gateway.keys import FORMER_HOSTS_KEYS, LAYOUT_KEY, LAYOUT_LOCK_KEY, PARTITION_TAGS, accounts_key, former_claims_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import FolderStorage, Storage, find_folder_fault, open_storage, read_object
 
 logger = structlog.get_logger()
 
-EXIT_CODE = 78  # of a process that cannot use the data (EX_CONFIG of sysexits.h)
+EXIT_CODE = 78  # of a process that cannot run with its settings and these data (EX_CONFIG of sysexits.h)
 NAME = "layout"  # of the object in the storage
 NUMBER_BYTES = 100  # at most, of that object
 LOCK_SECONDS = 30.0  # after the death of the process that runs the steps, until another one continues
@@ -41,8 +41,12 @@ WAIT_SECONDS = 1_800.0  # that a process waits for the one that runs the steps
 KEPT = ("sources/", "archives/", "logs/")  # folders of the storage that a service in use fills
 
 
-class LayoutFault(Exception):
-    """This version cannot use the data. The message is a sentence for the operator."""
+class CannotRun(Exception):
+    """The process cannot run here, and ends with `EXIT_CODE`. The message is a sentence for the operator."""
+
+
+class LayoutFault(CannotRun):
+    """This version cannot use the data."""
 
 
 class Step(NamedTuple):
@@ -52,7 +56,13 @@ class Step(NamedTuple):
     storage: Callable[[Storage], Awaitable[None]] | None = None
 
 
-STEPS: Sequence[Step] = ()  # the first one leads from layout 1 to 2
+async def remove_hosts(store: Store) -> None:
+    """Removes what several hosts that serve apps had in Redis: one engine serves them now, under one lease."""
+    await store.client.delete(*FORMER_HOSTS_KEYS)
+    await store.read_each(PARTITION_TAGS, lambda pipe, tag: pipe.delete(former_claims_key(tag)))
+
+
+STEPS: Sequence[Step] = (Step(redis=remove_hosts),)  # the first one leads from layout 1 to 2
 LAYOUT = 1 + len(STEPS)
 
 Work = Callable[[], Awaitable[None]]

@@ -36,7 +36,7 @@ from gateway.keys import (
     PARTITION_TAGS,
     account_key,
     accounts_key,
-    answers_key,
+    answer_key,
     api_keys_key,
     app_window_key,
     audit_key,
@@ -255,7 +255,7 @@ class Leaving:
         tag = partition_tag(account_id)
         for deploy in await self._deploys.list(account_id, None, MAX_LISTED):
             await self._storage.delete([f"logs/{deploy.createdAt[:10]}/{deploy.id}.gz"])
-            keys = [make(account_id, deploy.id) for make in (deploy_key, deploy_log_key, answers_key)]
+            keys = [make(account_id, deploy.id) for make in (deploy_key, deploy_log_key, answer_key)]
             await self._store.client.delete(*keys)
             await self._store.client.zrem(failed_deploys_key(tag), f"{account_id} {deploy.id}")
 

@@ -123,8 +123,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     )
     apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
     trusted_proxies: str = "private"  # or networks in CIDR, or "off": in front of Caddy, if it gets no certificates
-    host_address: str = ""  # host:port where other hosts reach Caddy; empty: derived from apps_listen
-    app_data_sync: float = 60  # seconds between two copies of an app's data to the shared storage
     keep_serving: bool = True  # whether Caddy keeps serving when the worker `sites` is stopped
     upstream: str = ""  # host:port or unix/path of the gateway, if Caddy serves the API and the pages too
 

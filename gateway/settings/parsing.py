@@ -26,6 +26,23 @@ class BadSettings(Exception):
     """The message has one line for each variable that is wrong."""
 
 
+# Settings of earlier versions, and what holds instead.
+GONE = {
+    "GATEWAY_APPS_SERVER": "Caddy serves the apps.",
+    **dict.fromkeys(
+        ("GATEWAY_APPS_HOST", "GATEWAY_HOST_ADDRESS"),
+        "One host serves all apps; beyond one machine Kubernetes does (docs/kubernetes.md).",
+    ),
+    "GATEWAY_APP_DATA_SYNC": "One host has the data of the apps, whose `sites` worker keeps snapshots.",
+}
+
+
+def find_gone(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> list[str]:
+    """Returns a sentence for each setting of an earlier version that is still set."""
+    environ = read_environment(env_file) if environ is None else environ
+    return [f"{name} is gone: {why} Unset it." for name, why in GONE.items() if environ.get(name, "").strip()]
+
+
 def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Settings:
     """Raises BadSettings with one line for each variable that is wrong."""
     if environ is None:
@@ -281,7 +298,6 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "apps_engine": _choice_reader("local", "kubernetes"),
     "apps_listen": addresses.read_host_port,
     "trusted_proxies": addresses.read_trusted_proxies,
-    "host_address": addresses.read_host_port,
     "upstream": addresses.read_upstream,
     "log_level": _choice_reader("debug", "info", "warning", "error"),
     "log_format": _choice_reader("json", "text"),

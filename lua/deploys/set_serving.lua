@@ -1,4 +1,4 @@
--- set_serving.lua: sets what the hosts serve at one address of an app.
+-- set_serving.lua: sets what is served at one address of an app.
 --
 -- A builder that was paused until another builder took over its deploy must not change anything: by then the deploy is in
 -- another state, or the address's record is no longer the one that the builder read.

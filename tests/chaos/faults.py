@@ -21,7 +21,6 @@ from tests.support.s3_server import S3Server
 
 OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over", "step clock"}
 CLOCK_SECONDS = 30  # the largest step of a clock
-PAUSE_SECONDS = 25  # of a host; another one takes its apps over after 15
 
 
 class CannotHappen(Exception):
@@ -68,8 +67,6 @@ class Faults:
         match family:
             case "gateway" | "worker":
                 injecting = self._inject_process_fault(fault, family)
-            case "host":
-                injecting = self._inject_host_fault(fault)
             case "provider" | "receiver":
                 injecting = self._inject_link_fault(fault, family)
             case "storage":
@@ -97,22 +94,6 @@ class Faults:
         try:
             yield injection
             await asyncio.sleep(fault.seconds)
-        finally:
-            process.thaw()
-
-    @contextlib.asynccontextmanager
-    async def _inject_host_fault(self, fault: Fault) -> AsyncIterator[Injection]:
-        """Pauses a host that serves apps for so long that others take its apps over, or stops it cleanly."""
-        hosts = self._fleet.find_by_kind("sites")
-        process = hosts[fault.chance % len(hosts)]
-        if fault.kind == "leave host":
-            process.terminate()
-            yield Injection(fault, process.name, time.monotonic(), process=process.name)
-            return
-        process.freeze()
-        try:
-            yield Injection(fault, process.name, time.monotonic())
-            await asyncio.sleep(PAUSE_SECONDS)
         finally:
             process.thaw()
 

@@ -26,12 +26,10 @@ FAMILIES = {
         "fill disk",
         "step clock",
     ),
-    "host": ("pause host", "leave host"),
     "network": ("cut provider", "slow provider", "cut receiver", "slow receiver", "stop storage"),
 }
-WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "host": 3, "network": 2}
-# Kinds that need S3, where each worker has its own data folder.
-NEED_S3 = frozenset({"stop storage", "pause host", "leave host"})
+WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "network": 2}
+NEED_S3 = frozenset({"stop storage"})
 
 
 @dataclass(frozen=True)

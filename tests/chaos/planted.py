@@ -175,13 +175,6 @@ def _log_content() -> None:
     users.Users.verify = verify_and_print
 
 
-def _take_over_early() -> None:
-    """Takes the apps of another host over before that host must have stopped them. Needs `--s3`."""
-    from workers.hosting import leases
-
-    leases.TAKEOVER_SECONDS = 3.0
-
-
 PLANTS = {
     "drop text": Plant(_drop_text, "with another text"),
     "mix streams": Plant(_mix_streams, "with another text"),
@@ -192,7 +185,6 @@ PLANTS = {
     "record first": Plant(_record_first, "was lost"),
     "send twice": Plant(_send_twice, "came twice within"),
     "sign wrongly": Plant(_sign_wrongly, "with a wrong signature"),
-    "take over early": Plant(_take_over_early, "two hosts run it at once"),
     "fail health": Plant(_fail_health, "no fault explains it"),
     "serve nothing new": Plant(_serve_nothing_new, "is live, and host"),
     "log content": Plant(_log_content, "a user's token"),

@@ -172,25 +172,6 @@ class Population:
             ],
         )
 
-    async def publish_counter(self, app: str, source: bytes) -> None:
-        """Creates an app that counts, and waits until it is live."""
-        account = await self.create_account("max", apps=0)
-        fields = {"account": account.id, "build": {"start": "exec python3 app.py"}}
-        await self._call_until_done("PUT", f"/platform/apps/{app}", self._operator, json=fields)
-        while True:
-            path = f"/account/apps/{app}/source"
-            deploy = (await self._call_until_done("PUT", path, account.key, data=source))["deployId"]
-            async with asyncio.timeout(180):
-                while True:
-                    row = await self._call_until_done("GET", f"/account/deploys/{deploy}", account.key)
-                    if row["state"] == "live":
-                        return
-                    if row["state"] in ("failed", "canceled"):
-                        break
-                    await asyncio.sleep(0.5)
-
-    # -- events and deploys ----------------------------------------------------------------------------------
-
     async def emit_events(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:

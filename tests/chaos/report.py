@@ -23,12 +23,6 @@ def _measure_outage(spans: list[tuple[float, float]], fault: Disturbance) -> flo
     return max(end for _, end in met) - min(begin for begin, _ in met) if met else 0.0
 
 
-def _count(run: Run) -> str:
-    ledgers = run.counters.ledgers
-    counted, runs, lost = (sum(getattr(each, name) for each in ledgers) for name in ("count", "moves", "lost"))
-    return f"{counted:,} by {len(ledgers)} apps, which moved or restarted {runs} times and lost {lost}"
-
-
 def render_table(run: Run) -> str:
     checker, population = run.checker, run.population
     head = "fault", "times", "Redis away p50", "p99", "callers refused p50", "p99", "recovery p50", "p99"
@@ -68,7 +62,6 @@ def render_table(run: Run) -> str:
         "events that were lost, came more than once": f"{checker.lost_events:,}, {checker.duplicates:,}",
         "deploys": f"{len(population.deploys):,}",
         **{f"deploys failed: {error}": f"{count:,}" for error, count in checker.failed_deploys.most_common()},
-        **({"counts of apps on several hosts": _count(run)} if options.s3 else {}),
         "violations": f"{len(checker.violations):,}",
     }
     lines = [f"| {' | '.join(row)} |" for row in rows]

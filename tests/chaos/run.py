@@ -24,7 +24,6 @@ from gateway.cancellation import end_if_canceled
 from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
-from tests.chaos.counters import LOST_SECONDS, SYNC_SECONDS, Counters
 from tests.chaos.faults import CannotHappen, Faults, Injection
 from tests.chaos.nodes import TOPOLOGIES, Servers
 from tests.chaos.plan import NEED_S3, Fault, Step, plan_steps
@@ -45,7 +44,6 @@ SMALL = {
 SMALL_DEPLOYS = {"workers.builds.engine.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE_MS": 5_000}
 STREAM_SECONDS = 15  # timeout of a stream; a lease is 60 s longer
 PROBE_APPS = 12  # that the run probes in each shard
-COUNTERS = 3  # apps that count in SQLite, with S3, where each host has its own data folder
 HEARTBEAT_INTERVAL_SECONDS = 5.0
 
 
@@ -69,7 +67,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        """The workers of each kind. A `deploys` and a `sites` worker share a host with a data folder."""
+        """The workers of each kind, except for `sites`: one host serves the apps."""
         return 1 if self.small and not self.s3 else 2
 
     @property
@@ -98,7 +96,7 @@ class Run:
         self._outside_port = free_port()
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(options.gateways)}
         self._storage: S3Server | None = None
-        self._apps = [f"127.0.0.1:{free_port()}" for _ in range(options.workers)]
+        self._apps = f"127.0.0.1:{free_port()}"
         self._generation = 15.0  # seconds; a fault makes the spend of one or two generations inexact
         # With these limits, the hot apps of a generation reach their rate limit, and its capped accounts their cap.
         requests = options.rate * self._generation
@@ -133,14 +131,13 @@ class Run:
             "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
             "GATEWAY_CANARY": "1",
             "GATEWAY_PROBE_INTERVAL": "30",
-            "GATEWAY_APP_DATA_SYNC": str(SYNC_SECONDS),
             "GATEWAY_LOG_LEVEL": "info",
         }
 
     def _make_host_environment(self, number: int) -> dict[str, str]:
         return {
             "GATEWAY_DATA_DIR": str(self.folder / "data" / f"host-{number}"),
-            "GATEWAY_APPS_LISTEN": self._apps[(number - 1) % len(self._apps)],
+            "GATEWAY_APPS_LISTEN": self._apps,
         }
 
     def _start_service(self, servers: Servers) -> None:
@@ -155,7 +152,7 @@ class Run:
         for kind in (*WORKERS, "sites"):
             constants = {**SMALL, **(SMALL_DEPLOYS if kind == "deploys" else {})} if self.options.small else {}
             command = [*self._module_command("workers", constants), kind]
-            for number in range(1, self.options.workers + 1):
+            for number in range(1, 1 + (1 if kind == "sites" else self.options.workers)):
                 apart = self.options.workers if self.options.s3 and kind == "deploys" else 0
                 self.fleet.add(
                     f"{kind}-{number}", command, {**environment, **self._make_host_environment(number + apart)}, logs
@@ -231,12 +228,6 @@ class Run:
             len(await servers.find_primaries()), servers.find_shard, PROBE_APPS
         )
         self.recovery = recovery = Recovery(servers, gateways, callers)
-        folders = [self.folder / "data" / f"host-{number}" for number in range(1, self.options.workers + 1)]
-        # While the storage or Redis is broken, nothing is copied.
-        lost_seconds = LOST_SECONDS + 40 * self.options.scale
-        self.counters = Counters(self._apps, folders, self.options.seed, lost_seconds)
-        for _ in range(COUNTERS if self.options.s3 else 0):
-            await self.counters.add(population.publish_counter)
         first = await population.create_generation()
         arguments = (str(self.options.rate), str(self.options.seed), str(self.folder / "answers.jsonl"))
         with self._run_module("tests.chaos.load", *arguments) as load:
@@ -249,7 +240,6 @@ class Run:
                     recovery.watch(),
                     population.emit_events(),
                     population.publish_apps(),
-                    self.counters.run(),
                     self._replace_generations(load),
                     self._check_continuously(servers),
                 )
@@ -262,9 +252,7 @@ class Run:
                         task.result()
                         raise RuntimeError("a part of the run ended early")
                 await faulting
-                self.counters.end()
-                await background[3]
-                for task in (*background[1:3], background[4]):
+                for task in background[1:4]:
                     task.cancel()
                 load.stdin.close()
                 await asyncio.to_thread(load.wait, 60)
@@ -417,13 +405,10 @@ class Run:
         if not self.options.small:
             checker.check_exactness()
         await checker.check_events()
-        await checker.check_deploys(self._apps, patience=120 if self.options.small else 0)
+        await checker.check_deploys([self._apps], patience=120 if self.options.small else 0)
         for process in self.fleet.processes.values():
             checker.add_violations(process.ends)
         checker.add_violations(self.population.unexpected)
-        hosts = self.fleet.find_by_kind("sites")
-        await self.counters.check_end(lambda number: hosts[number].terminate())
-        checker.add_violations(self.counters.violations)
 
     async def _wait_until_none(self, count: Callable[[], Coroutine[Any, Any, int]], seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

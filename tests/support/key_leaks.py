@@ -27,7 +27,6 @@ KEPT = {
     r"\{p\d\d\}:serving(:|$)": "the deploys of an app on its hosts, until the app is deleted",
     r"\{p\d\d\}:data-snapshots:": "the snapshots of an app's data, until the app is deleted",
     r"\{p\d\d\}:data-deleted$": "one set per partition: each deletion leaves it after a week",
-    r"\{p\d\d\}:claims$": "one hash per partition: the hosts of apps with data, until the apps are deleted",
     r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",
     r"\{p\d\d\}:(apps|probes|certificates|domain-checks)$": "one set per partition: every app, until it is deleted",
     r"\{p\d\d\}:accounts$": "one set per partition: every account",

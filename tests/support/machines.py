@@ -1,4 +1,4 @@
-"""Several hosts on one Redis and one storage. Each has its own data folder and processes."""
+"""Machines with one Redis and one storage: one serves the apps, and others build. Each has its own data folder."""
 
 import asyncio
 import contextlib
@@ -18,23 +18,15 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import Worker
 
-# Short intervals, so that no test waits long for a takeover.
+# Short intervals, so that no test waits long.
 QUICK: dict[str, float] = {
     "gateway.storage.LONGEST_PAUSE_SECONDS": 0.5,
     "workers.builds.schedule.LEASE_MS": 6_000,
     "workers.builds.schedule.POLL_SECONDS": 0.1,
-    "gateway.deploys.serving.HOST_LIFETIME_SECONDS": 4.0,
-    "workers.hosting.host_agent.RENEWAL_SECONDS": 0.5,
-    "workers.hosting.host_agent.PAUSED_SECONDS": 3.0,
+    "gateway.deploys.serving.LEASE_SECONDS": 4.0,
+    "workers.hosting.engine_lease.RENEWAL_SECONDS": 0.5,
     "workers.hosting.host_agent.RESYNC_SECONDS": 1.0,
     "workers.hosting.host_agent.TIDY_SECONDS": 0.5,
-    "workers.hosting.leases.RENEWAL_SECONDS": 0.3,
-    "workers.hosting.leases.LEASE_SECONDS": 4.0,
-    "workers.hosting.leases.TAKEOVER_SECONDS": 6.0,
-    "workers.hosting.leases.STEADY_SECONDS": 1.0,
-    "workers.hosting.leases.PRESENT_SECONDS": 2.0,
-    "workers.hosting.ownership.CHECK_SECONDS": 0.2,
-    "workers.hosting.ownership.EXISTS_SECONDS": 1.0,
 }
 
 
@@ -46,11 +38,15 @@ class Machine:
         self.worker: Worker | None = None
 
     async def start(self, *names: str, **settings: str) -> Self:
-        settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
-        self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
-        if "sites" in names:
+        await self.launch(*names, **settings)
+        if self.worker is not None and "sites" in names:
             await self.worker.serving()
         return self
+
+    async def launch(self, *names: str, **settings: str) -> None:
+        """Starts the worker, which need not serve."""
+        settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
+        self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
 
     async def ask(self, app: str, method: str = "GET", path: str = "/", **headers: str) -> httpx.Response | None:
         """Sends a request to this host. Returns None if no response came."""
@@ -66,17 +62,14 @@ class Machine:
         return answer.text.strip() if answer.status_code == 200 else str(answer.status_code)
 
 
-async def until_served(machines: list[Machine], app: str, text: str, timeout: float = 10) -> None:
-    async def served() -> bool:
-        return [await machine.page(app) for machine in machines] == [text] * len(machines)
-
-    await wait_until(served, timeout)
+async def until_served(machine: Machine, app: str, text: str, timeout: float = 10) -> None:
+    await wait_until(lambda: machine.page(app), timeout, holds=lambda page: page == text)
 
 
-async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
-    """Starts hosts that serve, and one that builds."""
-    builder = Machine(host, "builder").start("deploys", **settings)
-    return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
+async def start(host: Host, **settings: str) -> Machine:
+    """Starts a machine that serves, and one that builds."""
+    machines = Machine(host, "one").start("sites", **settings), Machine(host, "builder").start("deploys", **settings)
+    return (await asyncio.gather(*machines))[0]
 
 
 @contextlib.asynccontextmanager

@@ -51,7 +51,7 @@ class Watch:
         self.limits = LIMITS
         self.vault: Vault | None = None
         self.sleeps_after: float | None = None  # seconds
-        self.trusted = self.shares_apps = False
+        self.trusted = False
         self._task: asyncio.Task[None] | None = None
 
     async def crashed(self, app: str, reason: str, code: int | None, lines: list[str]) -> None:
@@ -72,7 +72,6 @@ class Watch:
             self.limits,
             self.vault,
             self.find_sleep_limit,
-            shares_apps=self.shares_apps,
         )
         self._task = asyncio.create_task(watchdog.run())
 

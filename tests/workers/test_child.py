@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from workers.child import stop_with_parent
+from gateway.operations.layout import EXIT_CODE, CannotRun
+from workers.child import keep_child, start_child, stop_with_parent
 
 
 @pytest.mark.asyncio
@@ -21,3 +22,11 @@ async def test_the_end_of_the_parent_is_noticed_once(monkeypatch: pytest.MonkeyP
     await asyncio.wait_for(stopped.wait(), 5)
     assert not asyncio.get_running_loop().remove_reader(sentinel)
     os.close(sentinel)
+
+
+@pytest.mark.parametrize(("code", "error"), [(EXIT_CODE, CannotRun), (3, RuntimeError)])
+@pytest.mark.asyncio
+async def test_a_child_that_cannot_run_ends_its_parent_with_the_same_code(code: int, error: type[Exception]) -> None:
+    child = start_child(os._exit, code)
+    with pytest.raises(error):
+        await asyncio.wait_for(keep_child(child), 10)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.keys import HOSTS_KEY, worker_key
+from gateway.keys import ENGINE_KEY, worker_key
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
@@ -30,6 +30,6 @@ async def test_every_worker_trusts_the_configured_authority(tls: tuple[ssl.SSLCo
         async with Worker(f"rediss://127.0.0.1:{port}", tmp_path, *names, **settings) as worker:
             worker.tracebacks_allowed = True  # uvloop logs one if a TLS handshake is given up on a busy machine
             with server.client() as client:
-                await wait_until(lambda: client.zcard(HOSTS_KEY) == 1, 30)
+                await wait_until(lambda: client.exists(ENGINE_KEY), 30)
                 for group in ("webhooks", "monitors", "deploys"):
                     await wait_until(lambda group=group: client.keys(worker_key(group, "*")), 30)

@@ -29,8 +29,6 @@ from gateway.settings import Settings
 from workers.backup.scripts import KeyCopy, copy_keys
 from workers.backup.target import Lines, batched
 from workers.hosting.archives import archive_key
-from workers.hosting.claims import VERSION, Claim
-from workers.hosting.copies import copy_key
 
 KEYS_PER_CALL = 200  # that are copied in one step, in which Redis does nothing else
 KEYS_PER_WRITE = 200
@@ -127,10 +125,6 @@ def _find_objects(kind: str, copy: KeyCopy) -> Iterator[str]:
         for text in values:
             wanted = msgspec.json.decode(text, type=Wanted)
             yield from (archive_key(wanted.app, deploy) for deploy in wanted.releases if deploy == wanted.serves)
-    elif kind == "claims":
-        for name, text in zip(copy.values[::2], values, strict=True):
-            if name != VERSION and (claim := msgspec.json.decode(text, type=Claim)).copy is not None:
-                yield copy_key(claim.app, claim.copy.name)
     elif kind == "data-snapshots":
         app_id = copy.key.rpartition(":")[2]
         yield from (snapshot_key(app_id, msgspec.json.decode(text, type=Snapshot).id) for text in values)
@@ -187,7 +181,7 @@ def _try_to_revise(copy: KeyCopy) -> KeyCopy:
 
 def _revise(copy: KeyCopy) -> KeyCopy:
     kind = kind_of(copy.key)
-    if copy.kind != "hash" or kind not in ("spend", "spend-by-user", "deploy", "site", "serving", "claims"):
+    if copy.kind != "hash" or kind not in ("spend", "spend-by-user", "deploy", "site", "serving"):
         return copy
     fields = dict(zip(copy.values[::2], copy.values[1::2], strict=True))
     if kind in ("spend", "spend-by-user"):
@@ -198,8 +192,6 @@ def _revise(copy: KeyCopy) -> KeyCopy:
         fields = {name: value for name, value in fields.items() if not name.startswith("queued:")}
     elif kind == "serving":
         fields = dict(_end_steps(fields))
-    elif kind == "claims":
-        fields = {name: text if name == VERSION else _give_up(text) for name, text in fields.items()}
     return msgspec.structs.replace(copy, values=[part for pair in fields.items() for part in pair])
 
 
@@ -222,12 +214,6 @@ def _end_steps(fields: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             releases = {deploy: each for deploy, each in wanted.releases.items() if deploy != wanted.deploy}
             wanted = Wanted(wanted.account, wanted.app, wanted.address, "live", wanted.served, "", releases)
         yield name, msgspec.json.encode(wanted).decode()
-
-
-def _give_up(text: str) -> str:
-    """Returns the claim as one that its host has given up, so that any host can take it over."""
-    claim = msgspec.json.decode(text, type=Claim)
-    return msgspec.json.encode(msgspec.structs.replace(claim, session="")).decode()
 
 
 async def spend_today(store: Store, settings: Settings) -> None:

@@ -98,8 +98,7 @@ class Backup:
         if not self._vault.fingerprints() and any(kind_of(key) in SEALED for key in keys):
             raise BackupRefused("GATEWAY_ENCRYPTION_KEY is not set, but stored secrets need it: set it")
         await self._target.look()
-        if not self._settings.storage_url:
-            await self._make_snapshots(keys)
+        await self._make_snapshots(keys)
         known = await self._read_last()
         entries = await copy_files(self._storage, await list_objects(self._storage), known, self._target)
         for _ in range(ATTEMPTS):
@@ -193,7 +192,7 @@ class Backup:
         present = await list_objects(self._storage) if resumes else {}
         await restore_files(entries, self._target, self._storage, self._folder, present)
         await self._write_redis(manifest, keys)
-        if not manifest.shared:
+        if self._settings.apps_engine == "local":  # a cluster takes the snapshots itself
             await self._unpack_data()
         if spent_today:
             await spend_today(self._store, self._settings)

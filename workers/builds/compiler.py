@@ -1,7 +1,7 @@
 """Makes the release of a deploy on this machine: its source → the build command → the release → its archive.
 
 The files of the release are in the data folder (`Releases.built`) until the deploy ends. A host on this data folder
-links them. Other hosts fetch the archive from the storage.
+links them. Other machines fetch the archive from the storage.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,8 +1,7 @@
 """The steps of a deploy. The worker (`builder.py`) manages its states.
 
-The engine makes the release on this machine (`compiler.py`). For each further step it writes a record, which all hosts
-that serve apps follow (`workers/hosting/host_agent.py`). The step is over when every live host has answered. A host
-without a heartbeat for 15 seconds does not count. One host is a cluster of one.
+The engine makes the release on this machine (`compiler.py`). For each further step it writes a record, which what
+serves the apps follows and answers (`workers/hosting/host_agent.py`).
 
 The engine writes a step only while its deploy is in the state of the step. So a builder that was paused writes no steps
 after another builder has taken over. An external engine uses the operators' API instead.
@@ -23,7 +22,7 @@ from gateway.cancellation import run_in_thread
 from gateway.deploys.addresses import address
 from gateway.deploys.manifest import Manifest
 from gateway.deploys.release import Release
-from gateway.deploys.serving import ELSEWHERE, HostAnswer, Records, Step, Wanted
+from gateway.deploys.serving import ELSEWHERE, Records, Step, StepAnswer, Wanted
 from gateway.deploys.states import Deploy, DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.redis.client import Store, until_redis_answers
@@ -43,13 +42,12 @@ from workers.hosting.releases import (
 
 logger = structlog.get_logger()
 
-POLL_SECONDS, QUICK_POLL_SECONDS = 0.2, 0.05  # between reads of the hosts' answers; at first
-QUICK_SECONDS = 5.0  # in which most hosts answer
+POLL_SECONDS, QUICK_POLL_SECONDS = 0.2, 0.05  # between reads of the answer; at first
+QUICK_SECONDS = 5.0  # in which most steps are answered
 OUTAGE_SECONDS = 2.0  # that a read takes at most, unless Redis is unavailable
-STEP_SECONDS = 900.0  # in which all hosts must fetch and check a release; includes outages of the storage
-OWNER_SECONDS = 105.0  # in which a host must have taken an app with a start command, or taken it over
-NO_HOST_SECONDS = 15.0  # without any host, or without a host's first good probe, after which a deploy fails
-UNDO_SECONDS = 60.0  # that an `undo` waits for the hosts; a host that returns later undoes it before it serves
+STEP_SECONDS = 900.0  # in which a release must be fetched and checked; includes outages of the storage
+NO_HOST_SECONDS = 15.0  # without anything that serves apps, or without a first good probe, after which a deploy fails
+UNDO_SECONDS = 60.0  # that an `undo` waits for its answer; a host that returns later undoes it before it serves
 JOIN_SECONDS = 1.0  # between attempts to find the apps in this data folder
 PRUNE_SECONDS = 3_600.0  # between searches for archives that are no longer needed
 TIME_BYTES = 64  # at most, in the object that holds the time of an app's deletion
@@ -91,9 +89,9 @@ class Engine:
             yield folder
 
     async def _until_apps_are_here(self) -> None:
-        if await until_redis_answers(self._records.list_hosts) is None:
+        if await until_redis_answers(self._records.is_elsewhere):
             logger.warning("deploys.elsewhere", action=ELSEWHERE)
-        while await until_redis_answers(self._records.list_hosts) is None:  # noqa: ASYNC110
+        while await until_redis_answers(self._records.is_elsewhere):  # noqa: ASYNC110
             await asyncio.sleep(JOIN_SECONDS)
 
     # -- build -----------------------------------------------------------------------------------------------
@@ -132,23 +130,17 @@ class Engine:
         """Returns the record of the step, for `watch_canary`."""
         step: Step = "canary" if job.deploy.kind == "live" else "live"
         wanted = await self._write_step(job.deploy, step, state="checking")
-        answers = await self._until_answered(wanted, job, STEP_SECONDS)
-        if len(answers) > 1:
-            job.write_line(f"Served by {len(answers)} hosts")
+        await self._until_answered(wanted, job, STEP_SECONDS)
         return wanted
 
     async def watch_canary(self, job: Job, wanted: Wanted) -> None:
-        patience = self._settings.canary + (OWNER_SECONDS if wanted.runs else NO_HOST_SECONDS)
-        async for seconds, hosts, answers in self._follow_answers(wanted):
-            _require_success(hosts, answers, job)
-            counts = [answers[host].good_probes for host in hosts if host in answers]
-            complete = len(counts) == len(hosts) and all(counts) and _is_checked(wanted, answers, hosts)
-            if seconds >= self._settings.canary and hosts and complete:
-                break
-            if seconds > patience:
-                raise DeployError("not every host that serves apps has passed the canary")
-        if len(counts) > 1:
-            job.write_line(f"{sum(counts)} successful probes on {len(counts)} hosts")
+        async for seconds, _, answer in self._follow_answer(wanted):
+            if answer is not None:
+                _require_success(answer, job)
+                if seconds >= self._settings.canary and answer.good_probes:
+                    break
+            if seconds > self._settings.canary + NO_HOST_SECONDS:
+                raise DeployError("no request of the canary has been answered")
         await self._write_step(job.deploy, "live", state="canary")
 
     async def _read_records(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
@@ -178,40 +170,37 @@ class Engine:
                     continue
             return wanted
 
-    async def _follow_answers(self, wanted: Wanted) -> AsyncIterator[tuple[float, list[str], dict[str, HostAnswer]]]:
-        """Yields the live hosts and their answers to the step, regularly.
+    async def _follow_answer(self, wanted: Wanted) -> AsyncIterator[tuple[float, bool, StepAnswer | None]]:
+        """Yields whether something serves the apps, and its answer to the step, regularly.
 
-        The first value is the time since the step was written, in seconds. Outages of Redis do not count, because the
-        hosts cannot answer in them.
+        The first value is the time since the step was written, in seconds. Outages of Redis do not count, because
+        nothing can answer in them.
         """
         seconds, read_at = 0.0, time.monotonic()
         while True:
-            hosts = await until_redis_answers(self._records.list_hosts) or []
-            answers = await until_redis_answers(lambda: self._records.read_answers(wanted))
+            serves = await until_redis_answers(self._records.has_engine)
+            answer = await until_redis_answers(lambda: self._records.read_answer(wanted))
             now = time.monotonic()
             seconds, read_at = seconds + min(now - read_at, OUTAGE_SECONDS), now
-            yield seconds, hosts, answers
+            yield seconds, serves, answer
             await asyncio.sleep(QUICK_POLL_SECONDS if seconds < QUICK_SECONDS else POLL_SECONDS)
 
-    async def _until_answered(self, wanted: Wanted, job: Job, limit: float) -> dict[str, HostAnswer]:
-        """Waits until all live hosts have answered the step. Raises DeployError."""
-        seen = incomplete = 0.0  # when there was a host, when an answer was missing
-        async for seconds, hosts, answers in self._follow_answers(wanted):
-            seen = seconds if hosts else seen
-            _require_success(hosts, {host: answer for host, answer in answers.items() if not answer.served}, job)
-            if not hosts or {*hosts} - answers.keys():
-                incomplete = seconds
-            elif _is_checked(wanted, answers, hosts):
-                for line in max((answers[host] for host in hosts), key=lambda answer: answer.runs).output:
+    async def _until_answered(self, wanted: Wanted, job: Job, limit: float) -> None:
+        """Waits until the step is answered. Raises DeployError."""
+        seen = 0.0  # when something served the apps
+        async for seconds, serves, answer in self._follow_answer(wanted):
+            seen = seconds if serves else seen
+            if answer is not None:
+                if not answer.served:  # otherwise it is the canary that has failed
+                    _require_success(answer, job)
+                for line in answer.output:
                     job.write_line(line)
-                return {host: answers[host] for host in hosts}
-            if seconds - incomplete > OWNER_SECONDS:
-                raise DeployError("no host that serves apps could run the app; is a `sites` worker running?")
+                return
             if seconds - seen > NO_HOST_SECONDS:
                 raise DeployError("no host serves apps; is a `sites` worker running?")
             if seconds > limit:
                 break
-        raise DeployError("not every host that serves apps fetched and checked the release in time")
+        raise DeployError("the release was not fetched and checked in time")
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
@@ -229,7 +218,7 @@ class Engine:
             await self._keep_archives(job.app.id, kept)
 
     async def undo(self, deploy: Deploy) -> None:
-        """Undoes the deploy on all hosts, unless its state has changed: then another builder continues it."""
+        """Undoes the deploy, unless its state has changed: then another builder continues it."""
         await self._forget(deploy.id)
         if deploy.state == "queued":  # when this builder read it, so this builder has done nothing with it
             return
@@ -239,8 +228,8 @@ class Engine:
                 wanted = known if known.step == "undo" else await self._write_step(deploy, "undo", state=deploy.state)
             except StaleDeploy:
                 return
-            async for seconds, hosts, answers in self._follow_answers(wanted):
-                if not {*hosts} - answers.keys() or seconds > UNDO_SECONDS:
+            async for seconds, serves, answer in self._follow_answer(wanted):
+                if answer is not None or not serves or seconds > UNDO_SECONDS:
                     break
         with suppress(StorageUnavailable):
             await self._storage.delete([archives.archive_key(deploy.appId, deploy.id)])
@@ -282,15 +271,8 @@ class Engine:
             await self._storage.delete_folder(f"{archives.FOLDER}{app_id}")
 
 
-def _is_checked(wanted: Wanted, answers: dict[str, HostAnswer], hosts: list[str]) -> bool:
-    """Returns whether the host that runs the start command has answered, if there is one to be checked."""
-    checks = wanted.step in ("check", "canary") and wanted.runs
-    return not checks or any(answers[host].runs for host in hosts if host in answers)
-
-
-def _require_success(hosts: list[str], answers: dict[str, HostAnswer], job: Job) -> None:
-    for host in hosts:
-        if host in answers and not answers[host].ok:
-            for line in answers[host].output:
-                job.write_line(line)
-            raise DeployError(answers[host].reason)
+def _require_success(answer: StepAnswer, job: Job) -> None:
+    if not answer.ok:
+        for line in answer.output:
+            job.write_line(line)
+        raise DeployError(answer.reason)

@@ -1,7 +1,8 @@
 """The interface between the records of what is served, and what serves it.
 
 `host_agent.py` follows the records and answers them. It knows no folders, processes or servers. `serving.py` serves
-from this host's data folder. An engine for many machines could do the same behind this interface.
+from a host's data folder, and `workers/kubernetes/applier.py` from a cluster. Both keep one contract
+(`test_applier_contract.py`).
 """
 
 import asyncio
@@ -41,9 +42,6 @@ class Applier(Protocol):
 
     outage: asyncio.Event  # set while no release can be fetched
 
-    def set_current(self, current: bool) -> None:
-        """Answers requests, or holds them off while visitors could get a release that was replaced."""
-
     async def prepare(self, target: Target) -> None:
         """Makes room for the address. Every step begins with this."""
 
@@ -67,9 +65,6 @@ class Applier(Protocol):
 
     async def remove(self, target: Target) -> None:
         """Gives visitors the release before again, and removes this one."""
-
-    def runs(self, wanted: Wanted) -> bool:
-        """Returns whether start commands at this address run here, if there are any."""
 
     def lacks(self, wanted: Wanted) -> bool:
         """Returns whether the release that visitors should get is not here."""

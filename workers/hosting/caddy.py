@@ -8,7 +8,6 @@ connect to apps.
     web/caddy.json      the process, and what it was started with
     web/caddy.log       what it printed at its start
     web/address         where visitors reach it, as a URL
-    web/catching-up     exists while this host answers 503, because it may have been left out of a swap
     caddy/              Caddy's own folder: certificates, its log, and two sockets
     caddy/admin.sock    takes a new configuration
     caddy/canary.sock   serves the apps, as visitors get them, without TLS
@@ -16,7 +15,6 @@ connect to apps.
 
 import asyncio
 import contextlib
-import hmac
 import mimetypes
 import os
 import re
@@ -176,10 +174,6 @@ async def is_listening(path: Path) -> bool:
     return False
 
 
-def catching_up_file(folder: Path) -> Path:
-    return folder / "web" / "catching-up"
-
-
 async def stop(folder: Path) -> None:
     """Stops the Caddy that serves the data folder, if one runs. What is in progress gets ten seconds to end."""
     if (process := read_process(folder)) is None:
@@ -311,7 +305,7 @@ class Caddy:
         configuration = render_configuration(self._settings, process.ask)
         stored = self._folder / "web" / "Caddyfile"
         stored.touch(mode=0o600)
-        stored.chmod(0o600)  # it has the secret of the hosts
+        stored.chmod(0o600)
         stored.write_text(configuration)
         try:
             with connectable(self._admin_socket) as path:
@@ -378,35 +372,12 @@ def render_configuration(
         no_app_page=render_error_page(
             "There is no app at this address", "The address may be mistyped, or the app may have been deleted."
         ),
-        **_render_neighbors(settings),
     )
 
 
 def _render_trust(proxies: str) -> str:
     """Returns which proxies in front of Caddy tell the truth about their visitors' addresses."""
     return "" if proxies == "off" else f"trusted_proxies static {proxies.replace('private', 'private_ranges')}"
-
-
-def _render_neighbors(settings: Settings) -> dict[str, object]:
-    """Returns the values for requests that hosts pass on to each other.
-
-    All hosts derive the same secrets: the first is sent, and all are accepted. Without a key there is no secret. Then
-    hosts do not trust what the header's sender says of the visitor.
-    """
-    keys = [key.strip() for key in settings.encryption_key.split(",") if key.strip()]
-    secrets = [hmac.digest(key.encode(), b"requests between hosts", "sha256").hex() for key in keys] or ["unknown"]
-    tls = ["tls", "tls_server_name {host}"] if settings.acme else []
-    if settings.acme == "internal":  # each host has an authority of its own
-        tls.append("tls_insecure_skip_verify")
-    elif settings.acme and settings.ca_file:
-        tls.append(f'tls_trust_pool file "{settings.ca_file}"')
-    return {
-        "secret": secrets[0],
-        "accepted_secrets": "|".join(secrets),
-        "trust_neighbors": "true" if keys else "false",
-        "neighbor_seconds": SILENCE_SECONDS + HELD_SECONDS + 5,
-        "neighbor_tls": "\n\t\t\t\t".join(tls),
-    }
 
 
 def _scheme(settings: Settings) -> str:

@@ -6,6 +6,9 @@
     data/<app id>/used         the bytes that they take, as the app's keeper or a restore has measured them
     data/<app id>/lock         locked, together with others, by each keeper of the app, and alone by `stopped`
     data/<app id>/hold         while this file exists, no process of the app runs: keepers end, and none starts
+    data/<app id>/snapshot-ids the ids of the snapshots that were made of the files, and of the one that they come from
+    data/<app id>/stale        while this file exists, a newer snapshot has to replace the files, and no process runs
+    data/<app id>/stopped      the snapshot of the worker's last stop, and a fingerprint of its files
     data/<app id>/replaced-<deploy id>   the files before a restore, until the deploy has succeeded
     data/<app id>/gone-<account>         the files of another account, to which an app of this id belonged before
 
@@ -35,6 +38,7 @@ FOLDER = "data"  # in the data folder of the service
 REPLACED, GONE = "replaced-", "gone-"
 REPLACED_SECONDS = 86_400.0  # that files before a restore are kept if their deploy never ends
 DAILY_SECONDS = 86_400.0
+LISTED = 64  # snapshots whose ids are noted: more than are kept of an app
 STOP_SECONDS, STOP_POLL_SECONDS = 30.0, 0.1  # in which the processes of an app must end
 
 _one_at_a_time = threading.Lock()  # for user ids: two processes of an app must get the same one
@@ -54,7 +58,7 @@ class AppData:
         self.app_id = app_id
         self.folder = folder.resolve() / FOLDER / app_id
         self.files = self.folder / "files"
-        self._hold = self.folder / "hold"
+        self._hold, self._stale = self.folder / "hold", self.folder / "stale"
 
     @property
     def exists(self) -> bool:
@@ -73,7 +77,8 @@ class AppData:
         if self.exists and self.account == account:
             remove_folder(gone)
             self.files.rename(gone)
-            (self.folder / "used").unlink(missing_ok=True)
+            for name in ("used", "snapshot-ids", "stale", "stopped"):
+                (self.folder / name).unlink(missing_ok=True)
             (self.folder / "account").unlink()
         return gone
 
@@ -131,6 +136,45 @@ class AppData:
         at, _, before = record.read_text().partition(" ") if record.exists() else ("", "", "")
         return at, before
 
+    # -- of which host ---------------------------------------------------------------------------------------
+
+    def comes_from(self, snapshot_id: str) -> bool:
+        """Returns whether the files are as new as this snapshot of the app. If not, another host has made it."""
+        try:
+            return snapshot_id in (self.folder / "snapshot-ids").read_text().split()
+        except FileNotFoundError:
+            return self.exists  # the files of an app without a snapshot, or of a version that has kept no list
+
+    def note_snapshot(self, snapshot_id: str) -> None:
+        """Adds a snapshot to the list, before it is made."""
+        path = self.folder / "snapshot-ids"
+        known = path.read_text().split() if path.exists() else []
+        fresh = path.with_suffix(".new")
+        fresh.write_text("\n".join([*(each for each in known if each != snapshot_id), snapshot_id][-LISTED:]))
+        fresh.replace(path)
+
+    @property
+    def is_stale(self) -> bool:
+        return os.path.lexists(self._stale)
+
+    def mark_stale(self, account: str, limit: int) -> None:
+        """Lets no process of the app run until newer files have come. Creates the folder."""
+        self._make_folder()
+        with _one_at_a_time:
+            self._prepare(account, limit)
+        self._stale.touch()
+
+    def unmark_stale(self) -> None:
+        self._stale.unlink(missing_ok=True)
+
+    def is_as_stopped(self, snapshot_id: str, fingerprint: str) -> bool:
+        """Returns whether the worker's last stop has made this snapshot, of these files."""
+        path = self.folder / "stopped"
+        return path.exists() and path.read_text() == f"{snapshot_id} {fingerprint}"
+
+    def note_stop(self, snapshot_id: str, fingerprint: str) -> None:
+        (self.folder / "stopped").write_text(f"{snapshot_id} {fingerprint}")
+
     # -- whose -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -152,7 +196,7 @@ class AppData:
 
     @property
     def is_held(self) -> bool:
-        return os.path.lexists(self._hold)
+        return os.path.lexists(self._hold) or self.is_stale
 
     def hold(self) -> None:
         self._hold.touch()
@@ -166,8 +210,7 @@ class AppData:
 
         `limit` applies until the account's plan is known.
         """
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o711, exist_ok=True)
+        self._make_folder()
         with self._open_lock() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -178,6 +221,10 @@ class AppData:
             with _one_at_a_time:
                 self._prepare(account, limit)
             yield lock
+
+    def _make_folder(self) -> None:
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o711, exist_ok=True)
 
     def _prepare(self, account: str, limit: int) -> None:
         """Creates what is missing, and sets the files of another account aside."""

@@ -2,14 +2,17 @@
 
 A snapshot is packed while the app runs (`packing.py`). Before files are replaced or removed, the app stops, and they
 are kept as a snapshot.
+
+With a shared storage, the data may move: the newest snapshot is where the next host, or a cluster, goes on. Each host
+notes which snapshots its files were made from (`data.py`). So one that served before, and finds a newer snapshot, takes
+that instead of its own files. A clean stop of the worker makes a last snapshot of each app.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,8 +29,8 @@ from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from workers.hosting.data import FOLDER, AppData, is_empty, list_data
 from workers.hosting.data_commands import CommandAgent, describe_status, snapshot_id_of
-from workers.hosting.data_packer import DataPacker
-from workers.hosting.packing import NOT_STOPPED, DataError
+from workers.hosting.data_packer import DataPacker, stopped
+from workers.hosting.packing import DataError
 from workers.hosting.releases import KEPT_AFTER_DELETION_SECONDS, Releases, Site, remove_folder
 from workers.hosting.watchdog import is_running, read_state
 from workers.sandbox.sandbox import MIB
@@ -39,28 +42,19 @@ REPORT_SECONDS = 0.5  # between reports of what has changed
 REPORT_ALL_SECONDS = 3_600.0  # between reports of everything, because reports expire
 PLANS_SECONDS = 5.0  # between looks at the plans of accounts
 TIDY_SECONDS = 600.0  # between looks for what is due or no longer needed
+LEAVE_SECONDS = 40.0  # in which a worker that stops makes its last snapshots
 START_SECONDS, START_POLL_SECONDS = 5.0, 0.05  # in which an app whose data were cleared usually starts
 
 
 class DataAgent(CommandAgent):
-    def __init__(
-        self,
-        settings: Settings,
-        registry: Registry,
-        packer: DataPacker,
-        owns: Callable[[str], bool],
-    ) -> None:
-        """`owns` tells whether this host has the data of an app (id)."""
+    def __init__(self, settings: Settings, registry: Registry, packer: DataPacker) -> None:
         super().__init__(settings, registry, packer.turns)
-        self._packer, self._is_owner = packer, owns
+        self._packer, self._may_move = packer, bool(settings.storage_url)
         self._folder = Path(settings.data_dir).resolve()
         self._seen: dict[str, tuple[object, ...]] = {}  # by app: what its last report was made from
 
     async def run(self) -> NoReturn:
         """Runs until canceled."""
-        for data in await run_in_thread(list_data, self._folder):
-            await run_in_thread(data.recover)
-            self._site(data).unmark_stopped()  # the watchdog marks it again
         await self._run_rounds(
             (POLL_SECONDS, self._take_commands),
             (REPORT_SECONDS, self._report),
@@ -68,17 +62,86 @@ class DataAgent(CommandAgent):
             (TIDY_SECONDS, self._tidy),
         )
 
-    def _owns(self, app_id: str) -> bool:
-        return self._is_owner(app_id)
+    def _list_present(self) -> list[AppData]:
+        return [data for data in list_data(self._folder) if data.exists]
 
-    def _list_owned(self) -> list[AppData]:
-        return [data for data in list_data(self._folder) if data.exists and self._owns(data.app_id)]
+    # -- from host to host -----------------------------------------------------------------------------------
+
+    async def catch_up(self) -> None:
+        """Ends what was interrupted, and marks the files that are older than elsewhere. Before any app runs.
+
+        While Redis is unavailable, all files count as the newest ones.
+        """
+        for data in await run_in_thread(list_data, self._folder):
+            await run_in_thread(data.recover)
+            self._site(data).unmark_stopped()  # the watchdog marks it again
+        if self._may_move:
+            with contextlib.suppress(BackboneUnavailable):
+                await self._mark_stale()
+
+    async def _mark_stale(self) -> None:
+        """Raises BackboneUnavailable."""
+        apps = await run_in_thread(self._list_apps)
+        newest = await self._records.find_newest([(account, app_id) for app_id, account in apps.items()])
+        for (app_id, account), snapshot_id in zip(apps.items(), newest, strict=True):
+            data = AppData(self._folder, app_id)
+            if snapshot_id and not data.comes_from(snapshot_id):
+                await run_in_thread(data.mark_stale, account, self._settings.app_data["free"] * MIB)
+                logger.info("data.stale", app=app_id, newest=snapshot_id)
+            elif snapshot_id:
+                data.note_snapshot(snapshot_id)
+
+    def _list_apps(self) -> dict[str, str]:
+        """Returns the apps with data or a start command here, with their accounts."""
+        sites = (Site(release.parent) for release in Releases(self._folder).releases_to_run().values())
+        apps = {site.app_id: site.account for site in sites if not site.is_preview}
+        return apps | {data.app_id: data.account for data in self._list_present()}
+
+    async def bring(self, account: str, app_id: str) -> None:
+        """Brings an app's newest snapshot here if this host has no files of it, or older ones. It does not run yet.
+
+        Raises DataError and StorageUnavailable.
+        """
+        data = AppData(self._folder, app_id)
+        if not self._may_move or (data.exists and data.account == account and not data.is_stale):
+            return
+        if newest := await self._packer.fetch_newest(data, account):
+            logger.info("data.fetched", app=app_id, id=newest)
+
+    async def leave(self) -> None:
+        """Makes a last snapshot of each app's data that have changed, for the host that serves next."""
+        if not self._may_move:
+            return
+        present = [data for data in await run_in_thread(self._list_present) if not data.is_stale]
+        work = {asyncio.create_task(self._make_last(data)): data.app_id for data in present}
+        if not work:
+            return
+        _, late = await asyncio.wait(work, timeout=LEAVE_SECONDS)
+        for task in late:
+            logger.error("data.not_kept", app=work[task], reason=f"it took longer than {LEAVE_SECONDS:.0f} seconds")
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    async def _make_last(self, data: AppData) -> None:
+        try:
+            async with self._turns.exclusive(data.app_id, data.account):
+                app = await self._registry.find_app(data.app_id)
+                [newest] = await self._records.find_newest([(data.account, data.app_id)])
+                if app is None or app.account != data.account or (not newest and is_empty(data.files)):
+                    return
+                fingerprint = await run_in_thread(data.fingerprint)
+                if not data.is_as_stopped(newest, fingerprint):
+                    snapshot_id = new_id("snp")
+                    await self._make(data, data.account, "stop", "", snapshot_id)
+                    data.note_stop(snapshot_id, fingerprint)
+        except (BackboneUnavailable, StorageUnavailable, DataError, OSError) as error:
+            logger.error("data.not_kept", app=data.app_id, reason=str(error))
 
     # -- limits and reports ----------------------------------------------------------------------------------
 
     async def _apply_plans(self) -> None:
         """Sets the limits by the accounts' plans. While Redis is unavailable, the last ones apply."""
-        await self._set_limits(await run_in_thread(self._list_owned))
+        await self._set_limits(await run_in_thread(self._list_present))
 
     async def _set_limits(self, apps: Collection[AppData]) -> None:
         owned = {data.app_id: data for data in apps}
@@ -98,7 +161,7 @@ class DataAgent(CommandAgent):
         top, due = self._folder / FOLDER, time.monotonic() // REPORT_ALL_SECONDS
         for name in os.listdir(top) if top.is_dir() else ():
             seen = (due, *self._read_times(f"{top}/{name}", name))
-            if self._seen.get(name) == seen or not SLUG.fullmatch(name) or not self._owns(name):
+            if self._seen.get(name) == seen or not SLUG.fullmatch(name):
                 continue
             data = AppData(self._folder, name)
             if data.exists:
@@ -143,14 +206,14 @@ class DataAgent(CommandAgent):
         if data.was_replaced(command.deploy):  # before this worker was restarted
             return DataAnswer(await self._find_made(command))
         limit = await self._packer.prepare(data, command.account)
-        async with self._packer.fetched(data, command.source, limit) as incoming, self._stopped(data):
+        async with self._packer.fetched(data, command.source, limit) as incoming, stopped(data):
             answer = await self._make_snapshot(data, command)
             await run_in_thread(data.replace, incoming, command.deploy)
         return answer
 
     async def _undo(self, data: AppData, command: DataCommand) -> DataAnswer:
         if data.was_replaced(command.deploy):
-            async with self._stopped(data):
+            async with stopped(data):
                 await run_in_thread(data.undo, command.deploy)
         return DataAnswer()
 
@@ -161,7 +224,7 @@ class DataAgent(CommandAgent):
     async def _clear(self, data: AppData, command: DataCommand) -> DataAnswer:
         if data.account != command.account or is_empty(data.files):
             return DataAnswer()
-        async with self._stopped(data):
+        async with stopped(data):
             answer = await self._make_snapshot(data, command)
             await run_in_thread(data.clear)
         await self._until_started(data)
@@ -182,7 +245,7 @@ class DataAgent(CommandAgent):
         releases, site = Releases(self._folder), self._site(data)
         if site.account == command.account and site.current is not None:
             releases.stop(site.current)
-        async with self._stopped(data):
+        async with stopped(data):
             files = await run_in_thread(data.set_aside, command.account)
             answer = DataAnswer()
             if not is_empty(files):
@@ -194,19 +257,11 @@ class DataAgent(CommandAgent):
         self._seen.pop(data.app_id, None)
         return answer
 
-    @asynccontextmanager
-    async def _stopped(self, data: AppData) -> AsyncIterator[None]:
-        with ExitStack() as stack:
-            try:
-                await run_in_thread(stack.enter_context, data.stopped())
-            except TimeoutError:
-                raise DataError(NOT_STOPPED) from None
-            yield
-
     # -- snapshots -------------------------------------------------------------------------------------------
 
     async def _make(self, data: AppData, account: str, reason: Reason, deploy: str, snapshot_id: str) -> DataAnswer:
         """Makes a snapshot, and removes those that it replaces."""
+        await run_in_thread(data.note_snapshot, snapshot_id)
         snapshot, notes = await self._pack_and_store(data, data.files, reason, deploy, snapshot_id)
         await self._keep(account, data.app_id, snapshot)
         return DataAnswer(snapshot, notes=notes)
@@ -224,7 +279,7 @@ class DataAgent(CommandAgent):
         self._seen = {data.app_id: seen for data in present if (seen := self._seen.get(data.app_id)) is not None}
         for data in present:
             try:
-                if self._owns(data.app_id) and data.exists:
+                if data.exists:
                     await self._make_daily(data)
                 await self._tidy_folder(data)
             except BackboneUnavailable:
@@ -254,7 +309,7 @@ class DataAgent(CommandAgent):
         elif not gone.exists():
             gone.touch()
         elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION_SECONDS:
-            async with self._turns.exclusive(data.app_id, data.account), self._stopped(data):
+            async with self._turns.exclusive(data.app_id, data.account), stopped(data):
                 await run_in_thread(data.remove)
         await run_in_thread(data.remove_leftovers)
 

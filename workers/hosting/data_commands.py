@@ -48,13 +48,9 @@ class CommandAgent(ABC):
     async def _act(self, command: DataCommand) -> DataAnswer:
         """Carries out a command. May raise DataError, OSError and StorageUnavailable."""
 
-    def _owns(self, app_id: str) -> bool:
-        """Returns whether this agent has the data of an app."""
-        return True
-
     async def _take_commands(self) -> None:
         for command in await self._commands.list_commands():
-            if command.id not in self._running and self._owns(command.app):
+            if command.id not in self._running:
                 self._start(command.id, self._carry_out(command))
 
     async def _run_rounds(self, *rounds: tuple[float, Callable[[], Awaitable[None]]]) -> NoReturn:

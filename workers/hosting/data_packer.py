@@ -1,9 +1,8 @@
-"""Packs the data of apps into objects of the storage, and unpacks them: snapshots, and copies for other hosts."""
+"""Packs the data of apps into objects of the storage, and unpacks them."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -14,12 +13,11 @@ from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import fetch_object, open_storage
 from workers.hosting.data import AppData
-from workers.hosting.packing import DataError, SandboxPacker
+from workers.hosting.packing import NOT_STOPPED, DataError, SandboxPacker
 from workers.sandbox.sandbox import MIB, Sandbox
 
 ARCHIVE_BYTES = 1 << 36  # of a snapshot; the limit of the data bounds it first
-PARALLEL, PARALLEL_OF_ACCOUNT = 4, 2  # commands and copies
-COPY = "copy"  # in place of a deploy, when another host's data replace those of this one
+PARALLEL, PARALLEL_OF_ACCOUNT = 4, 2
 
 
 class Turns:
@@ -55,60 +53,53 @@ class DataPacker(SandboxPacker):
         return limit
 
     @asynccontextmanager
-    async def fetched(self, data: AppData, key: str, limit: int, digest: str = "") -> AsyncIterator[Path]:
-        """Unpacks an object of the storage, if it has this SHA-256 ('' for any). Yields a folder. Raises DataError."""
+    async def fetched(self, data: AppData, key: str, limit: int) -> AsyncIterator[Path]:
+        """Unpacks an object of the storage. Yields a folder. Raises DataError."""
         archive = data.folder / "incoming.tar.gz"
         try:
             if not await fetch_object(self._storage, key, archive, ARCHIVE_BYTES):
                 raise DataError("the snapshot is no longer kept")
-            if digest and await run_in_thread(_digest, archive) != digest:
-                raise DataError("the snapshot is damaged")
             async with self.unpacked(data, archive, limit) as incoming:
                 yield incoming
         finally:
             archive.unlink(missing_ok=True)
 
-    async def fetch_newest(self, data: AppData, account: str) -> bool:
-        """Replaces the data by their newest snapshot, if there is one. The app does not run.
+    async def fetch_newest(self, data: AppData, account: str) -> str:
+        """Replaces the data by their newest snapshot, if there is one. Until that has succeeded, the app does not run.
 
-        Raises DataError, DataHeld and StorageUnavailable.
+        Returns the snapshot's id, or ''. Raises DataError and StorageUnavailable.
         """
         records = DataRecords(self._registry.store)
-        if snapshots := await until_redis_answers(lambda: records.list_snapshots(account, data.app_id)):
-            await self.fetch_copy(data, account, snapshot_key(data.app_id, snapshots[0].id), "")
-        return bool(snapshots)
-
-    # -- copies for other hosts ------------------------------------------------------------------------------
-
-    async def store_copy(self, data: AppData, key: str) -> str:
-        """Packs the data into an object of the storage. Returns its SHA-256.
-
-        Raises DataError and StorageUnavailable.
-        """
-        async with self.turns.exclusive(data.app_id, data.account), self.packed(data, data.files) as (packed, _):
-            digest = await run_in_thread(_digest, packed)
-            await self._storage.put(key, packed)
-        return digest
-
-    async def fetch_copy(self, data: AppData, account: str, key: str, digest: str) -> None:
-        """Replaces the data by those of an object of the storage. The app does not run.
-
-        Raises DataError, DataHeld and StorageUnavailable.
-        """
         async with self.turns.exclusive(data.app_id, account):
-            limit = 2 * max(await self.prepare(data, account), MIB)  # apps exceed limits for seconds
-            await run_in_thread(data.confirm, COPY)  # left by a worker that was killed
-            async with self.fetched(data, key, limit, digest) as incoming:
-                await run_in_thread(data.replace, incoming, COPY)
-                await run_in_thread(data.confirm, COPY)
+            [newest] = await until_redis_answers(lambda: records.find_newest([(account, data.app_id)]))
+            if newest:
+                limit = await find_data_limit(self._settings, self._registry, account)
+                await run_in_thread(data.mark_stale, account, limit)
+                await self._replace(data, newest, 2 * max(limit, MIB))  # apps exceed limits for seconds
+            data.unmark_stale()
+            return newest
+
+    async def _replace(self, data: AppData, snapshot_id: str, limit: int) -> None:
+        await run_in_thread(data.confirm, snapshot_id)  # left by a worker that was killed
+        source = snapshot_key(data.app_id, snapshot_id)
+        async with self.fetched(data, source, limit) as incoming, stopped(data):
+            await run_in_thread(data.replace, incoming, snapshot_id)
+            data.note_snapshot(snapshot_id)
+            await run_in_thread(data.confirm, snapshot_id)
+
+
+@asynccontextmanager
+async def stopped(data: AppData) -> AsyncIterator[None]:
+    """Stops the processes of the app, and starts none within the context. Raises DataError."""
+    with ExitStack() as stack:
+        try:
+            await run_in_thread(stack.enter_context, data.stopped())
+        except TimeoutError:
+            raise DataError(NOT_STOPPED) from None
+        yield
 
 
 async def find_data_limit(settings: Settings, registry: Registry, account_id: str) -> int:
     """Returns the bytes that the data of each app may take, by the account's plan."""
     account = await until_redis_answers(lambda: registry.account(account_id))
     return settings.app_data["free" if account is None else account.plan] * MIB
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

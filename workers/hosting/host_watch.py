@@ -21,6 +21,7 @@ from gateway.loops import every
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from workers.hosting import caddy
+from workers.hosting.engine_lease import HostLease
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.releases import Releases
 
@@ -34,8 +35,10 @@ NAMED_APPS = 5  # in a line of the log
 
 
 class HostWatch:
-    def __init__(self, settings: Settings, store: Store, releases: Releases, agent: HostAgent) -> None:
-        self._store, self._records, self._agent = store, Records(store), agent
+    def __init__(
+        self, settings: Settings, store: Store, releases: Releases, agent: HostAgent, lease: HostLease
+    ) -> None:
+        self._store, self._records, self._agent, self._lease = store, Records(store), agent, lease
         self._host, self._folder = releases.folder_id(), releases.folder
         name = urlsplit(settings.api_url or settings.base_url).hostname
         self._own_name = name if settings.acme and settings.upstream else None
@@ -50,7 +53,7 @@ class HostWatch:
         missing = await self._check_releases()
         seconds, micros = await self._store.client.time()
         now = seconds * 1000 + micros // 1000
-        report = HostReport(now, self._agent.is_elsewhere, missing, disk_free, certificate_left)
+        report = HostReport(now, self._lease.is_elsewhere, missing, disk_free, certificate_left)
         await self._records.write_report(self._host, report)
 
     async def _check_releases(self) -> int:

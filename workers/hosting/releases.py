@@ -10,9 +10,6 @@
     releases/<app id>/<variant>/held             link to a release, while its deploy stops one app and starts another
     releases/<app id>/<variant>/stopped          the app does not run for now: its data are full, or are being replaced
     releases/<app id>/<variant>/suspended        the app is suspended: it does not run, and Caddy answers 503
-    releases/<app id>/<variant>/owner            link to the host that serves the app, if it is another one
-    releases/<app id>/<variant>/lease            link to this host's lease, while this host may run the app
-    releases/<app id>/<variant>/starting         while the app is about to run here: Caddy lets requests wait
     releases/<app id>/<variant>/noindex          in previews: Caddy asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
     running/<deploy id>.sock                     where that app is reached; `sock` in its release links here
@@ -173,39 +170,6 @@ class Site:
             (self.folder / "suspended").touch()
         elif not suspended:
             (self.folder / "suspended").unlink(missing_ok=True)
-
-    # -- one of several hosts (`ownership.py`, `neighbors.py`)
-
-    def pass_on(self, target: str) -> None:
-        """Passes the app's requests on to the host whose folder is `target`. Mostly just reads a link."""
-        if self.read_link("owner") != target and self.folder.is_dir():
-            replace_link(self.folder / "owner", target)
-
-    def serve_here(self) -> None:
-        (self.folder / "owner").unlink(missing_ok=True)
-
-    def expect_start(self) -> None:
-        """Lets requests wait for the app. Without this, they are passed on, or answered with 503."""
-        if self.folder.is_dir():
-            (self.folder / "starting").touch()
-
-    def end_start(self) -> None:
-        (self.folder / "starting").unlink(missing_ok=True)
-
-    @property
-    def lease(self) -> Path:
-        """The link to this host's lease, while the host may run the app."""
-        return self.folder / "lease"
-
-    def allow(self, lease: Path) -> None:
-        """Allows the watchdog to start the app, for as long as the lease is held."""
-        target = os.path.relpath(lease, self.folder)
-        if self.read_link("lease") != target:
-            replace_link(self.lease, target)
-
-    def forbid(self) -> None:
-        """Keepers kill the app at once, and the watchdog starts it no more."""
-        self.lease.unlink(missing_ok=True)
 
     def forget_recent(self) -> None:
         """Stops serving files of the previous release, some time after the swap."""

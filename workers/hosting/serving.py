@@ -35,7 +35,7 @@ from workers.hosting import archives, caddy, disk
 from workers.hosting.applier import ReleaseMissing, Target
 from workers.hosting.archive_files import BadArchive
 from workers.hosting.archives import ARCHIVE_BYTES
-from workers.hosting.ownership import Owner
+from workers.hosting.packing import DataError
 from workers.hosting.release_files import read_release_manifest, write_environment, write_url
 from workers.hosting.releases import Releases, Site, link_folder, remove_folder
 from workers.hosting.watchdog import LIMITS, is_running, output_path, read_state
@@ -69,19 +69,19 @@ async def find_app(registry: Registry, app: str) -> App | None:
 class Serving:
     """Serves releases from this host's data folder. Implements `Applier`.
 
-    `find_app` returns the record of an app by its id or name. `owner` knows which start commands run on this host.
-    `mark_suspended` marks a site whose app is suspended.
+    `find_app` returns the record of an app by its id or name. `bring_data` brings the data of an app to this host, by
+    its account and id. `mark_suspended` marks a site whose app is suspended.
     """
 
     def __init__(
         self,
         settings: Settings,
         find_app: Callable[[str], Awaitable[App | None]],
-        owner: Owner,
         mark_suspended: Callable[[Site], None] = lambda _: None,
+        bring_data: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
         self._settings, self._find_app = settings, find_app
-        self._owner, self._mark_suspended = owner, mark_suspended
+        self._mark_suspended, self._bring_data = mark_suspended, bring_data
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
         self._addresses_lock = asyncio.Lock()
@@ -95,22 +95,11 @@ class Serving:
         await run_in_thread(remove_folder, self._fetched)
         self._fetched.mkdir(mode=0o700)
 
-    def set_current(self, current: bool) -> None:
-        catching_up = caddy.catching_up_file(self._releases.folder)
-        if current or self._owner.is_alone:  # otherwise other hosts may have continued without this one
-            catching_up.unlink(missing_ok=True)
-        else:
-            catching_up.touch()
-
-    def runs(self, wanted: Wanted) -> bool:
-        return wanted.address != "live" or self._owner.runs(wanted.app)
-
     def lacks(self, wanted: Wanted) -> bool:
         return bool(wanted.serves) and not self._releases.has(wanted.app, wanted.address, wanted.serves)
 
     def note(self, wanted: Wanted) -> None:
-        if wanted.address == "live":
-            self._owner.set_need(wanted.app, wanted.account, needed=wanted.runs)
+        """Does nothing: the links in the data folder have all that later steps need."""
 
     def _site(self, wanted: Wanted) -> Site:
         return self._releases.site(wanted.account, wanted.app, wanted.address)
@@ -123,10 +112,14 @@ class Serving:
         wanted = target.wanted
         await run_in_thread(self._releases.claim_folder, wanted.account, wanted.app)
         self._mark_suspended(self._site(wanted))
-        if wanted.runs and self.runs(wanted):
-            self._owner.allow(wanted.app)
-        elif wanted.runs:
-            self._owner.pass_on(wanted.app)
+        if wanted.runs and self._bring_data is not None:
+            try:
+                await self._bring_data(wanted.account, wanted.app)
+            except StorageUnavailable:
+                raise DeployError("the storage does not answer; deploy again later") from None
+            except (DataError, OSError) as error:
+                logger.error("data.not_fetched", app=wanted.app, reason=str(error))
+                raise DeployError("the data of the app cannot be brought to its host; the operator must help") from None
 
     # -- fetch -----------------------------------------------------------------------------------------------
 
@@ -184,8 +177,6 @@ class Serving:
         if not (release / "start").exists():
             if not (release / "files" / "index.html").is_file():
                 raise DeployError("GET / returned 404")
-        elif not self.runs(target.wanted):
-            return
         elif site.is_suspended and not target.is_new:
             self._start(target)  # the watchdog runs it once the suspension is lifted
         else:
@@ -218,9 +209,9 @@ class Serving:
             self._copy_output(target)
 
     def _start(self, target: Target) -> None:
-        """Starts the start command of the release, if it has one that runs here. The watchdog keeps it running."""
+        """Starts the start command of the release, if it has one. The watchdog keeps it running."""
         _, release = self._find_release(target)
-        if (release / "start").exists() and self.runs(target.wanted):
+        if (release / "start").exists():
             name = hosts_of(target.app, target.wanted.address, self._settings.apps_domain)[0]
             write_url(release, url_of(name, self._settings))
             self._releases.run(release)
@@ -250,7 +241,8 @@ class Serving:
         """If the start command does not answer, a canary fails. Other steps serve the release anyway."""
         site, release = self._find_release(target)
         if site.current == target.deploy and release.is_dir():
-            self._start(target)
+            if site.find_stopped(target.wanted.deploy) is None:  # otherwise another release is checked on its data
+                self._start(target)
             return
         await self.fetch(target)
         if target.deploy not in self._checked:
@@ -303,7 +295,7 @@ class Serving:
             raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
 
     async def _wait_for_server(self) -> None:
-        """Waits for this host's Caddy. It starts after this process, or after its host has caught up."""
+        """Waits for this host's Caddy, which starts after this process."""
         ends, socket = time.monotonic() + SERVER_SECONDS, caddy.canary_socket(self._releases.folder)
         while not await caddy.is_listening(socket) and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
@@ -325,7 +317,7 @@ class Serving:
         site, release = self._find_release(target)
         self._checked.discard(target.deploy)
         replaced = site.find_stopped(target.deploy) or site.find_replaced(target.deploy)
-        if replaced is not None and (replaced / "start").exists() and self.runs(target.wanted):
+        if replaced is not None and (replaced / "start").exists():
             await self._stop_first(site, release, replaced, target.deploy)
             self._releases.run(replaced)
             with suppress(TimeoutError):

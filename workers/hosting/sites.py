@@ -4,7 +4,8 @@ Only the data folder determines which releases are served and run (`releases.py`
 the builder, and restarts independently of them. `host_agent.py` updates the data folder when a builder wants it. Caddy
 and the apps keep running while the worker is stopped, and the next worker adopts them.
 
-One process per data folder works, and a second one stands by.
+One process per data folder works, and a second one stands by. One engine serves the apps (`engine_lease.py`): on
+another host, the worker ends, and so do Caddy and the apps that an earlier worker has left there.
 """
 
 import asyncio
@@ -34,14 +35,14 @@ from workers.hosting import caddy
 from workers.hosting.caddy import Caddy, NoCaddy
 from workers.hosting.data_agent import DataAgent
 from workers.hosting.data_packer import DataPacker
+from workers.hosting.engine_lease import HostLease, ServedElsewhere
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch
-from workers.hosting.ownership import AlwaysOwner, Owner, Ownership
 from workers.hosting.releases import Releases, exclusive_lock
 from workers.hosting.serving import Serving, find_app, follow_changes
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
-from workers.hosting.watchdog import LIMITS, Watchdog
+from workers.hosting.watchdog import LIMITS, Watchdog, stop_apps
 from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import APP_USERS, MIB, open_sandbox
 
@@ -53,20 +54,36 @@ NO_CADDY_SECONDS = 10.0  # between attempts to start Caddy
 
 
 async def run(settings: Settings) -> None:
+    """Raises ServedElsewhere."""
     releases = Releases(Path(settings.data_dir))
     releases.create_folders()
-    folder = releases.folder
     raise_descriptor_limit()
-    async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
+    async with exclusive_lock(releases.folder / "sites.lock"):
+        try:
+            await _run(settings, releases)
+        except ServedElsewhere:
+            await caddy.stop(releases.folder)
+            await stop_apps(releases.folder)
+            raise
+
+
+async def _run(settings: Settings, releases: Releases) -> None:
+    folder, shares = releases.folder, bool(settings.storage_url)
+    async with AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
-        store, registry, shares = reporter.store, reporter.registry, bool(settings.storage_url)
+        store, registry, host = reporter.store, reporter.registry, releases.folder_id()
         await stack.enter_async_context(run_in_background(keep_heartbeat(store, "sites")))
-        sandbox = open_sandbox(settings, APP_USERS)
-        parts, packer = list[asyncio.Task[object]](), None
+        records = Records(store, "" if shares else host)
+        lease = HostLease(records, folder, host)
+        await lease.take()
+        stack.push_async_callback(lease.leave)
+        sandbox, data = open_sandbox(settings, APP_USERS), None
+        parts = list[asyncio.Task[object]]()
 
         async def start(part: Coroutine[object, object, object]) -> None:
             parts.append(await stack.enter_async_context(run_in_background(part)))
 
+        await start(lease.keep())
         suspensions = Suspensions(store, releases)
         await suspensions.catch_up()  # before any app runs
         try:
@@ -74,45 +91,42 @@ async def run(settings: Settings) -> None:
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:
+            data = DataAgent(settings, registry, DataPacker(settings, registry, sandbox))
+            await data.catch_up()
             vault = Vault(settings.encryption_key)
             sleep = SleepLimits(registry, settings.app_sleep)
             first_limit = max(settings.app_data.values()) * MIB  # the plan's limit follows within seconds
-            watchdog = Watchdog(
-                folder, sandbox, reporter.report, LIMITS, vault, sleep.find, first_limit, shares_apps=shares
-            )
+            watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault, sleep.find, first_limit)
             await start(watchdog.run())
-            packer = DataPacker(settings, registry, sandbox)
-        find, host = partial(find_app, registry), releases.folder_id()
-        owner: Owner = AlwaysOwner()
-        if shares:
-            owner = Ownership(
-                settings,
-                registry,
-                releases,
-                packer,
-                lambda app_id: agent.repeat_step(app_id),
-                lambda: agent.is_ready(),
-            )
-        serving = Serving(settings, find, owner, suspensions.mark)
-        agent = HostAgent(Records(store, "" if shares else host), host, serving, find, settings.canary)
+            await start(data.run())
+        find = partial(find_app, registry)
+        serving = Serving(settings, find, suspensions.mark, None if data is None else data.bring)
+        agent = HostAgent(records, serving, find, settings.canary)
         await stack.enter_async_context(aclosing(agent))
         await serving.open()
-        await start(owner.run())
-        if packer is not None:
-            await start(DataAgent(settings, registry, packer, owner.has_data).run())
-        if owner.is_alone:
-            serving.set_current(True)
-        else:
+        if shares:  # visitors of a host that was empty would get 404
             await agent.catch_up()
-        await start(agent.run())
-        await start(HostWatch(settings, store, releases, agent).run())
+        await start(_follow(lease, agent))
+        await start(HostWatch(settings, store, releases, agent, lease).run())
         await start(follow_changes(store, serving.follow_app))
         await start(suspensions.run())
         await start(_keep_serving(settings, folder))
-        stack.push_async_callback(owner.leave)
+        if data is not None:
+            stack.push_async_exit(partial(_leave, data))
         end_if_canceled()  # a step above may have lost it
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
+
+
+async def _leave(data: DataAgent, kind: type[BaseException] | None, *_: object) -> None:
+    """Keeps the apps' data when the worker is stopped, which cancels it."""
+    if kind is not None and issubclass(kind, asyncio.CancelledError):
+        await data.leave()
+
+
+async def _follow(lease: HostLease, agent: HostAgent) -> None:
+    await lease.until_here()
+    await agent.run()
 
 
 async def _keep_serving(settings: Settings, folder: Path) -> NoReturn:

@@ -37,7 +37,6 @@ from workers.hosting.data import DataHeld, find_data
 from workers.hosting.release_files import read_environment, read_url
 from workers.hosting.releases import Releases, Site, remove_folder
 from workers.hosting.sleep import Idle, ask_relay, until_readable
-from workers.sandbox import lease
 from workers.sandbox.keeper import listen_for_visitors
 from workers.sandbox.sandbox import (
     APP,
@@ -166,10 +165,7 @@ class Watchdog:
         vault: Vault | None = None,  # decrypts the variables of releases
         find_sleep_limit: FindSleepLimit | None = None,  # by default, no app sleeps
         first_data_limit: int = DATA_LIMIT,
-        *,
-        shares_apps: bool = False,  # whether other hosts may run an app with data instead (`ownership.py`)
     ) -> None:
-        self._shares_apps = shares_apps
         self._vault, self._first_data_limit = vault or Vault(""), first_data_limit
         self._folder, self._releases, self._output = folder, Releases(folder), RuntimeLog(str(folder))
         self._sandbox, self._report, self._limits = sandbox, report_crash, limits
@@ -263,7 +259,7 @@ class Watchdog:
                 logger.error("app.not_started", deploy=release.name, exc_info=error)
             return Outcome(126)
         outcome = read_outcome(report)
-        return None if report and outcome.why in ("stopped", "lease") else outcome
+        return None if report and outcome.why == "stopped" else outcome
 
     async def _until_ended_or_asleep(self, release: Path, state: AppState) -> None:
         async with (
@@ -307,16 +303,9 @@ class Watchdog:
         if (listener := self._listeners.pop(release.name, None)) is not None:
             listener.close()
 
-    def _find_lease(self, release: Path) -> Path | None:
-        """Returns the lease that must be held while the app runs, if other hosts may run it."""
-        return Site(release.parent).lease if self._shares_apps and not Site(release.parent).is_preview else None
-
     def _may_run(self, release: Path) -> bool:
-        """Returns whether the release has its link, is not suspended, and no other host may run the app."""
-        if Site(release.parent).is_suspended:
-            return False
-        path = self._find_lease(release)
-        return (self._releases.running / release.name).is_symlink() and (path is None or lease.is_held(path))
+        """Returns whether the release has its link, and is not suspended."""
+        return not Site(release.parent).is_suspended and (self._releases.running / release.name).is_symlink()
 
     async def _until_data_are_ready(self, release: Path, state: AppState) -> None:
         """Waits while the app's data are replaced, or are larger than they may be."""
@@ -357,7 +346,6 @@ class Watchdog:
             port=PORT,
             output=output_path(self._folder, release.name),
             report=self._path(release, "ended"),
-            lease=self._find_lease(release),
         )
         with self._prepare_data(release, command) as (uid, command):  # the keeper holds the reservation
             for folder in folders:
@@ -380,7 +368,7 @@ class Watchdog:
         else:
             account = Site(release.parent).account
             with data.running(account, self._first_data_limit) as lock, data.user(self._sandbox) as uid:
-                if not self._may_run(release):  # after this lock, a host gives an app up (`ownership.py`)
+                if not self._may_run(release):
                     raise DataHeld
                 yield uid, msgspec.structs.replace(command, data=data.folder, locks=[lock])
 

@@ -128,12 +128,6 @@ class KubernetesApplier:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def set_current(self, current: bool) -> None:
-        """Does nothing: the cluster serves by itself, and only one worker at a time changes what it serves."""
-
-    def runs(self, wanted: Wanted) -> bool:
-        return True
-
     def lacks(self, wanted: Wanted) -> bool:
         return False  # a pod whose release is lost is not ready, which its cluster's own monitoring shows
 
@@ -179,6 +173,8 @@ class KubernetesApplier:
     async def serve(self, target: Target) -> None:
         """If the release does not answer, a canary fails. Other steps serve it anyway."""
         if self._find_served(target.wanted) == target.deploy:
+            if self._gives_way(target.deploy):
+                return
             await self._apply_release(target)
         else:
             await self.fetch(target)
@@ -230,15 +226,13 @@ class KubernetesApplier:
 
     async def _stop_first(self, target: Target, former: str) -> None:
         """Ends a release if the two must not run side by side. Requests wait at the activator. Raises DeployError."""
-        wanted, key = target.wanted, (target.wanted.app, target.wanted.address)
-        if not _must_be_alone(wanted, target.deploy, former) or ("Deployment", object_name(former)) not in (
-            self._cluster.present
-        ):
+        key, release = (target.wanted.app, target.wanted.address), self._read_deployed(former)
+        own = self._describe(target.wanted, target.app, target.deploy)
+        if release is None or former == target.deploy or not own.excludes(release):
             return
         self._held.add(key)
-        await self._change_sleep(key, asleep=True)
+        await self._lead_to_activator(release)
         await asyncio.sleep(ACTIVATOR_SECONDS)
-        release = self._describe(wanted, target.app, former)
         await self._cluster.apply(describe_deployment(release, self._settings, asleep=True))
         ends = time.monotonic() + STOP_SECONDS
         while any(map(may_run, self._cluster.select("Pod", deploy=former))):
@@ -300,6 +294,13 @@ class KubernetesApplier:
             if not asleep:
                 self._held.discard((wanted.app, wanted.address))
 
+    async def _lead_to_activator(self, release: PodRelease) -> None:
+        """Lets the requests for a release that visitors get now wait at the activator. Raises DeployError."""
+        async with self._addresses_lock:
+            if self._find_served(release) == release.deploy and not self.is_asleep(release.app, release.address):
+                endpoints = describe_endpoints(release, self._activator, ACTIVATOR_PORT)
+                await self._cluster.apply(describe_service(release, asleep=True), endpoints)
+
     async def _is_another_app_s(self, name: str, app: App, address: str) -> bool:
         """Returns whether another app is served at the host name, or has it as its own name."""
         for ingress in self._cluster.select("Ingress"):
@@ -360,6 +361,19 @@ class KubernetesApplier:
     def _stays_asleep(self, target: Target) -> bool:
         wanted, key = target.wanted, (target.wanted.app, target.wanted.address)
         return key not in self._held and self._find_served(wanted) == target.deploy and self.is_asleep(*key)
+
+    def _gives_way(self, deploy: str) -> bool:
+        """Returns whether a release may not run now, because another one runs on its data, which forbids that."""
+        if (own := self._read_deployed(deploy)) is None:
+            return False
+        others = self._cluster.select("Deployment", app=own.app, address=own.address)
+        running = [_read_release(each.spec.template) for each in others if each.spec.replicas]
+        return any(each.deploy != deploy and each.excludes(own) for each in running if each is not None)
+
+    def _read_deployed(self, deploy: str) -> PodRelease | None:
+        """Reads a release whose Deployment is present. The record of an `undo` does not know its own any more."""
+        present = self._cluster.present.get(("Deployment", object_name(deploy)))
+        return None if present is None else _read_release(present.spec.template)
 
     def list_awake(self) -> list[tuple[str, str]]:
         """Returns app and address of the start commands that run and may sleep: no deploy is in progress."""
@@ -430,8 +444,8 @@ class KubernetesApplier:
 
     async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
         """Starts an app that sleeps. Returns where its pod answers. Raises DeployError."""
-        while key in self._held:  # its next release starts it
-            await self._cluster.next_change(1.0)
+        while key in self._held or self._gives_way(self._find_served(self._records[key])):
+            await self._cluster.next_change(1.0)  # its next release starts it
         if (waking := self._waking.get(key)) is None:
             self._waking[key] = waking = asyncio.create_task(self._wake(key))
             waking.add_done_callback(lambda ended: (self._waking.pop(key), ended.cancelled() or ended.exception()))
@@ -672,9 +686,17 @@ class KubernetesApplier:
                 self._marked[key] = suspended
 
     async def _mark(self, key: tuple[str, str]) -> None:
-        if (target := await self._find_target(key)) is not None:
+        """Applies the release that visitors get, and the one that is being checked."""
+        app, wanted = await self._find_app(key[0]), self._records.get(key)
+        if app is None or wanted is None or app.account != wanted.account:
+            return
+        for deploy in (
+            {self._find_served(wanted), wanted.deploy} & {*self._list_deploys(wanted)} & wanted.releases.keys()
+        ):
+            if self._gives_way(deploy):
+                continue
             try:
-                await self._apply_release(target)
+                await self._apply_release(Target(wanted, app, deploy, []))
             except DeployError as error:
                 logger.error("sites.suspensions_not_marked", app=key[0], reason=str(error))
 
@@ -732,6 +754,7 @@ def _is_ready(pod: Any, *, whole: bool) -> bool:
 
 
 def _read_release(pod: Any) -> PodRelease | None:
+    """Reads what a pod serves, or the template of one."""
     with suppress(msgspec.MsgspecError, AttributeError, IndexError, TypeError):
         values = {each.name: each.value for each in pod.spec.initContainers[0].env}
         return msgspec.json.decode(values.get("CAPSULE_POD", ""), type=PodRelease)

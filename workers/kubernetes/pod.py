@@ -44,6 +44,10 @@ class PodRelease(msgspec.Struct, frozen=True):
         """Whether the start command has data that stay."""
         return self.runs and self.address == "live"
 
+    def excludes(self, other: "PodRelease") -> bool:
+        """Returns whether the two work with the same data, and one of them must not run beside another release."""
+        return self.keeps_data and other.keeps_data and (self.alone or other.alone)
+
 
 def start_address(release: PodRelease) -> str:
     """Returns where `run` tells `web` that the app starts: a Unix socket of the pod's network, without a file."""

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workers.sandbox import bwrap, lease, network, relay
+from workers.sandbox import bwrap, network, relay
 from workers.sandbox.cgroups import Cgroup, enter_keepers_group
 from workers.sandbox.folders import walk
 from workers.sandbox.output import (
@@ -145,7 +145,6 @@ class Keeper:
         self.cgroup: Cgroup | None = None
         self.pid = 0  # until the command is started
         self.status: int | None = None
-        self._lease_ended = False
         self._drain_ends = float("inf")
         self._disk_at = self._scanned_at = 0.0
         self._data = DataFolder(spec["data"]) if spec["data"] else None
@@ -205,8 +204,6 @@ class Keeper:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
         loop.add_reader(self._pipe, self._take_output)
-        if self.spec["lease"]:
-            threading.Thread(target=self._watch_lease, daemon=True).start()
         self._egress = self._make_egress()
         await self._egress.serve(listeners)
         if self._sockets:
@@ -225,8 +222,6 @@ class Keeper:
                 await asyncio.wait_for(child_ended.wait(), CHECK_SECONDS)
             child_ended.clear()
             self._output.flush()
-            if self._lease_ended:
-                return "lease"
             if self._has_ended():
                 self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
                 return "stopped" if stopping else self._find_excess()
@@ -242,18 +237,6 @@ class Keeper:
                 return "network"
             if excess := self._find_excess():
                 return excess
-
-    def _watch_lease(self) -> None:
-        """Kills the command when the lease ends. In a thread, because measuring the disk may take long."""
-        try:
-            while lease.is_held(self.spec["lease"]):
-                time.sleep(CHECK_SECONDS)
-        finally:
-            self._lease_ended = True
-            with contextlib.suppress(OSError):
-                if self.status is None:
-                    kill = os.killpg if self.spec["trusted"] else os.kill  # bubblewrap's children end with it
-                    kill(self.pid, signal.SIGKILL)
 
     def _make_egress(self) -> network.Egress:
         """Makes the outgoing connections. A build's output names what it can't reach."""

@@ -63,7 +63,7 @@ DATA_FULL = "the app's data are larger than its plan allows; clear them, restore
 
 PACK, ARCHIVES = Path(pack.__file__).read_text(), Path(archives.__file__).read_text()  # programs of a command
 
-Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "data", "network", "stopped", "lease"]
+Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "data", "network", "stopped"]
 
 
 class SandboxLimits(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ class Outcome(msgspec.Struct, frozen=True):
                 return f"{subject} was stopped because {DATA_FULL}"
             case "network":
                 return f"{subject} could not reach a package registry, which its log names"
-            case "stopped" | "lease":
+            case "stopped":
                 return f"{subject} was stopped"
         return f"{subject} ended with {f'status {self.code}' if self.code >= 0 else f'signal {-self.code}'}"
 
@@ -139,7 +139,6 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
     port: int  # at 127.0.0.1 in the sandbox
     output: Path
     report: Path  # the keeper writes the Outcome to it
-    lease: Path | None = None  # the command is killed when this lease ends (`lease.py`)
 
 
 class Sandbox:
@@ -449,7 +448,6 @@ class Sandbox:
             "socket": path_of("socket"),
             "control": path_of("control"),
             "output": path_of("output"),
-            "lease": path_of("lease"),
             "data": os.fspath(command.data or ""),
         }
         file = files.enter_context(_open_memory_file())

@@ -49,5 +49,4 @@ class Spec(TypedDict):
     control: str  # socket at which the worker asks whether the command is idle
     port: int
     output: str
-    lease: str  # the command is killed when this lease ends
     data: str  # folder of the app's data

@@ -42,8 +42,8 @@ async def names(store: Store) -> list[str]:
 
 async def test_data_without_a_number_get_one(store: Store, redis_url: str, tmp_path: Path) -> None:
     settings = Settings(redis_url=redis_url, data_dir=str(tmp_path / "data"))
+    await prepare_data(settings)
     with captured(layout) as lines:
-        await prepare_data(settings)
         await prepare_data(settings)
     assert await store.get(LAYOUT_KEY) == str(LAYOUT)
     assert (tmp_path / "data" / "layout").read_text() == f"{LAYOUT}\n"
@@ -154,6 +154,8 @@ async def test_the_storage_has_its_own_number(store: Store, tmp_path: Path) -> N
 async def test_a_redis_that_has_lost_its_data(store: Store, redis_url: str, tmp_path: Path) -> None:
     settings = Settings(redis_url=redis_url, data_dir=str(tmp_path))
     (tmp_path / "sources" / "app").mkdir(parents=True)
+    (tmp_path / "layout").write_text(str(LAYOUT))
+    await store.client.set(LAYOUT_KEY, LAYOUT)
     with captured(layout) as lines:
         await prepare_data(settings)
         assert [(line["event"], line["folder"]) for line in lines] == [("redis.empty", "sources/")]
@@ -193,3 +195,19 @@ async def test_an_upgrade_survives_a_restart_of_redis(server: str, tmp_path: Pat
         redis.start()
         async with opened(redis.url) as store:
             assert await store.get(LAYOUT_KEY) == "2"
+
+
+async def test_what_several_hosts_had_is_removed(store: Store) -> None:
+    """The first step, on data of layout 1."""
+    leases, kept = ["{sites}:hosts", "{sites}:leases"], "{p00}:serving:app"
+    await store.client.zadd(leases[0], {"host": 1})
+    await store.client.hset(leases[1], "host", "1 {}")
+    for tag in PARTITION_TAGS:
+        await store.client.hset(f"{tag}:claims", mapping={"app": "{}", "version": "1"})
+    await store.client.hset(kept, "live", "{}")
+    await store.client.set(LAYOUT_KEY, 1)
+    await upgrade_redis(store)
+    assert sorted(await store.list_keys()) == [LAYOUT_KEY, kept]
+    assert await store.get(LAYOUT_KEY) == "2"
+    await layout.remove_hosts(store)  # it may be repeated
+    await store.client.delete(kept)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import BadSettings, ProviderRate, Settings, load
+from gateway.settings import BadSettings, ProviderRate, Settings, find_gone, load
 from gateway.settings.prices import PRICES
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
@@ -276,3 +276,25 @@ async def test_a_providers_file_that_cannot_be_read(tmp_path: Path) -> None:
             load({"GATEWAY_PROVIDERS_FILE": str(tmp_path / "providers.toml")})
     with pytest.raises(BadSettings, match=r"cannot be read: No such file"):
         load({"GATEWAY_PROVIDERS_FILE": str(tmp_path / "missing")})
+
+
+async def test_settings_of_earlier_versions_are_named_at_the_start(gw: Gateway) -> None:
+    gone = {"GATEWAY_HOST_ADDRESS": "10.0.0.1:80", "GATEWAY_APP_DATA_SYNC": "60"}
+    assert find_gone({**gone, "GATEWAY_APPS_HOST": ""}) == [
+        "GATEWAY_HOST_ADDRESS is gone: One host serves all apps; beyond one machine Kubernetes does "
+        "(docs/kubernetes.md). Unset it.",
+        "GATEWAY_APP_DATA_SYNC is gone: One host has the data of the apps, whose `sites` worker keeps snapshots. "
+        "Unset it.",
+    ]
+    for command in (["capsule_gateway", "serve"], ["workers", "webhooks"]):
+        run = subprocess.run(
+            [sys.executable, "-m", *command],
+            env={**gw.environment, **gone, "GATEWAY_LOG_LEVEL": "loud"},  # so that it ends
+            cwd=gw.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert run.returncode == 1
+        for sentence in find_gone(gone):
+            assert sentence in run.stderr

@@ -1,23 +1,47 @@
-"""One worker at a time changes what a cluster serves."""
+"""One engine at a time serves the apps, and only one that has them."""
 
 from typing import Any
 
 from tests.lua.scripts import source
 
-KEY = "{sites}:engine"
+KEY, FOLDER = "{sites}:engine", "{sites}:folder"
+WEEK = 7 * 86_400
 
 
-def test_one_worker_holds_the_lease_until_it_ends(client: Any) -> None:
+def test_one_engine_holds_the_lease_until_it_ends(client: Any) -> None:
     script = client.register_script(source("deploys/hold_engine"))
 
-    def hold(worker: str, lifetime: int = 15_000) -> int:
-        held: int = script([KEY], [worker, lifetime])
+    def hold(engine: str, lifetime: int = 15_000) -> bytes:
+        held: bytes = script([KEY, FOLDER], [engine, lifetime, "", WEEK])
         return held
 
-    assert [hold("one"), hold("two"), hold("one")] == [1, 0, 1]
+    assert [hold("one"), hold("two"), hold("one")] == [b"one"] * 3
     assert 14_000 < client.pttl(KEY) <= 15_000
-    assert [hold("two", 0), hold("two"), hold("one", 0), hold("two")] == [0, 0, 0, 1]
+    assert [hold("two", 0), hold("two"), hold("one", 0), hold("two")] == [b"one", b"one", b"", b"two"]
     client.pexpire(KEY, 1)
     while client.exists(KEY):
         pass
-    assert hold("one") == 1
+    assert hold("one") == b"one"
+
+
+def test_only_one_data_folder_has_the_apps(client: Any) -> None:
+    """The record outlives its host: neither a restart nor a stalled Redis may hand the apps over to another folder."""
+    script = client.register_script(source("deploys/hold_engine"))
+
+    def hold(engine: str, folder: str, lifetime: int = 15_000) -> bytes:
+        held: bytes = script([KEY, FOLDER], [engine, lifetime, folder, WEEK])
+        return held
+
+    assert hold("one", "folder-1") == b"one"
+    client.expire(FOLDER, 60)
+    assert hold("two", "folder-2") == b"one", "it serves"
+    assert hold("one", "folder-1", 0) == b""
+    assert hold("two", "folder-2") == b"", "its apps are elsewhere"
+    assert client.ttl(FOLDER) == 60, "the other folder does not extend the record"
+    assert not client.exists(KEY)
+    assert hold("one", "folder-1") == b"one"
+    assert client.ttl(FOLDER) > 60
+    client.delete(KEY, FOLDER)  # an operator deletes it
+    assert hold("two", "folder-2") == b"two"
+    assert hold("two", "") == b"two"
+    assert not client.exists(FOLDER), "the storage is shared now"

@@ -55,6 +55,7 @@ LEFT_OUT = {"session"}
 @pytest.mark.parametrize("to", [1, 2], ids=["to valkey", "to redis"])
 async def test_all_of_it_comes_back(service: Service, servers: list[RedisServer], to: int, tmp_path: Path) -> None:
     """And it stays after a restart of Redis: a dump beside an append-only file would be ignored."""
+    await upgrade_redis(service.store)
     made = await service.fill()
     await service.storage.put("data/app/snapshots/snp_1.tar.gz", b"snapshot")
     (service.folder / "data" / "app" / "files").mkdir()

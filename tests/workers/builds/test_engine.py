@@ -1,18 +1,16 @@
-"""Several hosts on one Redis and one storage. Each has its own data folder and processes."""
+"""Deploys where builders and the host of the apps are machines of their own, with one Redis and one storage."""
 
 import asyncio
 import contextlib
-import os
 import secrets
-import signal
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from gateway.cancellation import end_if_canceled
-from gateway.deploys.serving import HostAnswer, Records
-from gateway.keys import HOSTS_KEY, partition_tag, served_apps_key, serving_key
+from gateway.deploys.serving import Holder, Records, StepAnswer
+from gateway.keys import partition_tag, served_apps_key, serving_key
 from tests.fakes import FakeProvider
 from tests.support.background import in_background
 from tests.support.deployment import BUILD, START, Host, hosting, live, packed, page, server
@@ -21,8 +19,8 @@ from tests.support.gateway_process import Gateway
 from tests.support.machines import QUICK, Machine, empty_host, sharing_gateway, start, until_served
 from tests.support.polling import wait_until
 from tests.support.s3_server import SECRET, S3Server
+from tests.support.sandbox import require_control_groups
 from tests.support.stores import opened
-from workers.hosting import caddy
 from workers.hosting.release_files import read_release_manifest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -52,83 +50,41 @@ async def s3_host() -> AsyncIterator[Host]:
             yield host
 
 
-async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
+async def test_deploys_of_every_kind_with_s3(s3_host: Host) -> None:
     host, folder = s3_host, s3_host.gateway.folder
-    machines = await start(host, "one", "two")
+    machine = await start(host)
     app, runs = await host.app(build=BUILD), await host.app(build=START)
     secret = secrets.token_hex(8)
     host.gateway.confidential.add(secret)
     await host.call("PUT", f"/account/apps/{runs}/env", json={"TEXT": secret})
     first = await live(host, app, page("first", "echo to the log;"))
     assert "to the log" in (await host.deploy(first))["log"]
-    assert [await machine.page(app) for machine in machines] == ["first", "first"]
+    assert await machine.page(app) == "first"
     await live(host, runs, server("' + process.env.TEXT + '"))
-    assert [await machine.page(runs) for machine in machines] == [secret, secret]
+    assert await machine.page(runs) == secret
     preview = (await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})).json()["deployId"]
     assert (await host.over(preview))["state"] == "live"
     await live(host, app, page("second"))
-    assert [await machine.page(app) for machine in machines] == ["second", "second"]
+    assert await machine.page(app) == "second"
     back = await host.over(
         (await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first}))["deployId"]
     )
     assert (back["state"], back["release"]) == ("live", first), back
-    assert [await machine.page(app) for machine in machines] == ["first", "first"]
+    assert await machine.page(app) == "first"
     promoted = await host.over((await host.call("POST", f"/account/deploys/{preview}/promote"))["deployId"])
     assert (promoted["state"], promoted["release"]) == ("live", preview), promoted
     assert not list((folder / "builder" / "releases").glob("*/*/dep_*")), "a builder keeps no release"
     assert (await host.gateway.platform("DELETE", f"apps/{app}")).status_code == 204
-    await until_served(machines, app, "404")
-
-
-async def test_a_host_fails_dies_or_stalls(host: Host) -> None:
-    one, dies, stops = await start(host, "one", "two", "three", GATEWAY_CANARY="5")
-    app = await host.app(build=BUILD)
-    await live(host, app, page("good"))
-    # A canary that fails on one host is undone on all.
-    bad = await host.publish(app, page("bad"))
-    await host.in_state(bad, "canary")
-    assert [await machine.page(app) for machine in (one, dies, stops)] == ["bad"] * 3
-    (dies.folder / "releases" / app / "live" / bad / "files" / "index.html").unlink()
-    failed = await host.over(bad)
-    assert (failed["state"], failed["error"]) == ("failed", "canary: GET / returned 404")
-    assert [await machine.page(app) for machine in (one, dies, stops)] == ["good"] * 3
-    # Hosts without a heartbeat do not count.
-    server = caddy.read_process(stops.folder)
-    assert server is not None
-    with stops.worker.paused():
-        os.kill(server.pid, signal.SIGSTOP)
-        coming = await host.publish(app, page("second"))
-        await host.in_state(coming, "checking")
-        dies.worker.kill()
-        assert (await host.over(coming))["state"] == "live"
-        assert await one.page(app) == "second"
-        assert await dies.page(app) == "good", "Caddy goes on without its worker"
-    # They catch up before they serve again.
-    await wait_until(lambda: "sites.was_paused" in stops.worker.log)
-    os.kill(server.pid, signal.SIGCONT)
-    pages: set[str] = set()
-
-    async def caught_up() -> bool:
-        pages.add(await stops.page(app))
-        return "second" in pages
-
-    await wait_until(caught_up, 20)
-    assert pages <= {"503", "second"}, "it answers no visitor before it has caught up"
-    began = asyncio.create_task(dies.start("sites"))
-    await wait_until(lambda: began.done() or caddy.catching_up_file(dies.folder).exists(), 60)
-    while not began.done():
-        assert await dies.page(app) in ("503", "second")
-    await began
-    assert await dies.page(app) == "second"
+    await until_served(machine, app, "404")
 
 
 async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host) -> None:
-    """Until it has caught up, it answers its own probes with 503."""
-    _, pauses = await start(host, "one", "two", GATEWAY_CANARY="5")
+    machine = await start(host, GATEWAY_CANARY="5")
     app = await host.app(build=BUILD)
     deploy = await host.publish(app, page("first"))
     await host.in_state(deploy, "canary")
-    with pauses.worker.paused():
+    assert machine.worker is not None
+    with machine.worker.paused():
         await asyncio.sleep(3.5)
     ended = await host.over(deploy)
     assert ended["state"] == "live", ended
@@ -137,61 +93,66 @@ async def test_a_host_that_stands_still_in_a_canary_does_not_fail_it(host: Host)
 @contextlib.asynccontextmanager
 async def phantom(host: Host, app: str, *steps: str, failure: str = "") -> AsyncIterator[None]:
     """Simulates a host that answers only these steps, and has no good probe in a canary, or fails it at once."""
+    holder = Holder("phantom", "a test")
 
     async def haunt(records: Records) -> None:
         while True:
             end_if_canceled()
-            await records.send_heartbeat("phantom")
+            await records.hold_engine(holder)
             for _, wanted in (await records.read(host.account.id, app)).values():
                 if wanted.step == "canary" and failure:
-                    await records.write_answer(wanted, "phantom", HostAnswer(wanted.token, False, failure, served=True))
+                    await records.write_answer(wanted, StepAnswer(wanted.token, False, failure, served=True))
                 elif wanted.step in (*steps, "undo"):
-                    await records.write_answer(wanted, "phantom", HostAnswer(wanted.token, True))
+                    await records.write_answer(wanted, StepAnswer(wanted.token, True))
             await asyncio.sleep(0.05)
 
     async with opened(host.gateway.environment["GATEWAY_REDIS_URL"]) as store:
+        records = Records(store)
         try:
-            async with in_background(haunt(Records(store))):
+            async with in_background(haunt(records)):
                 yield
         finally:
-            await store.client.zrem(HOSTS_KEY, "phantom")
+            await records.leave_engine(holder)
 
 
 @pytest.mark.parametrize(
     ("steps", "error"),
     [
-        ([], "not every host that serves apps fetched and checked the release in time"),
-        (["check"], "not every host that serves apps fetched and checked the release in time"),
-        (["check", "canary"], "not every host that serves apps has passed the canary"),
+        ([], "the release was not fetched and checked in time"),
+        (["check"], "the release was not fetched and checked in time"),
+        (["check", "canary"], "no request of the canary has been answered"),
     ],
 )
-async def test_each_step_waits_for_every_host(
+async def test_each_step_waits_for_its_answer(
     host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str], error: str
 ) -> None:
-    monkeypatch.setitem(QUICK, "workers.builds.engine.STEP_SECONDS", 10.0)  # the good deploy needs some of it
-    monkeypatch.setitem(QUICK, "workers.builds.engine.NO_HOST_SECONDS", 8.0)
-    (one,) = await start(host, "one")
+    monkeypatch.setitem(QUICK, "workers.builds.engine.STEP_SECONDS", 2.0)
+    monkeypatch.setitem(QUICK, "workers.builds.engine.NO_HOST_SECONDS", 2.0)
+    await Machine(host, "builder").start("deploys")
     app = await host.app(build=BUILD)
-    await live(host, app, page("good"))
     async with phantom(host, app, *steps):
         failed = await host.over(await host.publish(app, page("bad")))
     assert (failed["state"], failed["error"].partition(": ")[2]) == ("failed", error), failed
-    await until_served([one], app, "good")
+
+
+async def test_without_a_host_a_deploy_fails(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(QUICK, "workers.builds.engine.NO_HOST_SECONDS", 1.0)
+    await Machine(host, "builder").start("deploys")
+    failed = await host.over(await host.publish(await host.app(build=BUILD), page("bad")))
+    assert failed["error"] == "health: no host serves apps; is a `sites` worker running?"
 
 
 async def test_a_host_that_fails_at_once_fails_the_canary_and_not_the_swap(host: Host) -> None:
-    (one,) = await start(host, "one")
+    await Machine(host, "builder").start("deploys")
     app = await host.app(build=BUILD)
-    await live(host, app, page("good"))
     async with phantom(host, app, "check", failure="GET / returned 500"):
         failed = await host.over(await host.publish(app, page("bad")))
     assert failed["error"] == "canary: GET / returned 500"
-    await until_served([one], app, "good")
 
 
 async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host) -> None:
     folder = host.gateway.folder
-    await start(host, "one")
+    one = await start(host)
     apps = [await host.app(build=BUILD) for _ in range(3)]
     deploys = [await live(host, app, page(app)) for app in apps]
     truncated, exchanged, _ = archives = [
@@ -200,6 +161,8 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
     whole = [path.read_bytes() for path in archives]
     truncated.write_bytes(whole[0][:-10])
     exchanged.write_bytes(whole[2])
+    assert one.worker is not None
+    assert await one.worker.stop() == 0
     empty = await Machine(host, "empty").start("sites")
     assert [await empty.page(app) for app in apps] == ["404", "404", apps[2]]
     assert empty.worker.log.count("the archive of the release is damaged") >= 2
@@ -212,12 +175,12 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
     for path, text in zip(archives, whole, strict=True):
         path.write_bytes(text)
     for app in apps:
-        await until_served([empty], app, app)
+        await until_served(empty, app, app)
 
 
 async def test_an_outage_of_the_storage_delays_deploys_and_stops_no_app(host: Host) -> None:
     folder = host.gateway.folder
-    [machine] = await start(host, "one")
+    machine = await start(host)
     app = await host.app(build=BUILD)
     first = await live(host, app, page("first"))
     coming = await host.publish(app, page("second", "echo begun; sleep 1;"))
@@ -239,7 +202,7 @@ async def test_an_outage_of_the_storage_delays_deploys_and_stops_no_app(host: Ho
         await asyncio.to_thread(host.gateway.redis.thaw)
     (folder / "elsewhere").rename(folder / "storage")
     assert (await host.over(coming))["state"] == "live"
-    await until_served([machine], app, "second")
+    await until_served(machine, app, "second")
 
 
 async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: Host) -> None:
@@ -269,7 +232,7 @@ async def test_builders_share_the_queue_and_take_over_from_a_dead_builder(host: 
 
 async def test_a_rollback_brings_the_manifest_of_its_release_back(host: Host) -> None:
     """The builder keeps no release, and every host finds the manifest in the archive."""
-    (machine,) = await start(host, "one")
+    machine = await start(host)
     app = await host.app()
     manifest = '[build]\nstart = "exec node server.js"\noverlap = false\n[auth]\nkind = "jwks"\nurl = "/{}"\n'
     first = await live(host, app, {**server("first"), "capsule.toml": manifest.format("keys")})
@@ -285,20 +248,77 @@ async def test_a_rollback_brings_the_manifest_of_its_release_back(host: Host) ->
     assert [manifest.overlap for manifest in found if manifest is not None] == [False] * 3
 
 
-async def test_every_host_serves_a_domain_as_soon_as_it_is_verified(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hosts tidy the addresses only now and then; they hear of changes."""
+async def test_a_domain_is_served_as_soon_as_it_is_verified(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host tidies the addresses only now and then; it hears of changes."""
     monkeypatch.setitem(QUICK, "workers.hosting.host_agent.TIDY_SECONDS", 60.0)
-    machines = await start(host, "one", "two")
+    machine = await start(host)
     app, domain = await host.app(build=BUILD), f"{secrets.token_hex(6)}.example.org"
     await live(host, app, page("shop"))
 
-    async def shown() -> set[str]:
-        answers = [await host.web.get(f"http://127.0.0.1:{each.port}/", headers={"Host": domain}) for each in machines]
-        return {answer.text.strip() if answer.status_code == 200 else "" for answer in answers}
+    async def read_page() -> str:
+        answer = await host.web.get(f"http://127.0.0.1:{machine.port}/", headers={"Host": domain})
+        return answer.text.strip() if answer.status_code == 200 else ""
 
-    for fields, expected in (({"customDomain": domain, "customDomainVerified": True}, {"shop"}), ({}, {""})):
+    for fields, expected in (({"customDomain": domain, "customDomainVerified": True}, "shop"), ({}, "")):
         record = {"account": host.account.id, "build": BUILD, **fields}
         assert (await host.gateway.platform("PUT", f"apps/{app}", record)).is_success
-        await wait_until(shown, 2, holds=lambda found, expected=expected: found == expected)
+        await wait_until(read_page, 2, holds=lambda found, expected=expected: found == expected)
+
+
+# Counts the POST requests in its data.
+COUNTER = """
+const fs = require('fs'), file = process.env.DATA_DIR + '/count'
+const read = () => fs.existsSync(file) ? Number(fs.readFileSync(file, 'utf8')) : 0
+require('http').createServer((request, response) => {
+  if (request.method === 'POST') fs.writeFileSync(file, String(read() + 1))
+  response.end('count ' + read())
+}).listen(process.env.PORT)
+"""
+
+
+async def test_the_service_moves_to_another_host_and_back(host: Host) -> None:
+    """Each host goes on with the last snapshot of the one before, also where it has older files of its own."""
+    require_control_groups()
+    one, two = await start(host), Machine(host, "two")
+    app, pages = await host.app(build=START), await host.app(build=BUILD)
+    await live(host, app, {"server.js": COUNTER})
+    await live(host, pages, page("pages"))
+    assert await count(one, app) == "count 1"
+    await until_refused(two, app)
+    for number, (former, now) in enumerate([(one, two), (two, one)], start=2):
+        assert former.worker is not None
+        assert await former.worker.stop(60) == 0
+        snapshots = (await host.call("GET", f"/account/apps/{app}/data"))["snapshots"]
+        assert [each["reason"] for each in snapshots].count("stop") == 1
+        await now.start("sites")
+        await until_served(now, app, f"count {number - 1}", 30)
+        assert await now.page(pages) == "pages"
+        assert await count(now, app) == f"count {number}"
+        # A worker that starts where the apps were ends what has gone on there.
+        assert await former.page(app) == f"count {number - 1}"
+        await until_refused(former, app)
+    # Cleared data stay cleared.
+    assert (await host.account.call("DELETE", f"/account/apps/{app}/data")).status_code == 204
+    await until_served(one, app, "count 0", 30)
+    assert one.worker is not None
+    assert await one.worker.stop(60) == 0
+    await two.start("sites")
+    await until_served(two, app, "count 0", 30)
+
+
+async def until_refused(machine: Machine, app: str) -> None:
+    """Starts a host while another one serves. It ends, and answers no visitor."""
+    await machine.launch("sites")
+    worker = machine.worker
+    assert worker is not None
+    await wait_until(lambda: worker.code is not None, 60)
+    assert worker.code == 78
+    assert "The apps are served by the host" in worker.log
+    assert "docs/kubernetes.md" in worker.log
+    assert await machine.ask(app) is None
+
+
+async def count(machine: Machine, app: str) -> str:
+    answer = await machine.ask(app, "POST")
+    assert answer is not None
+    return answer.text

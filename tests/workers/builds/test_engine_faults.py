@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.keys import APPS_FOLDER_KEY, partition_tag, served_apps_key, serving_key
+from gateway.keys import APPS_FOLDER_KEY, ENGINE_KEY, partition_tag, served_apps_key, serving_key
 from tests.support.deployment import Host
 from tests.support.folders import kill_caddies, passable_folder
 from tests.support.polling import wait_until
@@ -100,9 +100,9 @@ async def test_the_same_release_serves_and_nothing_is_left(own: Host, fault: str
 
 @pytest.mark.parametrize("state", ["checking", "canary"])
 async def test_an_outage_of_redis_fails_no_deploy(own: Host, state: str) -> None:
-    """It is longer than a host counts without a heartbeat, and longer than the builder waits for a host."""
-    short = {"gateway.deploys.serving.HOST_LIFETIME_SECONDS": 3.0, "workers.builds.engine.NO_HOST_SECONDS": 4.0}
-    often = {"workers.hosting.host_agent.RENEWAL_SECONDS": 0.5}
+    """It is longer than a lease lasts, and longer than the builder waits for a host."""
+    short = {"gateway.deploys.serving.LEASE_SECONDS": 3.0, "workers.builds.engine.NO_HOST_SECONDS": 4.0}
+    often = {"workers.hosting.engine_lease.RENEWAL_SECONDS": 0.5}
     app = await own.app(build={"start": "exec node server.js"})
     worker = await own.worker("deploys", constants={**short, **often}, GATEWAY_CANARY="2")
     await wait_until(lambda: "sites.serving" in worker.log, 60)
@@ -146,9 +146,11 @@ async def test_a_machine_without_the_apps_stands_by_until_an_operator_says_that_
     first = await own.publish(app, {"index.html": "first"})
     assert (await own.over(first))["state"] == "live"
     elsewhere = {"GATEWAY_DATA_DIR": str(other_folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}"}
+    own.workers[0].kill()
+    with own.gateway.redis.client() as client:
+        await wait_until(lambda: not client.exists(ENGINE_KEY), 20)
     other = await own.worker("deploys", joined=False, **elsewhere)
     await wait_until(lambda: "deploys.elsewhere" in other.log and "sites.elsewhere" in other.log, 20)
-    own.workers[0].kill()
     coming = await own.publish(app, {"index.html": "second"})
     await asyncio.sleep(3)
     assert (await own.deploy(coming))["state"] == "queued"

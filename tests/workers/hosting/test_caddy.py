@@ -17,7 +17,6 @@ from gateway.settings import Settings
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, Hosting
 from workers.hosting import caddy
-from workers.hosting.ownership import AlwaysOwner
 from workers.hosting.serving import Serving
 
 SHOP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
@@ -144,18 +143,6 @@ async def test_other_hosts_have_none(hosting: Hosting) -> None:
         assert said.status in (400, 404), host
         assert b"Shop" not in said.body
         assert (await hosting.ask("/")).status == 200
-
-
-async def test_a_host_that_catches_up_answers_for_no_app(hosting: Hosting) -> None:
-    """Not even for apps that it has not heard of: other hosts may serve them already."""
-    caddy.catching_up_file(hosting.folder).touch()
-    try:
-        for host in (HOST, "shop-preview.apps.test", "not-yet.apps.test"):
-            said = await hosting.ask("/", host=host)
-            assert (said.status, said.headers["retry-after"]) == (503, "1"), host
-    finally:
-        caddy.catching_up_file(hosting.folder).unlink()
-    assert (await hosting.ask("/")).status == 200
 
 
 async def test_a_host_without_a_release_has_nothing(hosting: Hosting) -> None:
@@ -365,7 +352,7 @@ async def test_a_data_folder_may_have_a_long_path() -> None:
         async with hosting.served():
             assert (await hosting.ask("/")).body == b"far"
             settings = Settings(data_dir=str(hosting.folder), apps_domain="apps.test")
-            await Serving(settings, find_nothing, AlwaysOwner()).probe(hosting.target(hosting.deploy("dep_1"), SHOP))
+            await Serving(settings, find_nothing).probe(hosting.target(hosting.deploy("dep_1"), SHOP))
 
 
 async def find_nothing(_: object) -> None: ...

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -20,6 +21,7 @@ from gateway.accounts.vault import Vault
 from gateway.data import records
 from gateway.data.commands import DataAnswer, DataCommand, DataCommands
 from gateway.data.records import DataRecords, DataStatus, Snapshot, snapshot_key
+from gateway.errors import StorageUnavailable
 from gateway.ids import new_id
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -30,7 +32,7 @@ from tests.support.polling import wait_until
 from tests.support.sandbox import ROOT, checked_sandbox
 from tests.support.stores import change_plan
 from workers.hosting import data_agent
-from workers.hosting.data import AppData
+from workers.hosting.data import AppData, DataHeld
 from workers.hosting.data_agent import DataAgent
 from workers.hosting.data_packer import DataPacker
 from workers.hosting.releases import Releases
@@ -86,7 +88,7 @@ class Room:
 
     def start(self) -> None:
         packer = DataPacker(self.settings, self.registry, self.sandbox)
-        self._task = asyncio.create_task(DataAgent(self.settings, self.registry, packer, lambda _: True).run())
+        self._task = asyncio.create_task(DataAgent(self.settings, self.registry, packer).run())
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -390,3 +392,122 @@ async def test_a_command_survives_the_agent(room: Room) -> None:
     assert (await waiting).snapshot is not None
     await wait_until(room.commands.list_commands, holds=lambda commands: not commands)
     assert (AppData(room.folder, "shop").files / "note").exists(), "nobody waits for the late command"
+
+
+# -- from host to host -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> str:
+    """The URL of a storage that hosts share."""
+    (tmp_path / "storage").mkdir()
+    return f"file://{tmp_path / 'storage'}"
+
+
+@contextlib.contextmanager
+def host_with(store: Store, storage: str) -> Iterator[Room]:
+    with passable_folder() as folder:
+        room = Room(folder, store)
+        room.settings = msgspec.structs.replace(room.settings, storage_url=storage)
+        room.storage = open_storage(room.settings)
+        yield room
+
+
+async def serve(room: Room) -> DataAgent:
+    """Returns the agent of a worker that has just started, before any app runs."""
+    agent = DataAgent(room.settings, room.registry, DataPacker(room.settings, room.registry, room.sandbox))
+    await agent.catch_up()
+    return agent
+
+
+def read(room: Room, app: App) -> dict[str, str]:
+    return {path.name: path.read_text() for path in AppData(room.folder, app.id).files.iterdir()}
+
+
+async def test_the_data_follow_their_app_from_host_to_host(store: Store, shared: str) -> None:
+    with host_with(store, shared) as one, host_with(store, shared) as two:
+        app = await one.create_app()
+        first = await serve(one)
+        await first.bring(app.account, app.id)
+        data = one.write(app, note="first")
+        await first.leave()
+        [stop] = await one.records.list_snapshots(app.account, app.id)
+        assert stop.reason == "stop"
+        await first.leave()
+        assert await one.records.list_snapshots(app.account, app.id) == [stop], "nothing has changed"
+        second = await serve(two)
+        await second.bring(app.account, app.id)
+        assert read(two, app) == {"note": "first"}
+        two.write(app, note="second")
+        await second.leave()
+        # The first host has files of its own, and a newer snapshot than those that it knows.
+        first = await serve(one)
+        assert data.is_held, "the app does not run on them"
+        with pytest.raises(DataHeld), data.running(app.account, 1):
+            pass
+        await first.bring(app.account, app.id)
+        assert not data.is_held
+        assert read(one, app) == {"note": "second"}
+        await (await serve(one)).bring(app.account, app.id)
+        assert read(one, app) == {"note": "second"}
+
+
+async def test_what_a_host_has_written_since_its_last_snapshot_stays(store: Store, shared: str) -> None:
+    """Also if it was killed, and its files are those of a version that has kept no list of snapshots."""
+    with host_with(store, shared) as room:
+        app = await room.create_app()
+        agent = await serve(room)
+        data = room.write(app, note="old")
+        await agent.leave()
+        room.write(app, note="new")
+        (data.folder / "snapshot-ids").unlink()
+        for _ in range(2):
+            await (await serve(room)).bring(app.account, app.id)
+            assert read(room, app) == {"note": "new"}
+
+
+async def test_cleared_data_stay_cleared_on_the_next_host(store: Store, shared: str) -> None:
+    with host_with(store, shared) as one, host_with(store, shared) as two:
+        app = await one.create_app()
+        agent = await serve(one)
+        one.write(app, note="secret")
+        one.start()
+        await one.run(app, "clear", reason="clear")
+        await one.stop()
+        await agent.leave()
+        await (await serve(two)).bring(app.account, app.id)
+        assert read(two, app) == {}
+
+
+async def test_an_app_does_not_run_on_old_files_while_the_newest_are_out_of_reach(store: Store, shared: str) -> None:
+    with host_with(store, shared) as one, host_with(store, shared) as two:
+        app = await one.create_app()
+        one.write(app, note="old")
+        await (await serve(one)).leave()
+        second = await serve(two)
+        await second.bring(app.account, app.id)
+        two.write(app, note="new")
+        await second.leave()
+        first, data = await serve(one), AppData(one.folder, app.id)
+        folder = Path(shared.removeprefix("file://"))
+        folder.rename(folder.with_name("away"))
+        with pytest.raises(StorageUnavailable):
+            await first.bring(app.account, app.id)
+        assert data.is_held
+        folder.with_name("away").rename(folder)
+        await (await serve(one)).bring(app.account, app.id)
+        assert read(one, app) == {"note": "new"}
+
+
+async def test_a_host_without_shared_storage_keeps_its_files_and_makes_no_last_snapshot(store: Store) -> None:
+    with host_with(store, "") as room:
+        app = await room.create_app()
+        room.write(app, note="mine")
+        agent = await serve(room)
+        await agent.leave()
+        assert await room.records.list_snapshots(app.account, app.id) == []
+        await room.records.add_snapshot(
+            app.account, app.id, Snapshot("snp_zz", "2026-07-02T10:00:00.000Z", 1, "manual")
+        )
+        await (await serve(room)).bring(app.account, app.id)
+        assert read(room, app) == {"note": "mine"}

@@ -29,9 +29,9 @@ from tests.support.polling import wait_until
 from tests.support.processes import ENCRYPTION_KEY
 from workers.hosting import host_agent, host_watch
 from workers.hosting.applier import Target
+from workers.hosting.engine_lease import HostLease
 from workers.hosting.host_agent import HostAgent
 from workers.hosting.host_watch import HostWatch, read_certificate_left
-from workers.hosting.ownership import AlwaysOwner
 from workers.hosting.releases import remove_folder
 from workers.hosting.serving import Serving, find_app
 
@@ -43,10 +43,11 @@ class Machine:
         self.hosting, self.store, self.registry = hosting, store, registry
         self.settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
         find = partial(find_app, registry)
-        serving = Serving(self.settings, find, AlwaysOwner())
+        serving = Serving(self.settings, find)
         self.records = Records(store, hosting.releases.folder_id())
-        self.agent = HostAgent(self.records, hosting.releases.folder_id(), serving, find, 1.0)
-        self.watch = HostWatch(self.settings, store, hosting.releases, self.agent)
+        self.agent = HostAgent(self.records, serving, find, 1.0)
+        self.lease = HostLease(self.records, hosting.folder, hosting.releases.folder_id())
+        self.watch = HostWatch(self.settings, store, hosting.releases, self.agent, self.lease)
 
     async def serve(self, name: str) -> App:
         account, _ = await self.registry.create_account("Account", "free")
@@ -82,7 +83,7 @@ async def test_missing_releases_are_one_line_until_they_are_back(
     for name in ("one", "two", "gone"):
         await machine.serve(name)
     running = asyncio.create_task(machine.agent.run())
-    await wait_until(machine.agent.is_ready)
+    await wait_until(lambda: machine.agent.is_synced)
     with captured(host_watch) as lines, monkeypatch.context() as patch:
         patch.setattr(host_agent, "logger", structlog.get_logger())
         assert (await machine.report()).missing == 0
@@ -162,10 +163,9 @@ async def test_a_host_that_catches_up_does_not_wait_for_a_check(machine: Machine
     await machine.records.write(text, wanted, "")
     async with asyncio.timeout(10):
         await machine.agent.catch_up()
-        assert machine.agent.is_current()
         await checking.wait()
         ended.set()
-        await wait_until(lambda: machine.records.read_answers(wanted), holds=bool)
+        await wait_until(lambda: machine.records.read_answer(wanted))
 
 
 async def test_a_release_that_starts_while_others_are_tidied_keeps_running(

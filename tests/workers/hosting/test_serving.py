@@ -13,7 +13,6 @@ from gateway.deploys.states import DeployError
 from gateway.events.catalog import Kind
 from gateway.settings import Settings
 from tests.support.hosted_apps import Hosting
-from workers.hosting.ownership import AlwaysOwner
 from workers.hosting.serving import Serving
 
 APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
@@ -34,7 +33,7 @@ async def test_the_deploy_of_a_deleted_app_gets_no_address(tmp_path: Path, found
     """The name may belong to another account's app by now."""
     hosting = Hosting(tmp_path)
     apps = Apps(APP)
-    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), apps.find, AlwaysOwner())
+    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), apps.find)
     deploy = hosting.deploy("dep_1")
     site = hosting.build(deploy, {"index.html": "x"})
     target = hosting.target(deploy, APP, "canary")
@@ -74,7 +73,7 @@ async def deploy_both(folder: Path, victim: App, attacker: App, kind: Kind) -> N
     async def find_app(app: str) -> App | None:
         return apps.get(app) or next((each for each in apps.values() if each.name == app), None)
 
-    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), find_app, AlwaysOwner())
+    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), find_app)
     try:
         for number, app in enumerate((victim, attacker)):
             deploy = hosting.deploy(f"dep_{number}", app.id, kind)

@@ -21,7 +21,6 @@ from tests.support.watched_apps import Watch, watching
 from workers.hosting import caddy
 from workers.hosting import serving as module
 from workers.hosting.applier import Target
-from workers.hosting.ownership import AlwaysOwner
 from workers.hosting.release_files import write_release_manifest
 from workers.hosting.serving import Serving
 
@@ -46,7 +45,7 @@ class Shop:
         self.watch, self.hosting = watch, hosting
         self.canary = 0.5
         settings = Settings(data_dir=str(hosting.folder), apps_domain=DOMAIN)
-        self.serving = Serving(settings, self.find_app, AlwaysOwner())
+        self.serving = Serving(settings, self.find_app)
         self.site = hosting.site(hosting.deploy("dep_1"))
         self.lines: list[str] = []
         self.answers: list[str] = []

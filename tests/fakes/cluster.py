@@ -1,0 +1,364 @@
+"""A Kubernetes inside the test: an API server over HTTP, and what controllers and nodes make of its objects.
+
+| part | what it does |
+| --- | --- |
+| API server | lists, watches, applies on the server's side, deletes; `conflicts` refuses as many writes, `away` all |
+| controllers | make the pods of each Deployment, and replace them one by one when its template changes |
+| nodes | run each pod at an address of its own: it takes its release, and then serves at the real ports |
+| ingress | `visit` follows an Ingress to its Service, and that to its ready pods, or to its Endpoints |
+
+While the API server is away, the controllers rest, and the ingress goes on.
+"""
+
+import asyncio
+import base64
+import contextlib
+import copy
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from aiohttp import web
+
+from gateway.deploys.pod_log import APP_CONTAINER
+from tests.fakes.start_commands import END_SECONDS, StartCommands, ask, http_server
+from tests.support.background import cancel
+from tests.support.redis_servers import free_port
+from workers.kubernetes.objects import Object, object_name
+from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, TOKEN, WEB_PORT, PodRelease
+
+LOOK_SECONDS = 0.01  # between the rounds of the controllers
+READY_SECONDS = 0.03  # after a pod answers, until Services lead to it
+IDLE_SECONDS = 1_000.0  # that each pod has had no request, by its own word
+BORN = "2026-11-28T09:00:00Z"
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+ADDRESSES = (f"127.{100 + WORKER}.{number >> 8 & 255}.{number & 255}" for number in itertools.count(257))
+
+
+class FakeCluster:
+    def __init__(self, commands: StartCommands) -> None:
+        self.commands = commands
+        self.away, self.conflicts = False, 0
+        self.objects: dict[tuple[str, str], Object] = {}  # by plural and name
+        self._events: list[tuple[str, str, Object]] = []  # plural, type, object; the version is the position
+        self._changed = asyncio.Event()
+        self.pods: dict[str, FakePod] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, folder: Path) -> Path:
+        """Returns the file for KUBECONFIG."""
+        application, port = web.Application(), free_port()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        named: dict[str, Any] = {
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        }
+        file = folder / "kubeconfig"
+        file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "x", **named}))
+        self._keep(self._control())
+        return file
+
+    async def aclose(self) -> None:
+        self.away = True
+        self._wake_watchers()
+        await cancel(*self._tasks, *(pod.task for pod in self.pods.values()))
+        for pod in self.pods.values():
+            pod.close()
+        await self._runner.cleanup()
+
+    def _keep(self, work: Any) -> None:
+        self._tasks.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._tasks.discard)
+
+    # -- API server ------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if self.away:
+            return _close(request)
+        _, _, path = request.path.partition("/namespaces/")
+        plural, name, part = [*path.split("/")[1:], "", ""][:3]
+        if request.method == "GET" and part == "log":
+            return web.Response(text=f"the log of {name}\n")
+        if request.method == "GET" and "watch" in request.query:
+            return await self._watch(request, plural)
+        if request.method == "GET":
+            items = [each for key, each in self.objects.items() if key[0] == plural]
+            return _json(
+                {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": self._version}} | {"items": items}
+            )
+        if self.conflicts > 0:
+            self.conflicts -= 1
+            return _json({"kind": "Status", "apiVersion": "v1", "code": 409, "message": "try again"}, 409)
+        if request.method == "DELETE":
+            self._delete(plural, name)
+            return _json({"kind": "Status", "apiVersion": "v1"})
+        return _json(self._apply(plural, name, await request.json()))
+
+    @property
+    def _version(self) -> str:
+        return str(len(self._events))
+
+    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+        response, seen = web.StreamResponse(), int(request.query["resourceVersion"])
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while not self.away:
+                changed = self._changed
+                for its_plural, kind, found in self._events[seen:]:
+                    seen += 1
+                    if its_plural == plural:
+                        await response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
+                if changed is self._changed:
+                    await changed.wait()
+        return _close(request)
+
+    def _apply(self, plural: str, name: str, wanted: Object) -> Object:
+        """Stores the object as its one manager wants it, with what the server and the controllers add."""
+        before, fresh = self.objects.get((plural, name)), _without_none(wanted)
+        head = {"namespace": "apps", "creationTimestamp": BORN, "uid": f"{plural} {name} {self._version}"}
+        fresh["metadata"] = head | (before["metadata"] if before else {}) | fresh["metadata"]
+        fresh["status"] = (
+            before.get("status", {}) if before else {"phase": "Bound"} if plural.startswith("pers") else {}
+        )
+        if fresh != before:
+            self.note(plural, fresh, "MODIFIED" if before else "ADDED")
+        return self.objects[plural, name]
+
+    def _delete(self, plural: str, name: str) -> None:
+        if (found := self.objects.pop((plural, name), None)) is not None:
+            self.note(plural, found, "DELETED")
+        if plural == "services":
+            self._delete("endpoints", name)
+
+    def note(self, plural: str, found: Object, kind: str = "MODIFIED") -> None:
+        found["metadata"]["resourceVersion"] = str(len(self._events) + 1)
+        if kind != "DELETED":
+            self.objects[plural, found["metadata"]["name"]] = found
+        self._events.append((plural, kind, copy.deepcopy(found)))
+        self._wake_watchers()
+
+    def _wake_watchers(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        self.away = True
+        self._wake_watchers()
+        try:
+            yield
+        finally:
+            self.away = False
+
+    # -- controllers -----------------------------------------------------------------------------------------
+
+    async def _control(self) -> None:
+        while True:
+            if not self.away:
+                wanted = {name: each for (plural, name), each in self.objects.items() if plural == "deployments"}
+                for name, deployment in wanted.items():
+                    self._follow(name, deployment["spec"])
+                for pod in self.pods.values():
+                    if pod.owner not in wanted:
+                        pod.end()
+                for name in [name for plural, name in self.objects if plural == "services"]:
+                    self._list_endpoints(name)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _follow(self, name: str, spec: Object) -> None:
+        pods = [pod for pod in self.pods.values() if pod.owner == name and not pod.is_ending]
+        if not spec["replicas"]:
+            for pod in pods:
+                pod.end()
+            return
+        fresh = [pod for pod in pods if pod.template == spec["template"]]
+        if not fresh:
+            pod = FakePod(self, name, copy.deepcopy(spec["template"]))
+            self.pods[pod.name] = pod
+            self.note("pods", pod.describe(), "ADDED")
+        elif fresh[0].is_ready:
+            for pod in pods:
+                if pod is not fresh[0]:
+                    pod.end()
+
+    def _list_endpoints(self, name: str) -> None:
+        """Keeps the Endpoints of a Service that has a selector. The last ones stay when it has none any more."""
+        service = self.objects["services", name]
+        if not (selector := service["spec"].get("selector")):
+            return
+        pods = [pod for pod in self.pods.values() if pod.is_ready and not pod.is_ending]
+        addresses = [{"ip": pod.ip} for pod in pods if selector.items() <= pod.labels.items()]
+        subsets = [{"addresses": addresses, "ports": [{"name": "http", "port": WEB_PORT}]}] if addresses else []
+        found = self.objects.get(("endpoints", name))
+        if found is None:
+            head = {"name": name, "namespace": "apps", "uid": name, "labels": service["metadata"]["labels"]}
+            self.note(
+                "endpoints", {"apiVersion": "v1", "kind": "Endpoints", "metadata": head, "subsets": subsets}, "ADDED"
+            )
+        elif found["subsets"] != subsets:
+            self.note("endpoints", {**found, "subsets": subsets})
+
+    def forget(self, pod: "FakePod") -> None:
+        self.note("pods", self.objects.pop(("pods", pod.name)), "DELETED")
+        del self.pods[pod.name]
+
+    # -- ingress ---------------------------------------------------------------------------------------------
+
+    async def visit(self, host: str) -> tuple[int, str]:
+        for (plural, name), each in self.objects.items():
+            if plural == "ingresses" and host in [rule["host"] for rule in each["spec"]["rules"]]:
+                targets = self._find_targets(name)
+                if not targets:
+                    return 503, ""
+                return await ask(await asyncio.open_connection(*targets[0]), host)
+        return 404, ""
+
+    def _find_targets(self, name: str) -> list[tuple[str, int]]:
+        endpoints = self.objects.get(("endpoints", name), {"subsets": []})
+        return [
+            (address["ip"], part["ports"][0]["port"]) for part in endpoints["subsets"] for address in part["addresses"]
+        ]
+
+
+class FakePod:
+    def __init__(self, cluster: FakeCluster, owner: str, template: Object) -> None:
+        self._cluster, self.owner, self.template = cluster, owner, template
+        self.ip, self.labels = next(ADDRESSES), template["metadata"]["labels"]
+        self.name = f"{owner}-{self.ip.replace('.', '-')}"
+        [variable] = template["spec"]["initContainers"][0]["env"]
+        self.release = msgspec.json.decode(variable["value"], type=PodRelease)
+        self.runs = any(each["name"] == APP_CONTAINER for each in template["spec"]["containers"])
+        self.is_ready = self.is_ending = self._answers = self._has_ended = False
+        self.task = asyncio.create_task(self._run())
+        self._servers: list[asyncio.Server] = []
+
+    def describe(self) -> Object:
+        started: Object = {"running": {"startedAt": BORN}}
+        common = {"image": "", "imageID": "", "restartCount": 0}
+        received: Object = {"terminated": {"exitCode": 0}} if self._answers else started
+        containers: list[Object] = []
+        if self._answers:
+            containers.append({"name": "web", "state": started, "ready": True, **common})
+        if self._answers and self.runs:
+            code = 3 if self._has_ended else 0
+            over = self._has_ended or (self.is_ending and self.release.deploy not in self._cluster.commands.running)
+            ended: Object = {"exitCode": code, "reason": "Error", "finishedAt": BORN, "containerID": self.name}
+            state = {"terminated": ended} if over else started
+            app = {"name": APP_CONTAINER, "state": state, "ready": not over, **common}
+            containers.append(app | {"restartCount": int(self._has_ended)})
+        head = {"name": self.name, "namespace": "apps", "uid": self.name, "creationTimestamp": BORN}
+        metadata = {**self.template["metadata"], **head} | ({"deletionTimestamp": BORN} if self.is_ending else {})
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": self.template["spec"],
+            "status": {
+                "phase": "Running" if self._answers else "Pending",
+                "podIP": self.ip,
+                "conditions": [{"type": "Ready", "status": str(self.is_ready)}],
+                "initContainerStatuses": [{"name": "release", "state": received, "ready": self._answers, **common}],
+                "containerStatuses": containers,
+            },
+        }
+
+    def _note(self) -> None:
+        self._cluster.note("pods", self.describe())
+
+    def end(self) -> None:
+        if not self.is_ending:
+            self.is_ending = True
+            self._note()
+            self.task.cancel()
+            self._cluster._keep(self._stop())
+
+    async def _stop(self) -> None:
+        await asyncio.gather(self.task, return_exceptions=True)
+        await asyncio.sleep(END_SECONDS)
+        self.close()
+        if self.runs:
+            self._cluster.commands.end(self.release.deploy)
+            self._note()
+        self._cluster.forget(self)
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def _run(self) -> None:
+        await self._receive()
+        deploy, commands = self.release.deploy, self._cluster.commands
+        if self.runs:
+            commands.begin(deploy)
+        self._servers.append(await asyncio.start_server(http_server(self._serve), self.ip, WEB_PORT))
+        self._servers.append(await asyncio.start_server(_say_idle, self.ip, IDLE_PORT))
+        self._answers = True
+        self._note()
+        await asyncio.sleep(READY_SECONDS)
+        self.is_ready = True
+        self._note()
+        while not (self.runs and deploy in commands.ending):
+            await asyncio.sleep(LOOK_SECONDS)
+        commands.end(deploy)
+        self._has_ended = True
+        self._note()
+
+    async def _serve(self, _: str) -> tuple[int, str]:
+        if self.release.suspended:
+            return 503, ""
+        return (502, "") if self._has_ended else self._cluster.commands.answer(self.release.deploy)
+
+    async def _receive(self) -> None:
+        """Waits for the archive of the release, from who knows the token."""
+        received = asyncio.Event()
+        secret = self._cluster.objects["secrets", object_name(self.release.deploy)]
+        token = base64.b64decode(secret["data"][TOKEN]).decode()
+
+        async def take(request: web.Request) -> web.Response:
+            body, digest = await request.read(), request.query.get("digest", self.release.archive.digest)
+            if request.headers["Authorization"] != f"Bearer {token}" or hashlib.sha256(body).hexdigest() != digest:
+                return web.Response(status=409)
+            if request.path == "/release":
+                received.set()
+            return web.Response(status=204)
+
+        application = web.Application()
+        application.router.add_put("/{path:.*}", take)
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.ip, RECEIVE_PORT).start()
+            await received.wait()
+        finally:
+            await runner.cleanup()
+
+
+async def _say_idle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.closing(writer):
+        writer.write(f"{IDLE_SECONDS}\n".encode())
+
+
+def _close(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=503)
+
+
+def _json(value: Object, status: int = 200) -> web.Response:
+    return web.Response(body=json.dumps(value).encode(), status=status, content_type="application/json")
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(each) for name, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list) else value

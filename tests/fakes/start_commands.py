@@ -1,0 +1,60 @@
+"""The start commands of apps, inside the test: what each does, which of them run, and which ran at the same time."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+ENDED = "the start command ended with status 3"  # how a watchdog describes one of `ending`
+END_SECONDS = 0.05  # that a command takes to end when it is told to
+
+
+class StartCommands:
+    """A command is named after the deploy that made its release, and answers with that name."""
+
+    def __init__(self) -> None:
+        self.ending: set[str] = set()  # those that end with status 3
+        self.failing: set[str] = set()  # those that answer 500
+        self.running: set[str] = set()
+        self.together: set[frozenset[str]] = set()  # the commands that ran at once, at any time
+
+    def begin(self, deploy: str) -> None:
+        self.running.add(deploy)
+        self.together.add(frozenset(self.running))
+
+    def end(self, deploy: str) -> None:
+        self.running.discard(deploy)
+
+    def answer(self, deploy: str) -> tuple[int, str]:
+        return (500, "") if deploy in self.failing else (200, deploy)
+
+    def ran_together(self, *deploys: str) -> bool:
+        return any(each.issuperset(deploys) for each in self.together)
+
+
+Answer = Callable[[str], Awaitable[tuple[int, str]]]
+
+
+def http_server(answer: Answer) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """Returns what accepts connections, each for one request. `answer` gets the host name."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            host = next(line for line in head.split("\r\n") if line.lower().startswith("host:"))
+            status, text = await answer(host.partition(":")[2].strip())
+            lines = f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n{text}"
+            writer.write(lines.encode())
+            await writer.drain()
+
+    return accept
+
+
+async def ask(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], host: str) -> tuple[int, str]:
+    """Requests `/` of a host name. Raises OSError and EOFError if there is no answer."""
+    reader, writer = connection
+    with contextlib.closing(writer):
+        writer.write(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        head, _, text = (await reader.read()).decode().partition("\r\n\r\n")
+        if not head:
+            raise EOFError
+        return int(head.split(" ")[1]), text

@@ -1,0 +1,488 @@
+"""The contract of a driver, which serves apps on a host or in a cluster: each step of a deploy, and how it fails."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from gateway.accounts.records import App
+from gateway.accounts.suspended import list_suspended, unlist_suspended
+from gateway.deploys.release import Release
+from gateway.deploys.serving import Records, Step, StepAnswer, Wanted
+from gateway.redis.client import Store
+from tests.support.background import cancel, in_background
+from tests.support.engines import ClusterEngine, Engine, engine_on
+from tests.support.folders import passable_folder
+from tests.support.polling import wait_until
+from tests.support.stores import opened
+from tests.support.tcp_proxy import Proxy
+
+APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
+HOST = "shop.apps.test"
+FIRST, SECOND = "dep_1", "dep_2"
+AGAIN = 5  # answers in a row, after which it is clear what visitors get
+WAYS = pytest.mark.parametrize("overlap", [True, False], ids=["side by side", "one after the other"])
+
+
+class Builder:
+    """Makes releases, and writes the steps of their deploys as a builder does."""
+
+    def __init__(self, engine: Engine, store: Store, app: App = APP, address: str = "live") -> None:
+        self.engine, self.app, self.address, self._records = engine, app, address, Records(store)
+        self._made: dict[str, Release] = {}
+
+    async def make(self, deploy: str, *, runs: bool = True, overlap: bool = True, page: bool = True) -> None:
+        self._made[deploy] = await self.engine.store_release(self.app, deploy, runs=runs, overlap=overlap, page=page)
+
+    async def write(self, step: Step, deploy: str) -> Wanted:
+        found = await self._records.read(self.app.account, self.app.id)
+        before, former = found.get(self.address, ("", None))
+        served = "" if former is None else former.served if former.deploy == deploy else former.serves
+        releases = {name: self._made[name] for name in (served, deploy) if name and (name, step) != (deploy, "undo")}
+        wanted = Wanted(self.app.account, self.app.id, self.address, step, deploy, served, releases)
+        await self._records.write(before, wanted, "")
+        return wanted
+
+    async def read_answer(self, wanted: Wanted) -> StepAnswer | None:
+        return await self._records.read_answer(wanted)
+
+    async def step(self, step: Step, deploy: str) -> StepAnswer:
+        wanted = await self.write(step, deploy)
+        found: StepAnswer = await wait_until(lambda: self.read_answer(wanted))
+        return found
+
+    async def watch(self, wanted: Wanted) -> StepAnswer:
+        """Waits until a canary has failed, or has a good probe."""
+        found: StepAnswer = await wait_until(
+            lambda: self.read_answer(wanted), holds=lambda answer: answer and (answer.good_probes or not answer.ok)
+        )
+        return found
+
+    async def deploy(self, deploy: str) -> StepAnswer:
+        """Goes through the steps. After one that fails, undoes them, and returns its answer."""
+        answer = await self.step("check", deploy)
+        if answer.ok:
+            answer = await self.watch(await self.write("canary", deploy))
+        if not answer.ok:
+            await self.step("undo", deploy)
+            return answer
+        return await self.step("live", deploy)
+
+
+class Visitors:
+    """Visitors ask for the app all the time."""
+
+    def __init__(self, engine: Engine, host: str = HOST) -> None:
+        self._engine, self._host = engine, host
+        self.answers: list[tuple[int, str]] = []
+        self.waiting_may_be_refused = False
+
+    async def run(self) -> None:
+        while True:
+            try:
+                self.answers.append(await self._engine.visit(self._host))
+            except (OSError, EOFError) as error:
+                self.answers.append((0, repr(error)))
+            await asyncio.sleep(0.005)
+
+    async def until(self, deploy: str) -> None:
+        """Waits until all get this deploy's release."""
+        await wait_until(lambda: self.answers[-AGAIN:], holds=lambda last: last == [(200, deploy)] * AGAIN)
+
+    def forget(self) -> None:
+        self.answers.clear()
+
+    @property
+    def pages(self) -> list[str]:
+        """The deploys whose releases they got, in order. Nobody was refused, unless the waiting may be."""
+        refused = [answer for answer in self.answers if answer[0] != 200]
+        assert not refused or self.waiting_may_be_refused, refused
+        pages = [page for status, page in self.answers if status == 200]
+        return [page for page, former in zip(pages, ["", *pages], strict=False) if page != former]
+
+
+class Shop:
+    """An app whose first release is served."""
+
+    def __init__(self, engine: Engine, store: Store) -> None:
+        self.engine, self.store, self.commands = engine, store, engine.commands
+        self.builder, self.visitors = Builder(engine, store), Visitors(engine)
+
+    async def open(self, *, runs: bool = True, overlap: bool = True) -> None:
+        self.engine.apps.append(APP)
+        await self.engine.start()
+        await self.builder.make(FIRST, runs=runs, overlap=overlap)
+        assert (await self.builder.deploy(FIRST)).ok
+        await self.until_only(FIRST)
+        self.visitors.forget()
+
+    async def until_only(self, deploy: str) -> None:
+        """Waits until nothing is served, runs or is kept but this deploy's release, and its predecessor's files."""
+        await self.visitors.until(deploy)
+        await wait_until(lambda: self.commands.running, holds=lambda running: running <= {deploy})
+
+    async def restart(self) -> None:
+        await self.engine.stop()
+        await self.engine.start()
+
+
+@pytest.fixture(params=["host", "cluster"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest_asyncio.fixture
+async def engine(kind: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+    """An engine whose Redis is behind the proxy."""
+    with passable_folder() as folder:
+        async with opened(proxy.url) as own, engine_on(kind, folder, own, monkeypatch) as engine:
+            yield engine
+
+
+@pytest_asyncio.fixture
+async def shop(engine: Engine, store: Store) -> AsyncIterator[Shop]:
+    shop = Shop(engine, store)
+    async with in_background(shop.visitors.run()):
+        yield shop
+
+
+# -- a deploy that succeeds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["app", "pages"])
+async def test_visitors_get_a_release_once_it_is_checked(shop: Shop, runs: bool) -> None:
+    await shop.open(runs=runs)
+    await shop.builder.make(SECOND, runs=runs)
+    assert (await shop.builder.step("check", SECOND)).ok
+    await shop.visitors.until(FIRST)
+    assert shop.visitors.pages == [FIRST], "it was only to be checked"
+    canary = await shop.builder.write("canary", SECOND)
+    assert (await shop.builder.watch(canary)).ok
+    assert not runs or {FIRST, SECOND} <= shop.commands.running, "a canary can be undone at once"
+    assert (await shop.builder.step("live", SECOND)).ok
+    await shop.until_only(SECOND)
+    assert shop.visitors.pages == [FIRST, SECOND]
+
+
+async def test_releases_that_must_not_overlap_run_one_after_the_other(shop: Shop) -> None:
+    await shop.open(overlap=False)
+    await shop.builder.make(SECOND, overlap=False)
+    assert (await shop.builder.deploy(SECOND)).ok
+    await shop.until_only(SECOND)
+    assert shop.visitors.pages == [FIRST, SECOND], "requests have waited"
+    assert not shop.commands.ran_together(FIRST, SECOND)
+
+
+async def test_a_preview_has_an_address_of_its_own(shop: Shop) -> None:
+    await shop.open(overlap=False)
+    preview, host = Builder(shop.engine, shop.store, address="preview"), "shop-preview.apps.test"
+    await preview.make(SECOND, overlap=False)
+    assert (await preview.deploy(SECOND)).ok
+    assert await shop.engine.visit(host) == (200, SECOND)
+    assert shop.commands.ran_together(FIRST, SECOND)
+    await shop.visitors.until(FIRST)
+    assert shop.visitors.pages == [FIRST]
+
+
+# -- a deploy that fails -------------------------------------------------------------------------------------
+
+
+@WAYS
+@pytest.mark.parametrize("fault", ["it ends", "it answers 500", "it has no archive"])
+async def test_a_release_that_fails_its_check_is_never_served(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, overlap: bool, fault: str
+) -> None:
+    await shop.open(overlap=overlap)
+    await shop.builder.make(SECOND, overlap=overlap)
+    if fault == "it ends":
+        shop.commands.ending.add(SECOND)
+    elif fault == "it answers 500":
+        shop.commands.failing.add(SECOND)
+        for module in ("hosting.serving", "kubernetes.applier"):
+            monkeypatch.setattr(f"workers.{module}.START_SECONDS", 0.5)
+    else:
+        await shop.engine.lose_release(APP, SECOND)
+    answer = await shop.builder.deploy(SECOND)
+    assert not answer.ok
+    assert {"it ends": "3", "it answers 500": "500", "it has no archive": "no longer kept"}[fault] in answer.reason
+    await shop.until_only(FIRST)
+    assert shop.visitors.pages == [FIRST]
+    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
+    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+
+
+async def test_pages_without_an_index_are_never_served(shop: Shop) -> None:
+    await shop.open(runs=False)
+    await shop.builder.make(SECOND, runs=False, page=False)
+    assert not (await shop.builder.deploy(SECOND)).ok
+    await shop.until_only(FIRST)
+    assert shop.visitors.pages == [FIRST]
+    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+
+
+@WAYS
+@pytest.mark.parametrize("fault", ["it ends", "it answers 500"])
+async def test_a_release_that_fails_its_canary_is_undone(shop: Shop, overlap: bool, fault: str) -> None:
+    """At once, and by the worker alone: its builder may be dead."""
+    await shop.open(overlap=overlap)
+    await shop.builder.make(SECOND, overlap=overlap)
+    assert (await shop.builder.step("check", SECOND)).ok
+    canary = await shop.builder.write("canary", SECOND)
+    assert (await shop.builder.watch(canary)).ok
+    await shop.visitors.until(SECOND)
+    (shop.commands.ending if fault == "it ends" else shop.commands.failing).add(SECOND)
+    await wait_until(lambda: shop.builder.read_answer(canary), holds=lambda answer: not answer.ok)
+    await shop.visitors.until(FIRST)
+    shop.visitors.forget()
+    assert (await shop.builder.step("undo", SECOND)).ok
+    await shop.until_only(FIRST)
+    assert shop.visitors.pages == [FIRST]
+    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
+    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+
+
+@WAYS
+@pytest.mark.parametrize("step", ["check", "canary"])
+async def test_a_builder_undoes_a_deploy_that_is_canceled(shop: Shop, overlap: bool, step: Step) -> None:
+    await shop.open(overlap=overlap)
+    await shop.builder.make(SECOND, overlap=overlap)
+    assert (await shop.builder.step("check", SECOND)).ok
+    if step == "canary":
+        assert (await shop.builder.step("canary", SECOND)).ok
+        await shop.visitors.until(SECOND)
+    assert (await shop.builder.step("undo", SECOND)).ok
+    await shop.until_only(FIRST)
+    assert shop.visitors.pages == ([FIRST, SECOND, FIRST] if step == "canary" else [FIRST])
+    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
+    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+
+
+async def test_the_first_release_of_an_app_leaves_nothing_when_it_is_undone(shop: Shop) -> None:
+    shop.engine.apps.append(APP)
+    await shop.engine.start()
+    await shop.builder.make(FIRST)
+    assert (await shop.builder.step("check", FIRST)).ok
+    assert (await shop.builder.step("canary", FIRST)).ok
+    await shop.visitors.until(FIRST)
+    assert (await shop.builder.step("undo", FIRST)).ok
+    assert await shop.engine.visit(HOST) == (404, "")
+    await wait_until(lambda: not shop.engine.list_kept() and not shop.commands.running)
+
+
+# -- a worker or a builder that dies -------------------------------------------------------------------------
+
+# The releases must not run side by side, which is the harder way: there is nothing to go back to at once.
+
+
+@pytest.mark.parametrize("call", ["prepare", "fetch", "check"])
+async def test_a_worker_that_dies_in_a_check_checks_again(shop: Shop, call: str) -> None:
+    await shop.open(overlap=False)
+    await shop.builder.make(SECOND, overlap=False)
+    await die_in(shop, call, "check", SECOND)
+    assert (await shop.builder.step("canary", SECOND)).ok
+    assert (await shop.builder.step("live", SECOND)).ok
+    await shop.until_only(SECOND)
+    assert shop.visitors.pages == [FIRST, SECOND]
+    assert not shop.commands.ran_together(FIRST, SECOND)
+
+
+@pytest.mark.parametrize("call", ["prepare", "serve", "probe"])
+async def test_a_worker_that_dies_in_a_canary_goes_on(shop: Shop, call: str) -> None:
+    await shop.open(overlap=False)
+    await shop.builder.make(SECOND, overlap=False)
+    assert (await shop.builder.step("check", SECOND)).ok
+    await die_in(shop, call, "canary", SECOND)
+    assert (await shop.builder.step("live", SECOND)).ok
+    await shop.until_only(SECOND)
+    assert shop.visitors.pages == [FIRST, SECOND]
+    assert not shop.commands.ran_together(FIRST, SECOND)
+
+
+@pytest.mark.parametrize("call", ["prepare", "serve", "finish"])
+async def test_a_worker_that_dies_at_the_end_of_a_deploy_ends_it(shop: Shop, call: str) -> None:
+    await shop.open(overlap=False)
+    await shop.builder.make(SECOND, overlap=False)
+    assert (await shop.builder.step("check", SECOND)).ok
+    assert (await shop.builder.step("canary", SECOND)).ok
+    await die_in(shop, call, "live", SECOND)
+    await shop.until_only(SECOND)
+    assert shop.visitors.pages == [FIRST, SECOND]
+    assert not shop.commands.ran_together(FIRST, SECOND)
+
+
+@pytest.mark.parametrize("call", ["prepare", "remove", "serve"])
+@pytest.mark.parametrize("step", ["check", "canary"])
+async def test_a_worker_that_dies_while_it_undoes_a_deploy_undoes_it(shop: Shop, call: str, step: Step) -> None:
+    await shop.open(overlap=False)
+    await shop.builder.make(SECOND, overlap=False)
+    assert (await shop.builder.step("check", SECOND)).ok
+    if step == "canary":
+        assert (await shop.builder.step("canary", SECOND)).ok
+        await shop.visitors.until(SECOND)
+    await die_in(shop, call, "undo", SECOND)
+    await shop.until_only(FIRST)
+    assert shop.visitors.pages == ([FIRST, SECOND, FIRST] if step == "canary" else [FIRST])
+    assert not shop.commands.ran_together(FIRST, SECOND)
+    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+
+
+async def die_in(shop: Shop, call: str, step: Step, deploy: str) -> None:
+    """Lets the worker die after a call, and starts the next one, which answers the step."""
+    shop.engine.dies_after = call
+    shop.visitors.waiting_may_be_refused = shop.engine.holds_requests
+    wanted = await shop.builder.write(step, deploy)
+    await asyncio.wait_for(shop.engine.died.wait(), 10)
+    shop.engine.pause = 0.05
+    await shop.restart()
+    answer = await wait_until(lambda: shop.builder.read_answer(wanted))
+    assert answer.ok, answer
+
+
+@WAYS
+async def test_a_release_whose_builder_has_died_after_its_check_gives_way_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    monkeypatch.setattr("workers.hosting.host_agent.NEXT_STEP_SECONDS", 0.2)
+    await shop.open(overlap=overlap)
+    await shop.builder.make(SECOND, overlap=overlap)
+    assert (await shop.builder.step("check", SECOND)).ok
+    await wait_until(lambda: FIRST in shop.commands.running)
+    await shop.visitors.until(FIRST)
+    assert set(shop.visitors.pages) == {FIRST}
+    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
+
+
+async def test_a_worker_that_starts_again_changes_nothing_for_visitors(shop: Shop) -> None:
+    await shop.open()
+    began = len(shop.commands.together)
+    await shop.restart()
+    await shop.until_only(FIRST)
+    assert shop.visitors.pages == [FIRST]
+    assert len(shop.commands.together) == began, "it runs on"
+
+
+# -- names, suspension, sleep --------------------------------------------------------------------------------
+
+
+async def test_a_name_that_is_taken_stays_with_its_app(shop: Shop) -> None:
+    """Two records with one name, such as after a failover that lost a renaming."""
+    await shop.open()
+    other = msgspec.structs.replace(APP, id="other", account="acc_2")
+    shop.engine.apps.append(other)
+    thief = Builder(shop.engine, shop.store, other)
+    await thief.make(SECOND)
+    answer = await thief.deploy(SECOND)
+    assert "belongs to another app" in answer.reason
+    await shop.until_only(FIRST)
+    assert shop.visitors.pages == [FIRST]
+    await wait_until(lambda: shop.engine.list_kept() == {FIRST})
+
+
+async def test_an_app_that_is_renamed_during_its_deploy_takes_no_name_of_another_one(shop: Shop) -> None:
+    """Its deploy began when it had the name that the other app has by now."""
+    await shop.open()
+    await shop.builder.make(SECOND)
+    assert (await shop.builder.step("check", SECOND)).ok
+    shop.engine.apps[:] = [msgspec.structs.replace(APP, account="acc_2")]
+    answer = await shop.builder.step("canary", SECOND)
+    assert "deleted" in answer.reason
+    assert (200, SECOND) not in shop.visitors.answers
+
+
+@pytest.mark.parametrize("step", ["check", "canary"])
+async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Shop, step: Step) -> None:
+    await shop.open()
+    await shop.builder.make(SECOND)
+    assert (await shop.builder.step("check", SECOND)).ok
+    if step == "canary":
+        assert (await shop.builder.step("canary", SECOND)).ok
+    await list_suspended(shop.store, APP.account, APP.id)
+    await wait_until(lambda: shop.visitors.answers[-AGAIN:], holds=lambda last: last == [(503, "")] * AGAIN)
+    await wait_until(lambda: not shop.commands.running)
+    shop.visitors.forget()
+    await shop.builder.write("live", SECOND)
+    await asyncio.sleep(0.3)
+    assert {status for status, _ in shop.visitors.answers} == {503}
+    assert not shop.commands.running
+    await unlist_suspended(shop.store, APP.account, APP.id)
+    await shop.until_only(SECOND)
+
+
+async def test_a_deploy_of_an_app_that_sleeps_wakes_it(shop: Shop) -> None:
+    await shop.open()
+    await close_to_visitors(shop)
+    await shop.engine.let_sleep(FIRST)
+    await shop.builder.make(SECOND)
+    assert (await shop.builder.deploy(SECOND)).ok
+    assert await shop.engine.visit(HOST) == (200, SECOND)
+    await wait_until(lambda: shop.commands.running == {SECOND})
+
+
+@WAYS
+async def test_a_check_that_fails_leaves_an_app_to_wake_that_sleeps(shop: Shop, overlap: bool) -> None:
+    await shop.open(overlap=overlap)
+    await close_to_visitors(shop)
+    await shop.engine.let_sleep(FIRST)
+    assert not shop.commands.running
+    await shop.builder.make(SECOND, overlap=overlap)
+    shop.commands.ending.add(SECOND)
+    assert not (await shop.builder.deploy(SECOND)).ok
+    assert await shop.engine.visit(HOST) == (200, FIRST)
+    await wait_until(lambda: shop.commands.running == {FIRST})
+    assert overlap or not shop.commands.ran_together(FIRST, SECOND)
+
+
+async def close_to_visitors(shop: Shop) -> None:
+    """Lets nobody ask any more."""
+    [visiting] = [task for task in asyncio.all_tasks() if "Visitors.run" in str(task.get_coro())]
+    await cancel(visiting)
+
+
+# -- what it needs is away -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["redis", "storage or API server"])
+@pytest.mark.parametrize("step", ["check", "canary"])
+async def test_an_outage_delays_a_deploy_and_refuses_nobody(shop: Shop, proxy: Proxy, what: str, step: Step) -> None:
+    await shop.open()
+    await shop.builder.make(SECOND)
+    if step == "canary":
+        assert (await shop.builder.step("check", SECOND)).ok
+    with contextlib.ExitStack() as stack:
+        if what == "redis":
+            proxy.down = True
+            stack.callback(setattr, proxy, "down", False)
+            for link in [*proxy.links]:
+                link.cut()
+        else:
+            stack.enter_context(shop.engine.outage())
+        wanted = await shop.builder.write(step, SECOND)
+        await asyncio.sleep(0.5)
+        if not (step == "canary" and what != "redis"):  # a host has the release by then
+            assert await shop.builder.read_answer(wanted) is None
+    answer = await wait_until(lambda: shop.builder.read_answer(wanted), 20)
+    assert answer.ok
+    if step == "check":
+        assert (await shop.builder.step("canary", SECOND)).ok
+    assert (await shop.builder.step("live", SECOND)).ok
+    await shop.until_only(SECOND)
+    assert shop.visitors.pages == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("kind", ["cluster"], indirect=True)
+async def test_a_cluster_whose_writes_conflict_is_asked_again(shop: Shop) -> None:
+    await shop.open()
+    assert isinstance(shop.engine, ClusterEngine)
+    await shop.builder.make(SECOND)
+    shop.engine.cluster.conflicts = 3
+    assert (await shop.builder.step("check", SECOND)).ok
+    shop.engine.cluster.conflicts = 3
+    assert (await shop.builder.step("canary", SECOND)).ok
+    assert (await shop.builder.step("live", SECOND)).ok
+    await shop.until_only(SECOND)
+    assert shop.engine.cluster.conflicts == 0
+    assert shop.visitors.pages == [FIRST, SECOND]
