@@ -55,6 +55,7 @@ RIGHTS = (
     ("", "pods", "log", ("get",)),
 )
 
+REQUESTS = 20  # that change objects, at once: the client gives up those that wait long for a connection
 WATCH_SECONDS = 240  # after which the server ends a watch, and the next one begins
 SILENCE_SECONDS = 30.0  # after that, in which the watch must have ended
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0  # between attempts while the API server is away
@@ -85,6 +86,7 @@ class Cluster:
         self._synced: set[str] = set()  # the kinds whose objects are known
         self._changed = asyncio.Event()
         self._healed_at: dict[Key, float] = {}
+        self._room = asyncio.Semaphore(REQUESTS)
         self._queue: dict[Key, None] = {}  # to compare, in this order
         self._queued = asyncio.Event()
         self._matching: dict[Key, tuple[str, Object]] = {}  # the version that matched what was wanted
@@ -208,7 +210,8 @@ class Cluster:
         pause, refused_at = FIRST_PAUSE_SECONDS, float("inf")
         while True:
             try:
-                return await attempt()
+                async with self._room:
+                    return await attempt()
             except HTTPError as error:
                 if isinstance(error, ApiError) and _lacks_right(error):
                     refused_at = min(refused_at, time.monotonic())
