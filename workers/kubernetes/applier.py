@@ -9,6 +9,7 @@ waits for it (`pod.py`), so a pod needs no credentials.
 import asyncio
 import hashlib
 import hmac
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
 from contextlib import suppress
@@ -64,6 +65,7 @@ SEND_SECONDS = 300.0  # in which a pod must have got its release
 SEND_PAUSE_SECONDS = 1.0  # between attempts
 PREVIOUS_ARCHIVE_BYTES = 64 * MIB  # of the previous release's archive: a larger one would hold up the deploy
 STARTS = 3  # of the container that waits for the release, after which its pod is given up
+TIDY_ROUNDS = 2  # in which the addresses of all apps are followed, whose changes are also announced
 POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_PORT = 61083
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests there, before the pod of an app that sleeps ends
@@ -110,9 +112,12 @@ class KubernetesApplier:
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
         self._records: dict[tuple[str, str], Wanted] = {}  # by app and address
+        self._addresses: dict[str, set[str]] = {}  # of these records, by app
         self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
         self._sends = asyncio.Semaphore(SENDS)
         self._sending: dict[str, asyncio.Task[None]] = {}  # by uid of the pod
+        self._followed: list[str] = []  # the apps whose addresses are still to be followed in this turn
+        self._slice = 0  # how many of them in a round
         self._reported: dict[str, str] = {}  # the event of the latest crash, by app
         self._marked: dict[tuple[str, str], bool] = {}  # by app and address: whether it was suspended at the last look
         self._addresses_lock, self._sleep_lock = asyncio.Lock(), asyncio.Lock()
@@ -133,6 +138,7 @@ class KubernetesApplier:
 
     def note(self, wanted: Wanted) -> None:
         self._records[wanted.app, wanted.address] = wanted
+        self._addresses.setdefault(wanted.app, set()).add(wanted.address)
         if wanted.step == "check" and _must_be_alone(wanted, wanted.deploy, wanted.served):
             self._held.add((wanted.app, wanted.address))
 
@@ -303,9 +309,9 @@ class KubernetesApplier:
 
     async def _is_another_app_s(self, name: str, app: App, address: str) -> bool:
         """Returns whether another app is served at the host name, or has it as its own name."""
-        for ingress in self._cluster.select("Ingress"):
+        for ingress in self._cluster.select("Ingress", host=name):
             labels = ingress.metadata.labels
-            if labels.get(APP_LABEL) != app.id and name in _hosts_in(ingress):
+            if labels.get(APP_LABEL) != app.id:
                 owner = await self._find_app(labels.get(APP_LABEL, ""))
                 if owner is not None and owner.account == labels.get(ACCOUNT_LABEL):
                     return True
@@ -389,11 +395,10 @@ class KubernetesApplier:
 
     def find_address(self, name: str) -> tuple[str, str] | None:
         """Returns app and address that a host name leads to."""
-        for ingress in self._cluster.select("Ingress"):
-            if name in _hosts_in(ingress):
-                labels = ingress.metadata.labels
-                key = (labels.get(APP_LABEL, ""), labels.get(ADDRESS_LABEL, ""))
-                return key if key in self._records else None
+        for ingress in self._cluster.select("Ingress", host=name):
+            labels = ingress.metadata.labels
+            key = (labels.get(APP_LABEL, ""), labels.get(ADDRESS_LABEL, ""))
+            return key if key in self._records else None
         return None
 
     async def let_sleep(self, key: tuple[str, str], seconds: float) -> float:
@@ -616,22 +621,29 @@ class KubernetesApplier:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def tidy(self, deploys: Set[str]) -> None:
-        labels = [each.metadata.labels or {} for key, each in self._cluster.present.items() if key[0] != "Pod"]
-        for app_id in {each[APP_LABEL] for each in labels if ADDRESS_LABEL in each}:
+        if not self._followed:
+            labels = [each.metadata.labels or {} for key, each in self._cluster.present.items() if key[0] != "Pod"]
+            self._followed = [*{each[APP_LABEL] for each in labels if ADDRESS_LABEL in each}]
+            self._slice = math.ceil(len(self._followed) / TIDY_ROUNDS)
+        for app_id in [self._followed.pop() for _ in range(min(self._slice, len(self._followed)))]:
             try:
                 await self._follow_addresses(app_id)
             except msgspec.MsgspecError as error:  # one damaged record must not affect the others
                 logger.error("app.unreadable", app=app_id, error=str(error))
+            await asyncio.sleep(0)  # what is known of an app is in memory: many would hold up the deploys of others
         # A worker that ended between two deletions has left the Secret alone.
         releases = [*self._cluster.select("Deployment"), *self._cluster.select("Secret")]
         present = {each.metadata.labels.get(DEPLOY_LABEL) for each in releases}
         kept = deploys | {wanted.served for wanted in self._records.values()}
         await self._cluster.delete(*_keys_of(present - kept - {None}))
-        for app_id in {app for app, _ in self._records}:
+        for app_id in list(self._addresses):
             await self._tidy_previews(app_id)
 
+    def _list_records(self, app_id: str) -> list[Wanted]:
+        return [self._records[app_id, address] for address in self._addresses.get(app_id, ())]
+
     async def _tidy_previews(self, app_id: str) -> None:
-        previews = [wanted for (app, address), wanted in self._records.items() if app == app_id and address != "live"]
+        previews = [wanted for wanted in self._list_records(app_id) if wanted.address != "live"]
         previews.sort(key=lambda wanted: wanted.deploy)
         for wanted in previews[:-KEPT_PREVIEWS]:
             await self._delete_all(app_id, wanted.address)
@@ -641,9 +653,8 @@ class KubernetesApplier:
         app = await self._find_app(name)
         ids = {app.id} if app is not None else {name}
         former = host(name, "live", None, self._domain)
-        for ingress in self._cluster.select("Ingress"):
-            if former in _hosts_in(ingress):
-                ids.add(ingress.metadata.labels.get(APP_LABEL, ""))
+        for ingress in self._cluster.select("Ingress", host=former):
+            ids.add(ingress.metadata.labels.get(APP_LABEL, ""))
         for app_id in ids:
             await self._follow_addresses(app_id)
 
@@ -654,7 +665,7 @@ class KubernetesApplier:
         if app is None or len(owned) < len(services):
             await self._delete_all(app_id)
             return
-        for wanted in [wanted for (known, _), wanted in self._records.items() if known == app_id]:
+        for wanted in self._list_records(app_id):
             served = self._find_served(wanted)
             if self._find_hosts(wanted) == {*hosts_of(app, wanted.address, self._domain)}:
                 continue
@@ -669,9 +680,12 @@ class KubernetesApplier:
         # What belongs to no address belongs to the data, which the agent keeps as a snapshot first.
         found = [(kind, each.metadata.name) for kind, each in selected if ADDRESS_LABEL in each.metadata.labels]
         await self._cluster.delete(*found)
-        for key in [key for key in self._records if key[0] == app_id and address in ("", key[1])]:
-            del self._records[key]
-            self._marked.pop(key, None)
+        for gone in {address} if address else self._addresses.get(app_id, set()).copy():
+            self._records.pop((app_id, gone), None)
+            self._marked.pop((app_id, gone), None)
+            self._addresses.get(app_id, set()).discard(gone)
+        if not self._addresses.get(app_id):
+            self._addresses.pop(app_id, None)
 
     async def follow_suspensions(self) -> None:
         """Serves the apps that were suspended since the last call with 503, and others as usual.

@@ -2,12 +2,16 @@
 
 Objects are applied on the server's side (https://kubernetes.io/docs/reference/using-api/server-side-apply/), with the
 field manager `capsule`. What somebody changes or deletes is applied again at once, and everything is compared every
-half minute. While the API server is away, every call waits.
+half minute, a slice at a time. While the API server is away, every call waits.
+
+An event costs the same however many objects there are: an index finds objects by their labels, and a queue has the keys
+of those to compare. An object is compared only if it or what is wanted of it has changed since.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -23,12 +27,13 @@ from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
 
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.states import DeployError
-from workers.kubernetes.objects import MANAGED_BY, MANAGER, Object
+from workers.kubernetes.objects import LABELS, MANAGED_BY, MANAGER, Object
 
 logger = structlog.get_logger()
 
 T = TypeVar("T")
 Key = tuple[str, str]  # kind and name
+Term = tuple[str, str, str]  # kind, and the name and value of a label; or of `host`, for the host names of an Ingress
 
 APPLIED: dict[str, Any] = {
     each.__name__: each
@@ -50,11 +55,12 @@ RIGHTS = (
     ("", "pods", "log", ("get",)),
 )
 
+REQUESTS = 20  # that change objects, at once: the client gives up those that wait long for a connection
 WATCH_SECONDS = 240  # after which the server ends a watch, and the next one begins
 SILENCE_SECONDS = 30.0  # after that, in which the watch must have ended
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0  # between attempts while the API server is away
 ROLES_SECONDS = 10.0  # in which an API server that has just started may not know the accounts and Roles yet
-HEAL_SECONDS = 30.0  # between comparisons of everything
+HEAL_SECONDS, SLICE_SECONDS = 30.0, 1.0  # in which everything is compared, and between its slices
 HEAL_PAUSE_SECONDS = 2.0  # between two healings of one object, so that two writers do not make an endless loop
 
 
@@ -74,10 +80,16 @@ class Cluster:
             raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
         self.present: dict[Key, Any] = {}
         self.wanted: dict[Key, Object] = {}
+        self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
+        self._terms: dict[Key, list[Term]] = {}  # under which each of them is found
         self.on_pod: Callable[[Any], None] = lambda _: None  # is called with each pod that has changed
         self._synced: set[str] = set()  # the kinds whose objects are known
         self._changed = asyncio.Event()
         self._healed_at: dict[Key, float] = {}
+        self._room = asyncio.Semaphore(REQUESTS)
+        self._queue: dict[Key, None] = {}  # to compare, in this order
+        self._queued = asyncio.Event()
+        self._matching: dict[Key, tuple[str, Object]] = {}  # the version that matched what was wanted
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,10 +113,13 @@ class Cluster:
         end_if_canceled()
 
     def select(self, kind: str, **labels: str) -> list[Any]:
-        """Returns the present objects of a kind that have these labels; `app="…"` stands for `capsule/app`."""
-        wanted = {f"capsule/{name}": value for name, value in labels.items()}
-        found = [each for (its_kind, _), each in self.present.items() if its_kind == kind]
-        return [each for each in found if wanted.items() <= (each.metadata.labels or {}).items()]
+        """Returns the present objects of a kind that have these labels; `app="…"` stands for `capsule/app`.
+
+        `host="…"` stands for the host name of an Ingress.
+        """
+        terms = [(kind, name, value) for name, value in labels.items()] or [(kind, "", "")]
+        found = sorted((self._index.get(term, {}) for term in terms), key=len)
+        return [self.present[kind, name] for name in found[0] if all(name in others for others in found[1:])]
 
     async def read_log(self, pod: str, container: str, lines: int) -> list[str]:
         """Returns the last lines of a container's log; none if there is no log."""
@@ -136,9 +151,10 @@ class Cluster:
         """Applies the objects, and keeps them as they are from now on. Raises DeployError."""
         for each in objects:
             key = (each["kind"], each["metadata"]["name"])
-            self.wanted[key] = each
-            self._healed_at[key] = time.monotonic()  # not by `_keep_healing` too
-            if key not in self.present or not _covers(self.present[key].to_dict(), each):
+            if self.wanted.get(key) != each:
+                self.wanted[key] = each
+            if not self._matches(key):
+                self._healed_at[key] = time.monotonic()  # not by `_keep_healing` too
                 await self._apply(key)
 
     async def delete(self, *keys: Key) -> None:
@@ -147,8 +163,7 @@ class Cluster:
         The cluster deletes the Endpoints of a Service.
         """
         for key in [*keys, *[("Endpoints", name) for kind, name in keys if kind == "Service"]]:
-            self.wanted.pop(key, None)
-            self._healed_at.pop(key, None)
+            self.leave(key)
         for kind, name in keys:
             if (kind, name) in self.present:
 
@@ -166,7 +181,8 @@ class Cluster:
 
     def leave(self, key: Key) -> None:
         """Leaves an object to others, who change it from now on."""
-        self.wanted.pop(key, None)
+        for each in (self.wanted, self._healed_at, self._matching):
+            each.pop(key, None)
 
     async def _apply(self, key: Key) -> None:
         async def attempt() -> Any | None:
@@ -194,7 +210,8 @@ class Cluster:
         pause, refused_at = FIRST_PAUSE_SECONDS, float("inf")
         while True:
             try:
-                return await attempt()
+                async with self._room:
+                    return await attempt()
             except HTTPError as error:
                 if isinstance(error, ApiError) and _lacks_right(error):
                     refused_at = min(refused_at, time.monotonic())
@@ -241,8 +258,8 @@ class Cluster:
         labels: Any = {MANAGED_BY: MANAGER}
         listed = self._client.list(WATCHED[kind], labels=labels, chunk_size=500)
         found = {(kind, each.metadata.name): each async for each in listed}
-        for key in [key for key in self.present if key[0] == kind and key not in found]:
-            self._note(key, None)
+        for name in [name for name in self._index.get((kind, "", ""), {}) if (kind, name) not in found]:
+            self._note((kind, name), None)
         for key, each in found.items():
             self._note(key, each)
         if kind not in self._synced:
@@ -258,31 +275,93 @@ class Cluster:
             self._note((kind, each.metadata.name), None if operation == "DELETED" else each)
 
     def _note(self, key: Key, found: Any | None) -> None:
+        known = self.present.get(key)
+        if known is not None and found is not None and "" != _version_of(known) == _version_of(found):
+            return
+        for term in self._terms.pop(key, []):
+            names = self._index[term]
+            del names[key[1]]
+            if not names:
+                del self._index[term]
         if found is None:
             self.present.pop(key, None)
         else:
-            self.present[key] = found
+            self.present[key], self._terms[key] = found, list(_list_terms(key[0], found))
+            for term in self._terms[key]:
+                self._index.setdefault(term, {})[key[1]] = None
             if key[0] == "Pod" and self._synced == WATCHED.keys():
                 self.on_pod(found)
+        if key in self.wanted:
+            self._compare_soon(key)
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _compare_soon(self, *keys: Key) -> None:
+        self._queue |= dict.fromkeys(keys)
+        self._queued.set()
+
     async def _keep_healing(self) -> None:
         await self.until_synced()
+        rest: list[Key] = []  # of this round over everything
+        slice_at, size = time.monotonic(), 0
         while True:
-            for key, wanted in list(self.wanted.items()):
-                present = self.present.get(key)
-                if present is not None and _covers(present.to_dict(), wanted):
-                    continue
-                now = time.monotonic()
-                if now - self._healed_at.get(key, -HEAL_PAUSE_SECONDS) < HEAL_PAUSE_SECONDS:
-                    continue
-                self._healed_at[key] = now
-                logger.info("kubernetes.healed", kind=key[0], name=key[1], missing=present is None)
-                with suppress(DeployError):
-                    await self._apply(key)
-            waiting = any(time.monotonic() - at < HEAL_PAUSE_SECONDS for at in self._healed_at.values())
-            await self.next_change(HEAL_PAUSE_SECONDS if waiting else HEAL_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, slice_at - time.monotonic())):
+                    await self._queued.wait()
+            end_if_canceled()
+            self._queued.clear()
+            if time.monotonic() >= slice_at:
+                if not rest:
+                    rest = list(self.wanted)
+                    size = math.ceil(len(rest) * SLICE_SECONDS / HEAL_SECONDS)
+                self._queue |= dict.fromkeys(rest[:size])
+                del rest[:size]
+                slice_at = time.monotonic() + SLICE_SECONDS
+            while self._queue:
+                key = next(iter(self._queue))
+                del self._queue[key]
+                await self._heal(key)
+
+    async def _heal(self, key: Key) -> None:
+        """Applies an object again if it is not as it is wanted."""
+        if key not in self.wanted or self._matches(key):
+            return
+        now = time.monotonic()
+        pause = self._healed_at.get(key, -HEAL_PAUSE_SECONDS) + HEAL_PAUSE_SECONDS - now
+        if pause > 0:
+            asyncio.get_running_loop().call_later(pause, self._compare_soon, key)
+            return
+        self._healed_at[key] = now
+        logger.info("kubernetes.healed", kind=key[0], name=key[1], missing=key not in self.present)
+        with suppress(DeployError):
+            await self._apply(key)
+
+    def _matches(self, key: Key) -> bool:
+        """Returns whether the object is as it is wanted."""
+        present, wanted = self.present.get(key), self.wanted[key]
+        if present is None:
+            return False
+        version, compared = self._matching.get(key, ("", None))
+        if compared is wanted and "" != version == _version_of(present):
+            return True
+        if not _covers(present.to_dict(), wanted):
+            return False
+        self._matching[key] = _version_of(present), wanted
+        return True
+
+
+def _version_of(found: Any) -> str:
+    return found.metadata.resourceVersion or ""
+
+
+def _list_terms(kind: str, found: Any) -> Iterator[Term]:
+    yield kind, "", ""
+    for name, value in (found.metadata.labels or {}).items():
+        if name.startswith(LABELS):
+            yield kind, name.removeprefix(LABELS), value
+    if kind == "Ingress":
+        for host in {rule.host for rule in found.spec.rules or []}:
+            yield kind, "host", host
 
 
 def _lacks_right(error: ApiError) -> bool:

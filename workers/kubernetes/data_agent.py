@@ -51,6 +51,7 @@ Report = tuple[str, str, DataStatus]  # account, app and status
 POLL_SECONDS = 0.5  # between looks for commands
 REPORT_SECONDS = 15.0  # between reports of how large the data are
 REPORTS, REPORT_TIMEOUT_SECONDS = 50, 5.0  # pods that are asked at once
+REPORTS_PER_SECOND = 50  # so that of thousands of apps, each reports less often
 FIRST = "first"  # in place of a deploy, when a new volume gets a snapshot
 WRITE_SECONDS = 3_600.0  # between two writes of a report that has not changed, because reports expire
 TIDY_SECONDS = 600.0  # between looks for daily snapshots, and for what is no longer needed
@@ -252,6 +253,9 @@ class ClusterDataAgent(CommandAgent):
                     report = await pod.report(limit)
                 except DataError:
                     return None
+                finally:
+                    if len(found) > REPORTS:
+                        await asyncio.sleep(REPORTS / REPORTS_PER_SECOND)
             state: DataState = "restoring" if report.held else "full" if report.full else "running"
             return app.account, app.id, describe_status(report.used, limit, state)
 

@@ -33,6 +33,7 @@ from workers.sandbox.sandbox import APP, DATA, HOME, MIB, TMP
 Object = dict[str, Any]
 
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "capsule"
+LABELS = "capsule/"  # with which the names of the service's own labels begin
 APP_LABEL, ACCOUNT_LABEL, ADDRESS_LABEL = "capsule/app", "capsule/account", "capsule/address"
 DATA_LABEL, DATA_CONTAINER = "capsule/data", "data"
 POLICY_NAME = "capsule-apps"

@@ -1,6 +1,8 @@
 """The client of the cluster: what it tries again, and what it reports. The API server is a fake, over HTTP."""
 
+import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,14 @@ import pytest
 import pytest_asyncio
 import yaml
 from aiohttp import web
+from lightkube.codecs import from_dict
 
 from gateway.deploys.states import DeployError
+from tests.support.background import in_background
+from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
-from workers.kubernetes.cluster import Cluster
+from workers.kubernetes import cluster as module
+from workers.kubernetes.cluster import WATCHED, Cluster
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "app-1", "namespace": "apps"}, "spec": {}}
 NO_RIGHT = 'services "app-1" is forbidden: User "system:serviceaccount:capsule:sites" cannot patch resource "services"'
@@ -80,3 +86,121 @@ async def test_a_full_quota_is_reported_at_once(api: FakeApi) -> None:
         with pytest.raises(DeployError, match="quota for apps is used up"):
             await cluster.apply(SERVICE)
     assert api.requests == 1
+
+
+# -- what is known ---------------------------------------------------------------------------------------------
+
+
+def an_object(kind: str, name: str, version: int, hosts: tuple[str, ...] = (), **labels: str) -> dict[str, Any]:
+    groups = {"Ingress": "networking.k8s.io/v1", "Deployment": "apps/v1"}
+    named = {"name": name, "namespace": "apps", "resourceVersion": str(version)}
+    metadata = named | {"labels": {f"capsule/{key}": value for key, value in labels.items()}}
+    spec = {"rules": [{"host": host} for host in hosts]} if kind == "Ingress" else {}
+    return {"apiVersion": groups.get(kind, "v1"), "kind": kind, "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_objects_are_found_by_their_labels_and_host_names(api: FakeApi, seed: int) -> None:
+    chance = random.Random(seed)
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    async with Cluster("apps") as cluster:
+        for version in range(1, 1_000):
+            kind, name = chance.choice(["Service", "Ingress"]), chance.choice("abcdef")
+            if chance.random() < 0.2:
+                known.pop((kind, name), None)
+                cluster._note((kind, name), None)
+            else:
+                labels = {label: chance.choice(["1", "2"]) for label in ("app", "address") if chance.random() < 0.8}
+                hosts = tuple(chance.sample(["one", "two", "three"], chance.randrange(3)))
+                known[kind, name] = an_object(kind, name, version, hosts, **labels)
+                cluster._note((kind, name), from_dict(known[kind, name]))
+            asked = {label: chance.choice(["1", "2"]) for label in ("app", "address") if chance.random() < 0.5}
+            expected = {
+                key[1]
+                for key, each in known.items()
+                if key[0] == kind
+                and {f"capsule/{label}": value for label, value in asked.items()}.items()
+                <= each["metadata"]["labels"].items()
+            }
+            assert {each.metadata.name for each in cluster.select(kind, **asked)} == expected
+            led = {key[1] for key, each in known.items() if {"host": "two"} in each["spec"].get("rules", [])}
+            assert {each.metadata.name for each in cluster.select("Ingress", host="two")} == led
+        for key in list(known):
+            cluster._note(key, None)
+        assert cluster._index == cluster._terms == cluster.present == {}
+
+
+# -- healing -----------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def healing(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    """Keeps 300 objects, without watches; `applied` has the keys that were applied, `compared` counts comparisons."""
+    async with Cluster("apps") as cluster:
+        cluster._synced = set(WATCHED)
+        applied: list[str] = []
+        counts = {"compared": 0}
+        covers = module._covers
+
+        def count(present: Any, wanted: Any) -> bool:
+            counts["compared"] += isinstance(wanted, dict) and "kind" in wanted
+            return covers(present, wanted)
+
+        async def apply(key: tuple[str, str]) -> None:
+            applied.append(key[1])
+            cluster._note(key, from_dict(cluster.wanted[key] | {"metadata": an_object(*key, 9_999)["metadata"]}))
+
+        monkeypatch.setattr(module, "_covers", count)
+        monkeypatch.setattr(cluster, "_apply", apply)
+        for number in range(300):
+            found = an_object("Service", f"app-{number}", 1)
+            cluster._note(("Service", f"app-{number}"), from_dict(found | {"spec": {"type": "ClusterIP"}}))
+            await cluster.apply({**SERVICE, "metadata": {"name": f"app-{number}"}, "spec": {"type": "ClusterIP"}})
+        assert applied == []
+        counts["compared"] = 0
+        cluster.applied, cluster.counts = applied, counts  # type: ignore[attr-defined]
+        yield cluster
+
+
+async def test_an_event_costs_one_comparison(healing: Any) -> None:
+    async with in_background(healing._keep_healing()):
+        for version in range(2, 12):
+            changed = an_object("Service", "app-7", version) | {"spec": {"type": "ClusterIP"}}
+            healing._note(("Service", "app-7"), from_dict(changed))
+            await asyncio.sleep(0.01)
+        healing._note(("Secret", "other"), from_dict(an_object("Secret", "other", 1)))
+        await asyncio.sleep(0.01)
+        assert healing.counts["compared"] == 10
+    assert healing.applied == []
+
+
+async def test_what_is_changed_or_deleted_is_healed(healing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEAL_PAUSE_SECONDS", 0.3)
+    async with in_background(healing._keep_healing()):
+        healing._note(("Service", "app-7"), from_dict(an_object("Service", "app-7", 2)))
+        healing._note(("Service", "app-8"), None)
+        await wait_until(lambda: sorted(healing.applied) == ["app-7", "app-8"])
+        # Changed again at once by another writer: not at once, but not never.
+        healing._note(("Service", "app-7"), from_dict(an_object("Service", "app-7", 3)))
+        await asyncio.sleep(0.1)
+        assert len(healing.applied) == 2
+        await wait_until(lambda: sorted(healing.applied) == ["app-7", "app-7", "app-8"])
+
+
+async def test_everything_is_compared_in_slices(healing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finds what no event has told of."""
+    monkeypatch.setattr(module, "HEAL_SECONDS", 0.6)
+    monkeypatch.setattr(module, "SLICE_SECONDS", 0.1)
+    del healing.present["Service", "app-299"]
+    heal, slices = healing._heal, dict[float, int]()
+
+    async def count(key: tuple[str, str]) -> None:
+        now = round(asyncio.get_running_loop().time(), 1)
+        slices[now] = slices.get(now, 0) + 1
+        await heal(key)
+
+    monkeypatch.setattr(healing, "_heal", count)
+    async with in_background(healing._keep_healing()):
+        await wait_until(lambda: healing.applied == ["app-299"], 3)
+    assert max(slices.values()) < 300
+    assert healing.counts["compared"] <= 1, "what has not changed is not compared"
