@@ -30,7 +30,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 def find_app_name() -> str | None:
     """Returns the name in the nearest manifest, or None without one. Raises WrongUsage if it cannot be read."""
-    from gateway.toml import parse_toml
+    from gateway.settings.toml import parse_toml
 
     for folder in _list_folders():
         manifest = folder / MANIFEST

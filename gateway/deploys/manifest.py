@@ -21,7 +21,7 @@ from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_
 from gateway.accounts.records import App, Auth, Build, ReplacedFields
 from gateway.accounts.vault import Vault
 from gateway.errors import RequestMalformed
-from gateway.toml import parse_toml
+from gateway.settings.toml import parse_toml
 from gateway.validation import Command, Folder, Id, explain
 
 FILE = "capsule.toml"

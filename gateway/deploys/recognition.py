@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from gateway.accounts.records import PREVIEW, Build
-from gateway.toml import parse_toml
+from gateway.settings.toml import parse_toml
 
 FILE_BYTES = 1_048_576  # of a file that is read; enough for any file that a person writes
 LABEL_CHARACTERS = 63

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.settings.addresses import read_provider_url
 from gateway.settings.prices import PRICES
-from gateway.toml import parse_toml
+from gateway.settings.toml import parse_toml
 
 DEFAULT_PROVIDER = "default"  # the name of the provider that the variables GATEWAY_PROVIDER_* describe
 MAX_PROVIDERS = 8

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from gateway.toml import parse_toml
+from gateway.settings.toml import parse_toml
 
 
 @pytest.mark.parametrize(
