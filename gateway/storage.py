@@ -215,7 +215,10 @@ class FolderStorage:
         return path
 
     async def open(self, key: str) -> Object | None:
-        return await self._call("open", self._open, key)
+        found: Object | None = await self._call("open", self._open, key)
+        if found is not None:
+            await anext(found.chunks)  # it has begun, so who closes it unread closes the file too
+        return found
 
     def _open(self, key: str) -> Object | None:
         try:
@@ -225,6 +228,7 @@ class FolderStorage:
 
         async def chunks() -> AsyncGenerator[bytes]:
             with file:
+                yield b""
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield chunk
 
