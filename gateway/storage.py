@@ -265,7 +265,10 @@ class FolderStorage:
                 os.chown(name, owner.st_uid, owner.st_gid, dir_fd=folder, follow_symlinks=False)
 
     async def open(self, key: str) -> Object | None:
-        return await self._call("open", self._open, key)
+        found: Object | None = await self._call("open", self._open, key)
+        if found is not None:
+            await anext(found.chunks)  # it has begun, so who closes it unread closes the file too
+        return found
 
     def _open(self, key: str) -> Object | None:
         try:
@@ -281,6 +284,7 @@ class FolderStorage:
 
         async def chunks() -> AsyncGenerator[bytes]:
             with file:
+                yield b""
                 while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
                     yield chunk
 

@@ -278,3 +278,14 @@ async def test_a_folder_that_cannot_be_written() -> None:
         folder.chmod(0o711)
         (file := folder / "file").touch()
         assert find_folder_fault(file / "data") == f"'{file}' is not a folder"
+
+
+async def test_an_object_that_nobody_reads_is_closed(tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path)
+    await storage.put("a/b", b"content")
+    found = await storage.open("a/b")
+    assert found is not None
+    descriptors = Path("/proc/self/fd")
+    assert str(tmp_path / "a" / "b") in {os.path.realpath(each) for each in descriptors.iterdir()}
+    await found.chunks.aclose()
+    assert str(tmp_path / "a" / "b") not in {os.path.realpath(each) for each in descriptors.iterdir()}

@@ -12,7 +12,7 @@ import hmac
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 import aiohttp
@@ -612,8 +612,9 @@ class KubernetesApplier:
         timeout = aiohttp.ClientTimeout(total=SEND_SECONDS, connect=5)
         url = f"http://{_host_of(pod)}:{RECEIVE_PORT}{path}"
         async with (
+            aclosing(archive.chunks) as chunks,
             aiohttp.ClientSession(timeout=timeout) as client,
-            client.put(url, data=archive.chunks, headers=headers) as answer,
+            client.put(url, data=chunks, headers=headers) as answer,
         ):
             if answer.status != 204:
                 raise OSError(f"the pod answered {answer.status}")
