@@ -134,6 +134,9 @@ class HealthRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return ProviderStatus.PROVIDER_UNREACHABLE if self.failures >= FAILURES else ProviderStatus.OPERATIONAL
 
 
+HEALTHY = HealthRecord()
+
+
 def condense(seen: Sequence[Observation]) -> list[Observation]:
     """Returns the signals that matter. They change any health as all of them do, unless there are too many."""
     condensed: list[Observation] = []
@@ -239,14 +242,18 @@ class Health:
         `account`: whose request it was. `pause`: seconds for which the provider asks to be left alone.
         """
         if signal is ProviderSignal.DENIED:
-            return self._check_credential(account)
-        if signal is ProviderSignal.QUOTA:
-            self._note_refusal()
-        elif signal is ProviderSignal.COMPLETION:
+            self._check_credential(account)
+            return
+        writing = self._recorder is not None and not self._recorder.done()
+        if signal is ProviderSignal.COMPLETION:
             self._note_answer(account)
+            if self._record == HEALTHY and not writing:
+                return  # as after almost every request
+        elif signal is ProviderSignal.QUOTA:
+            self._note_refusal()
         if pause > 0:
             self._note_pause(pause)
-        seen, writing = Observation(signal, account), self._recorder is not None and not self._recorder.done()
+        seen = Observation(signal, account)
         # While a write is in progress, this process does not know the health that follows it.
         if writing or self._record.after(seen) != self._record:
             self._seen = condense([*self._seen, seen])

@@ -34,7 +34,7 @@ from gateway.inference.concurrency.waiting import Permit, Waiter
 from gateway.inference.formats.completion import CompletionRequest, Format, encode
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.inference.providers import ModelProvider, Providers
+from gateway.inference.providers import Choice, ModelProvider, Providers
 from gateway.inference.request import InferenceRequest
 from gateway.inference.traces import EXCHANGE
 from gateway.settings import Settings
@@ -220,11 +220,11 @@ class Exchange:
     # -- the choice ------------------------------------------------------------------------------------------
 
     async def _choose(self) -> None:
-        """Takes a permit of the first provider that has one, or waits for one of any of them."""
+        """Takes a permit of the first provider that has one, or waits for one of any. Raises BackboneUnavailable."""
         choice = self._upstream.providers.choose(self._completion.model)
         if choice.on_trial and not self._tried and await self._take_trial(choice.on_trial):
             return
-        candidates = self._candidates()
+        candidates = self._candidates(choice)
         if not candidates:
             raise self._failed or InferenceDisabled()
         for provider in candidates:
@@ -237,9 +237,9 @@ class Exchange:
             raise self._failed or refusal from None
         self._provider = next(each for each in self._upstream.providers.all if each.permits is permit.permits)
 
-    def _candidates(self) -> Sequence[ModelProvider]:
-        """Returns the providers that may get the request next, the preferred one first. Raises BackboneUnavailable."""
-        chosen = self._upstream.providers.choose(self._completion.model).candidates
+    def _candidates(self, choice: Choice) -> Sequence[ModelProvider]:
+        """Returns the providers that may get the request next, the preferred one first."""
+        chosen = choice.candidates
         return [each for each in chosen if each not in self._tried] if self._tried else chosen
 
     async def _take_trial(self, on_trial: Sequence[ModelProvider]) -> bool:
@@ -279,7 +279,7 @@ class Exchange:
 
     def requeue(self, waiter: Waiter) -> None:
         """Moves the waiting request to the providers that may serve it now. Raises BackboneUnavailable."""
-        if candidates := self._candidates():
+        if candidates := self._candidates(self._upstream.providers.choose(self._completion.model)):
             waiter.move([each.permits for each in candidates])
         else:
             waiter.leave(self._failed or InferenceDisabled())
