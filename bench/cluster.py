@@ -230,12 +230,12 @@ async def deploy(store: Store, wanted: Wanted) -> None:
         now = Wanted(wanted.account, wanted.app, "live", step, next_deploy, wanted.deploy, releases)
         await records.write(text, now, "")
         ends = time.monotonic() + 60
-        while not (answers := await records.read_answers(now)):
+        while (answer := await records.read_answer(now)) is None:
             if time.monotonic() > ends:
                 raise RuntimeError(f"no answer to the step {step}")
             await asyncio.sleep(0.05)
-        if not all(answer.ok for answer in answers.values()):
-            raise RuntimeError(f"{step}: {answers}")
+        if not answer.ok:
+            raise RuntimeError(f"{step}: {answer.reason}")
 
 
 async def measure(folder: Path, number: int) -> None:
