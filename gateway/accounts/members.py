@@ -31,7 +31,7 @@ from gateway.accounts.access import Role
 from gateway.accounts.api_keys import digest
 from gateway.accounts.record_cache import RecordCache
 from gateway.accounts.records import Account, require_present
-from gateway.errors import InvitationLimitReached, LastOwner, NotFound, RequestMalformed
+from gateway.errors import AppSuspended, InvitationLimitReached, LastOwner, NotFound, RequestMalformed
 from gateway.ids import Time, now_iso, seconds_of
 from gateway.keys import account_key, invitations_key, invited_by_key, members_key, memberships_key
 from gateway.redis.client import Store
@@ -94,7 +94,8 @@ class _Members(msgspec.Struct, frozen=True, omit_defaults=True):
         elif role != "owner":
             self.require_owner_without(email)
         member = Member(role, present.since if present else now_iso())
-        return _Members({**self.members, email: member}, self.invitations).withdraw(email)
+        changed = _Members({**self.members, email: member}, self.invitations).withdraw(email)
+        return changed if role == "owner" else changed.withdraw_from(email)
 
     def put_invitation(self, invitation: Invitation) -> _Members:
         """Raises InvitationLimitReached, and RequestMalformed if the account cannot have another member."""
@@ -110,6 +111,10 @@ class _Members(msgspec.Struct, frozen=True, omit_defaults=True):
         """Returns the record without the address's invitation."""
         kept = {hashed: each for hashed, each in self.invitations.items() if each.email != email}
         return _Members(self.members, kept)
+
+    def withdraw_from(self, owner: str) -> _Members:
+        """Returns the record without the invitations that somebody has made who is no owner any more."""
+        return _Members(self.members, {hashed: each for hashed, each in self.invitations.items() if each.by != owner})
 
 
 class MemberView(msgspec.Struct):
@@ -195,11 +200,11 @@ class Members:
                 found.append(Membership(account, members[email].role, _find_first_owner(members)))
         return sorted(found, key=lambda each: (each.account.name, each.account.id))
 
-    async def set_role(self, account_id: str, email: str, role: Role, by: str) -> Placement:
+    async def set_role(self, account_id: str, email: str, role: Role, by: str, *, may_invite: bool = True) -> Placement:
         """Changes the role of a member or of an invitation, or else invites the address.
 
-        Raises LastOwner and InvitationLimitReached, RequestMalformed if the account cannot have another member, and
-        NotFound if it is gone.
+        Raises LastOwner and InvitationLimitReached, RequestMalformed if the account cannot have another member,
+        AppSuspended if it may not invite, and NotFound if it is gone.
         """
         new = None
 
@@ -211,6 +216,8 @@ class Members:
             if present is not None:
                 changed = msgspec.structs.replace(present, role=role)
                 return _Members(record.members, {**record.invitations, digest(email): changed})
+            if not may_invite:
+                raise AppSuspended("The account is suspended, and invites nobody until an operator ends that.")
             now = time.time()
             new = Invitation(email, role, by, now_iso(now), now_iso(now + INVITATION_SECONDS))
             return record.put_invitation(new)
@@ -244,7 +251,7 @@ class Members:
             found = email in record.members or record.find_invitation(email) is not None
             record.require_owner_without(email)
             others = {address: member for address, member in record.members.items() if address != email}
-            return _Members(others, record.invitations).withdraw(email)
+            return _Members(others, record.invitations).withdraw(email).withdraw_from(email)
 
         await self._change(account_id, change)
         await self._unlist_account(email, account_id)
@@ -328,6 +335,8 @@ class Members:
             await self._unlist_account(email, account_id)
             raise
         await self._change_accounts(email, account_id, add=True)
+        if email not in await self._read_now(account_id):  # removed meanwhile
+            await self._unlist_account(email, account_id)
         await self._require_account(account_id)
         return record.members[email]
 

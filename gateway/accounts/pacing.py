@@ -14,14 +14,15 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from gateway.errors import RateLimited
 
 MAX_RUNNING = 2  # requests of an account whose responses have not begun
 MAX_WAITING, WAIT_SECONDS = 500, 10.0  # requests of a caller
-MAX_BODIES = 8  # of a caller, that are being received
+MAX_BODIES = 8  # of a caller, that are being received or wait for a place
+SMALL_BODY_BYTES, MAX_LARGE_BODIES = 65_536, 8  # larger ones of an account, which would fill the memory together
 TIME_SHARE, SAVED_SECONDS = 0.2, 0.3  # of the process's time
 OVERHEAD_SECONDS = 0.001  # charged per request for HTTP and the answers of Redis, which no step of it includes
 MAX_LANES = 10_000  # before idle ones are dropped
@@ -64,6 +65,7 @@ class AccountLane(Allotment):
     def __init__(self) -> None:
         super().__init__()
         self._running = 0
+        self.large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         self._callers: OrderedDict[str, Caller] = OrderedDict()  # the first one's turn is next
         self._timer: asyncio.TimerHandle | None = None
 
@@ -153,20 +155,26 @@ class Meter:
         self._caller.charge(seconds)
 
     @asynccontextmanager
-    async def receiving(self) -> AsyncGenerator[None]:
-        """Wraps the wait for the request's body. Raises RateLimited while the caller is sending too many."""
+    async def receiving(self, size: int | None) -> AsyncGenerator[None]:
+        """Wraps the wait for the request's body, and for a place. Raises RateLimited beyond a limit.
+
+        `size` is what the request declares, or None.
+        """
+        is_large = size is None or size > SMALL_BODY_BYTES
         self._caller.sending += 1
         try:
-            try:
-                async with asyncio.timeout(WAIT_SECONDS):
-                    await self._caller.bodies.acquire()
-            except TimeoutError:
-                message = f"You are sending {MAX_BODIES} requests already; complete their bodies, then try again."
-                raise RateLimited(message, retry_after=1.0) from None
-            try:
+            async with AsyncExitStack() as held:
+                try:
+                    async with asyncio.timeout(WAIT_SECONDS):
+                        await held.enter_async_context(self._caller.bodies)
+                        if is_large:
+                            await held.enter_async_context(self._lane.large_bodies)
+                except TimeoutError:
+                    message = f"You are sending {MAX_BODIES} requests already; complete their bodies, then try again."
+                    if not self._caller.bodies.locked():
+                        message = f"The account is sending {MAX_LARGE_BODIES} large requests already; try again later."
+                    raise RateLimited(message, retry_after=1.0) from None
                 yield
-            finally:
-                self._caller.bodies.release()
         finally:
             self._caller.sending -= 1
 

@@ -31,6 +31,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.session_store import Person
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS, Sessions
 from gateway.api.audit import begin_audit, begin_change
+from gateway.api.bodies import declared_size
 from gateway.api.resources import ACCOUNT_RESOURCES, OPERATOR_RESOURCES
 from gateway.errors import AccountNotChosen, NotPermitted, ServiceError, Unauthorized
 from gateway.services import Services
@@ -106,26 +107,38 @@ T = TypeVar("T")
 
 
 class CallerCheck(Generic[T]):
-    """The check of a request's caller."""
+    """The check of a request's caller. `name_caller` tells one caller from another."""
 
-    def __init__(self, find: Callable[[], Awaitable[T]]) -> None:
-        self._find, self._at = find, 0.0
+    def __init__(self, find: Callable[[], Awaitable[T]], name_caller: Callable[[T], object]) -> None:
+        self._find, self._name_caller, self._at = find, name_caller, 0.0
+        self._name: object = None
 
     async def run(self) -> T:
-        """Returns what the caller is now. Raises what its request is refused with."""
+        """Returns what the caller is now. Raises what its request is refused with.
+
+        A session may have moved to another account since the request began: then it is another caller.
+        """
         self._at = time.monotonic()
-        self.caller = await self._find()
-        return self.caller
+        caller = await self._find()
+        name = self._name_caller(caller)
+        if self._name not in (None, name):
+            raise Unauthorized
+        self.caller, self._name = caller, name
+        return caller
 
     async def confirm(self) -> T:
         """Like `run`, unless the last check has just been made."""
         return self.caller if time.monotonic() - self._at < FRESH_SECONDS else await self.run()
 
 
-async def receive_body(request: Request[Any, Any, State], handler: BaseRouteHandler) -> None:
-    """Waits for the whole body, which Litestar reads from memory afterwards."""
-    if request.method not in SAFE_METHODS and STREAMED not in handler.opt:
-        await request.body()
+def name_access(access: Access) -> object:
+    return access.account.id, access.who
+
+
+def reads_body(request: Request[Any, Any, State], handler: BaseRouteHandler) -> bool:
+    """Returns whether the guard waits for the whole body, which Litestar reads from memory afterwards."""
+    has_body = "transfer-encoding" in request.headers or request.headers.get("content-length", "0").strip("0") != ""
+    return has_body and request.method not in SAFE_METHODS and STREAMED not in handler.opt
 
 
 async def stream_body(request: Request[Any, Any, State]) -> AsyncGenerator[bytes]:
@@ -183,13 +196,17 @@ async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: 
             access.require(call)
         return access
 
-    state[CHECK] = check = CallerCheck(find_caller)
+    state[CHECK] = check = CallerCheck(find_caller, name_access)
     access = await check.run()
     takes_rights = call is not None and call.name in TAKES_RIGHTS
     meter = services.pacing.meter(access.account.id, access.who, state, takes_rights=takes_rights)
-    async with meter.receiving():
-        await receive_body(request, handler)
-    await meter.enter(paced=UNPACED not in handler.opt)
+    paced = UNPACED not in handler.opt
+    if reads_body(request, handler):
+        async with meter.receiving(declared_size(request)):
+            await request.body()
+            await meter.enter(paced=paced)
+    else:
+        await meter.enter(paced=paced)
     access = await check.confirm()
     if access.only is not None and call is not None and call.where is Where.FILTER:
         choose_app(request, access)
@@ -271,9 +288,10 @@ async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler
             raise Unauthorized
         return operator
 
-    request.scope["state"][CHECK] = check = CallerCheck(find_operator)
+    request.scope["state"][CHECK] = check = CallerCheck(find_operator, lambda operator: operator.name)
     await check.run()
-    await receive_body(request, handler)
+    if reads_body(request, handler):
+        await request.body()
     operator = await check.confirm()
     if request.method not in SAFE_METHODS:
         await begin_audit(request, services, operator, handler)

@@ -13,7 +13,7 @@ from gateway.accounts.session_store import SessionStore
 from gateway.accounts.sessions import Sessions
 from gateway.api.authentication import account_router
 from gateway.api.resources import Caller, CallerAccess
-from gateway.errors import InvitationLimitReached, LastOwner, NotFound, RequestMalformed
+from gateway.errors import AppSuspended, InvitationLimitReached, LastOwner, NotFound, RequestMalformed
 from gateway.events.notices import Notices
 from gateway.services import Injected
 from gateway.settings import Settings
@@ -32,7 +32,7 @@ async def list_members(account: Caller, registry: Injected[Registry]) -> list[Me
 
 
 # The address may contain a slash, which must get 400 and not 404.
-@put("/members/{email:path}", errors=[RequestMalformed, LastOwner, InvitationLimitReached])
+@put("/members/{email:path}", errors=[RequestMalformed, LastOwner, InvitationLimitReached, AppSuspended])
 async def set_member(
     access: CallerAccess,
     email: FromPath[str],
@@ -76,10 +76,12 @@ async def place_member(
 ) -> MemberView:
     """Changes the role of a member or of an invitation, or else invites the address, by e-mail too if that is set up.
 
-    Raises RequestMalformed, LastOwner and InvitationLimitReached.
+    Raises RequestMalformed, LastOwner, InvitationLimitReached, and AppSuspended for an invitation.
     """
     account = access.account
-    placed = await registry.members.set_role(account.id, address, role, access.email or API_KEY)
+    placed = await registry.members.set_role(
+        account.id, address, role, access.email or API_KEY, may_invite=account.suspension is None
+    )
     if placed.invitation is not None and settings.sends_notices:
         await notices.queue_invitation(account, placed.invitation)
     return placed.view

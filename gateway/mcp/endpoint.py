@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from litestar import Request
 
-from gateway.api.authentication import CallerCheck, require_access
+from gateway.api.authentication import CallerCheck, name_access, require_access
 from gateway.api.bodies import declared_size
 from gateway.errors import MethodNotAllowed, ServiceError
 from gateway.services import Services
@@ -68,14 +68,15 @@ class AgentEndpoint:
             request: Request[Any, Any, Any] = Request(scope)
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
-            check = CallerCheck(partial(require_access, request, self._services.registry, self._services.sessions))
+            find = partial(require_access, request, self._services.registry, self._services.sessions)
+            check = CallerCheck(find, name_access)
             access = await check.run()
             meter = self._services.pacing.meter(access.account.id, access.who, scope["state"])
-            async with meter.receiving():
+            size = declared_size(request)
+            async with meter.receiving(size):
                 # A message that is declared as too large is not read.
-                is_small = (declared_size(request) or 0) <= MESSAGE_BYTES
-                replay = await read_message(receive) if is_small else receive
-            await meter.enter()
+                replay = await read_message(receive) if (size or 0) <= MESSAGE_BYTES else receive
+                await meter.enter()
             meter.charge(CALL_SECONDS)
             sessions = await self._load_sessions()
             await sessions.answer(await check.confirm(), scope, replay, send)

@@ -37,6 +37,7 @@ from gateway.keys import (
     account_key,
     accounts_key,
     answer_key,
+    answers_of_provider_key,
     api_keys_key,
     app_window_key,
     audit_key,
@@ -46,6 +47,7 @@ from gateway.keys import (
     deletions_key,
     deploy_key,
     deploy_log_key,
+    failed_accounts_key,
     failed_deploys_key,
     former_name_key,
     former_names_key,
@@ -294,9 +296,11 @@ class Leaving:
             await client.zrem(spenders_key(day_of(int((now - ago * DAY_SECONDS) * 1000))), account_id)
         for provider in self._providers:
             _, _, waiting, order, past, *_ = lease_keys(provider)
-            for zset in (order, past):
+            for zset in (order, past, answers_of_provider_key(provider)):
                 await client.zrem(zset, account_id)
             await client.hdel(waiting, account_id)
+            if account_id in (await self._store.get(failed_accounts_key(provider)) or ""):
+                await client.delete(failed_accounts_key(provider))  # a row of failures begins anew
         for zset in (build_queue_keys()[2], stored_key(tag)):
             await client.zrem(zset, account_id)
 

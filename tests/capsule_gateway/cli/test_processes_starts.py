@@ -14,6 +14,7 @@ import redis
 
 from capsule_gateway.cli import processes
 from capsule_gateway.cli.service import ServiceRefusal
+from gateway.operations.layout import LAYOUT
 from tests.fakes import FakeProvider
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
@@ -107,7 +108,7 @@ async def test_a_gateway_whose_clock_is_off(provider: FakeProvider, redis_url: s
         await wait_until(lambda: "clock.off" in gw.log)
 
 
-NEWER = "The data are of layout 1000, and this version knows 1: start the newer version that wrote them, or"
+NEWER = f"The data are of layout 1000, and this version knows {LAYOUT}: start the newer version that wrote them, or"
 
 
 @pytest.mark.parametrize("command", [["serve"], ["serve", "--workers", "2"], ["worker", "webhooks"], ["worker"]])

@@ -299,6 +299,39 @@ async def test_invitations_of_an_account_are_limited(account: Account, bob: Visi
 
 
 @session
+@pytest.mark.parametrize("end", ["removed", "demoted"])
+async def test_invitations_end_with_the_owner_who_made_them(
+    account: Account, ada: Visitor, bob: Visitor, end: str
+) -> None:
+    """Or an owner who is removed would come back by another address."""
+    chief = f"chief-{email_of(ada)}"
+    await join(account, chief, "owner")
+    assert (await ada.call("PUT", f"/account/members/{email_of(bob)}", {"role": "owner"})).status_code == 200
+    await put(account, f"other-{email_of(bob)}")
+    if end == "removed":
+        assert (await account.call("DELETE", f"/account/members/{email_of(ada)}")).status_code == 204
+    else:
+        await put(account, email_of(ada), "developer")
+    refused(await bob.call("PUT", at_invitation(account)), 404, "NOT_FOUND")
+    listed = {each["email"] for each in (await account.get("/account/members")).json() if each["state"] == "invited"}
+    assert listed == {f"other-{email_of(bob)}"}
+
+
+@session
+async def test_a_suspended_account_invites_nobody(gw: Gateway, account: Account, bob: Visitor) -> None:
+    await put(account, email_of(bob))
+    await gw.platform("PUT", f"accounts/{account.id}/suspension", {"reason": "abuse"})
+
+    async def is_refused() -> bool:
+        answer = await account.call("PUT", "/account/members/other@example.com", {"role": "viewer"})
+        return answer.status_code == 403 and answer.json()["error"]["code"] == "APP_SUSPENDED"
+
+    await wait_until(is_refused)
+    assert (await put(account, email_of(bob), "developer"))["role"] == "developer"
+    assert (await account.call("DELETE", f"/account/members/{email_of(bob)}")).status_code == 204
+
+
+@session
 async def test_invitations_end_with_the_account(gw: Gateway, bob: Visitor) -> None:
     account = await gw.account()
     await put(account, email_of(bob))

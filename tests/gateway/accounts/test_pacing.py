@@ -194,19 +194,40 @@ async def test_a_caller_that_sends_many_bodies_waits_for_one_of_them(monkeypatch
     monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
     paces, ended = Pacing(), asyncio.Event()
 
-    async def send() -> None:
-        async with paces.meter("ana", "slow", {}).receiving():
+    async def send(caller: str, size: int | None = 10) -> None:
+        async with paces.meter("ana", caller, {}).receiving(size):
             await ended.wait()
 
-    sending = [asyncio.create_task(send()) for _ in range(pacing.MAX_BODIES)]
+    sending = [asyncio.create_task(send("slow")) for _ in range(pacing.MAX_BODIES)]
     await asyncio.sleep(0.01)
     with pytest.raises(RateLimited, match="complete their bodies"):
-        await send()
-    async with paces.meter("ana", "other", {}).receiving():
-        pass
+        await send("slow")
+    ended.set()
+    await send("other")
+    await asyncio.wait(sending)
+    await send("slow")
+
+
+@pytest.mark.parametrize("size", [None, pacing.SMALL_BODY_BYTES + 1])
+async def test_large_bodies_of_an_account_are_limited(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
+    """Those of all its callers together, which would fill the memory. Small ones are not held up."""
+    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
+    paces, ended = Pacing(), asyncio.Event()
+
+    async def send(caller: str, size: int | None) -> None:
+        async with paces.meter("ana", caller, {}).receiving(size):
+            await ended.wait()
+
+    sending = [asyncio.create_task(send(f"key {n}", size)) for n in range(pacing.MAX_LARGE_BODIES)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(RateLimited, match="large requests"):
+        await send("another", size)
+    sending.append(asyncio.create_task(send("another", pacing.SMALL_BODY_BYTES)))
+    await asyncio.sleep(0.2)
+    assert not any(task.done() for task in sending)
     ended.set()
     await asyncio.wait(sending)
-    await send()
+    await send("another", size)
 
 
 async def test_idle_callers_are_dropped() -> None:

@@ -149,7 +149,7 @@ async def test_secrets_in_paths_are_hidden(app: App) -> None:
     account.gateway.confidential.add(token := made["url"].rpartition("/")[2])
     for path in (f"/account/keys/{account.key}", f"/account/hooks/{token}"):
         assert (await account.call("DELETE", path)).status_code == 404
-    for secret in (account.key, token, "whsec_abc", f"https://x/hooks/deploy/{token}"):
+    for secret in (account.key, token, "whsec_abc", f"https://x/hooks/deploy/{token}", "/hooks/deploy/-x"):
         assert hide_secret(secret) == "(not recorded)"
     for name in (app.name, made["id"], "a" * 43, "a-name-of-an-app-that-has-forty-three-letters"):
         assert hide_secret(name) == name

@@ -159,6 +159,25 @@ async def test_a_demoted_owner_creates_no_key(gw: Gateway) -> None:
         assert len((await account.get("/account/keys")).json()) == 1
 
 
+async def test_a_session_that_moves_to_another_account_takes_no_right_along(gw: Gateway, app: App) -> None:
+    """Its uploads and streams stay those of the account in which they began."""
+    account, own = app.account, await gw.account()
+    async with signed_in(account, "mallory@example.com", "developer") as mallory:
+        cookie, token = f"Cookie: {ACCOUNT}={mallory.token}", mallory.token
+        invited = await own.call("PUT", "/account/members/mallory@example.com", {"role": "owner"})
+        assert invited.status_code == 200
+        async with following(gw, "/account/changes", Cookie=f"{ACCOUNT}={token}") as measure:
+            origin = f"Origin: {gw.address}"
+            path = f"/account/apps/{app.name}/source"
+            held = await Held.open(gw, "PUT", path, cookie, origin, *describe_body(path))
+            await asyncio.sleep(0.2)
+            assert (await mallory.call("PUT", f"/dashboard/session/invitations/{own.id}")).status_code == 200
+            assert (await mallory.call("GET", "/account")).json()["id"] == own.id
+            assert (await account.call("DELETE", "/account/members/mallory@example.com")).status_code == 204
+            assert code_of(await held.finish()) == (401, "UNAUTHORIZED")
+            assert await measure() < ENDS_SECONDS
+
+
 async def test_what_was_held_while_the_account_is_deleted_changes_nothing(gw: Gateway) -> None:
     account = await gw.account()
     name = (await account.get()).json()["name"]
@@ -220,6 +239,7 @@ async def test_a_caller_sends_few_bodies_at_once(gw: Gateway) -> None:
     idle = [await Held.open(gw, "POST", "/account/apps", bearer(other)) for _ in range(MAX_BODIES)]
     await asyncio.sleep(0.2)
     refused(await other.call("POST", "/account/apps", {"name": "one-more"}), 429, "RATE_LIMITED")
+    assert (await other.get()).status_code == 200, "a request without a body needs no such place"
     assert (await account.call("POST", "/account/keys", {"name": "another"})).status_code == 201
     idle[0].close()
     await asyncio.sleep(0.2)
