@@ -1,4 +1,6 @@
-"""Notices by e-mail: which ones the signed-in person gets, and the links in them that end all of them."""
+"""Notices by e-mail: which ones the signed-in person gets, and the links that end all of them, or invitations."""
+
+from typing import NamedTuple
 
 from litestar import MediaType, Response, get, post, put, route
 from litestar.exceptions import NotFoundException
@@ -11,7 +13,7 @@ from gateway.accounts.vault import Vault
 from gateway.api.authentication import account_router
 from gateway.api.resources import CallerAccess
 from gateway.errors import BackboneUnavailable, NotFound, NotPermitted, RequestMalformed
-from gateway.events.notices import NoticeChoices, Notices, open_address
+from gateway.events.notices import UNINVITED_DAYS, EndLink, NoticeChoices, Notices, Purpose, open_link
 from gateway.pages.error_pages import render_page
 from gateway.services import Injected
 from gateway.settings import Settings
@@ -53,18 +55,47 @@ async def choose_notices(
     return data
 
 
-# -- the links in notices --------------------------------------------------------------------------------------
+# -- the links in notices and invitations ----------------------------------------------------------------------
 
-QUESTION = '<form method="post"><button>End all notices</button></form>'
+
+class EndPages(NamedTuple):
+    """The page that asks, and the one that confirms: their titles and texts."""
+
+    question: str
+    means: str
+    button: str
+    done: str
+    result: str
+
+
+WAITING = f"for {UNINVITED_DAYS} days. They still wait in the dashboard."
+PAGES: dict[Purpose, EndPages] = {
+    "notices": EndPages(
+        "End all notices?",
+        "Your address will get no more notices by e-mail, whichever account they are about, and no invitations by "
+        f"e-mail {WAITING}",
+        "End all notices",
+        "Your notices have ended",
+        "Your address gets no more notices by e-mail, until you choose notices again in the dashboard. It gets no "
+        f"invitations by e-mail {WAITING}",
+    ),
+    "invitations": EndPages(
+        "End invitations by e-mail?",
+        f"Your address will get no invitations by e-mail {WAITING} Notices that you chose stay as they are.",
+        "End invitations by e-mail",
+        "Invitations by e-mail have ended",
+        f"Your address gets no invitations by e-mail {WAITING} Notices that you chose stay as they are.",
+    ),
+}
+QUESTION = '<form method="post"><button>{}</button></form>'
 DASHBOARD = '<p><a href="/dashboard#/account">Open the dashboard</a></p>'
 
 
 @route("/unsubscribe/{link:str}", http_method=READ, media_type=HTML, tags=["Pages"])
 async def ask_to_end_notices(link: FromPath[str], vault: Injected[Vault]) -> Response[bytes]:
-    """A page that asks whether to end all notices. It changes nothing."""
-    read_link(vault, link)
-    text = "Your address will get no more notices and invitations by e-mail, whichever account they are about."
-    return _page("End all notices?", text, QUESTION)
+    """A page that asks whether to end all notices, or only invitations by e-mail. It changes nothing."""
+    pages = PAGES[read_link(vault, link).purpose]
+    return _page(pages.question, pages.means, QUESTION.format(pages.button))
 
 
 @post(
@@ -79,22 +110,23 @@ async def end_notices(
 ) -> Response[bytes]:
     """End all notices to the address that got this link, and invitations by e-mail.
 
-    Needs no sign-in, because mail programs call it too (RFC 8058).
+    The link in an invitation ends only invitations by e-mail. Needs no sign-in, because mail programs call it too
+    (RFC 8058).
     """
-    address = read_link(vault, link)
-    for membership in await registry.members.list_accounts(address):
-        await notices.end(membership.account.id, address)
+    address, purpose = read_link(vault, link)
+    if purpose == "notices":
+        for membership in await registry.members.list_accounts(address):
+            await notices.end(membership.account.id, address)
     await notices.end_invitations(address)
-    text = "Your address gets no more notices and invitations by e-mail. You can choose notices again in the dashboard."
-    return _page("Your notices have ended", text, DASHBOARD)
+    return _page(PAGES[purpose].done, PAGES[purpose].result, DASHBOARD)
 
 
-def read_link(vault: Vault, link: str) -> str:
-    """Returns the address of a link. Raises NotFoundException, for which browsers get a page."""
-    address = open_address(vault, link)
-    if address is None:
+def read_link(vault: Vault, link: str) -> EndLink:
+    """Returns whose link it is and what it ends. Raises NotFoundException, for which browsers get a page."""
+    opened = open_link(vault, link)
+    if opened is None:
         raise NotFoundException
-    return address
+    return opened
 
 
 def _page(title: str, text: str, link: str) -> Response[bytes]:

@@ -1,4 +1,4 @@
-"""Notices by e-mail: who gets which kinds, the queue of notices, and the links that end them.
+"""Notices by e-mail: who gets which kinds, the queue of notices, and the links that end them or invitations.
 
 - `{pNN}:notices:<account>` has the addresses with the kinds that they chose. All other keys have an address's hash
 - `{pNN}:mails` has the notices to send, one entry per address. `workers/webhooks/mailer.py` sends them, if the address
@@ -50,9 +50,13 @@ SHOWN_FINDINGS = 10  # of a scan
 INVITATION = "invitation"  # a kind that nobody chooses
 INVITATION_MAILS = 50  # of one account in 24 hours
 DAY_SECONDS = 86_400
-UNINVITED_SECONDS = 400 * DAY_SECONDS  # for which an address that has ended invitations gets none by e-mail
-UNSUBSCRIBE = "unsubscribe "  # before the address in a link, so that no other sealed text is one
+UNINVITED_DAYS = 400  # for which an address that has ended invitations gets none by e-mail
 
+# What a link ends: all notices and invitations by e-mail, or only the latter. A stranger's invitation leads to the
+# second, because whoever wants no more of them still wants to hear of their own apps.
+Purpose = Literal["notices", "invitations"]
+# Before the address in a link, so that no other sealed text is one.
+PREFIXES: dict[Purpose, str] = {"notices": "unsubscribe ", "invitations": "uninvite "}
 Kind = Literal["budget", "deployFailed", "appDown", "certificate", "finding"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Of the events that lead to a notice. An app that is down and its recovery are two levels of one subject.
@@ -64,7 +68,7 @@ KIND_OF_EVENT: dict[str, Kind] = {
 }
 RECOVERED_LEVEL = 2
 # Of a notice: the server has it; or it did not take it for an hour; or the address has got as many as it may get on a
-# day, of all accounts or of this one; or it gets none any more.
+# day, of all accounts or of this one; or it gets none any more, as it gets no invitation of a stopped account.
 Outcome = Literal["sent", "failed", "limited", "ended"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
@@ -130,7 +134,7 @@ class Notices:
 
     async def end_invitations(self, address: str) -> None:
         """Ends invitations by e-mail to the address, also those that wait to be sent. The dashboard shows all."""
-        await self._store.client.set(uninvited_key(digest(address)), "1", ex=UNINVITED_SECONDS)
+        await self._store.client.set(uninvited_key(digest(address)), "1", ex=UNINVITED_DAYS * DAY_SECONDS)
 
     # -- the queue -------------------------------------------------------------------------------------------
 
@@ -206,18 +210,26 @@ def shorten_data(data: str) -> str:
     return msgspec.json.encode({"findings": found[:SHOWN_FINDINGS], "count": len(found)}).decode()
 
 
-# -- links that end notices ------------------------------------------------------------------------------------
+# -- links that end notices or invitations ---------------------------------------------------------------------
 
 
-def seal_address(vault: Vault, address: str) -> str:
-    """Returns what a link has in place of the address, which must not be in an access log."""
-    return vault.seal(UNSUBSCRIBE + address).rstrip("=")
+class EndLink(NamedTuple):
+    address: str
+    purpose: Purpose
 
 
-def open_address(vault: Vault, sealed: str) -> str | None:
-    """Returns the address of a link, or None if this service did not make the link."""
+def seal_link(vault: Vault, link: EndLink) -> str:
+    """Returns what the link has in place of the address, which must not be in an access log."""
+    return vault.seal(PREFIXES[link.purpose] + link.address).rstrip("=")
+
+
+def open_link(vault: Vault, sealed: str) -> EndLink | None:
+    """Returns whose link it is and what it ends, or None if this service did not make the link."""
     try:
         text = vault.open(sealed + "=" * (-len(sealed) % 4))
     except (NoEncryptionKey, ValueError):
         return None
-    return text.removeprefix(UNSUBSCRIBE) if text.startswith(UNSUBSCRIBE) else None
+    for purpose, prefix in PREFIXES.items():
+        if text.startswith(prefix):
+            return EndLink(text.removeprefix(prefix), purpose)
+    return None

@@ -1,12 +1,15 @@
 """The messages of notices and invitations by e-mail: a text for each type, which becomes a plain and an HTML part.
 
 Names of apps and accounts, reasons of failed builds and findings come from customers. They are cleaned of line breaks
-and other control characters, cut, and escaped in the HTML part.
+and other control characters, cut, and escaped in the HTML part. Mail programs turn what looks like a page's address
+into a link: an account whose name does is shown by its id.
 """
 
 import datetime
 import html
+import re
 import textwrap
+import unicodedata
 from collections.abc import Callable
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -22,7 +25,8 @@ from gateway.settings import NANO
 POLICY = SMTP.clone(max_line_length=998)  # of headers: the link in one of them must not be folded
 LINE_CHARACTERS = 76  # of the plain part
 VALUE_CHARACTERS = 300  # of a value from a customer
-
+NAME_CHARACTERS = 60  # of an account, whose name strangers choose
+PAGE_ADDRESS = re.compile(r"://|www\.|\w[.。]\w", re.IGNORECASE)
 
 LINK = '<a class="quiet" href="{}" style="color: #66625b">{}</a>'
 INVITATION = "invitation"  # the kind that nobody chooses
@@ -39,11 +43,12 @@ class Text(NamedTuple):
 class Footer(NamedTuple):
     """Why a notice came, and how to stop it."""
 
-    account: str  # its name
+    account: str  # its id
+    name: str  # of the account
     kind: str
     is_last: bool  # of the day, because the address has got as many as it may, of all accounts or of this one
     base_url: str
-    end: str  # the link that ends all notices
+    end: str  # the link that ends all notices, or invitations by e-mail
 
 
 def write_message(
@@ -68,6 +73,12 @@ def clean(value: object, most: int = VALUE_CHARACTERS) -> str:
     """Returns the value as one line of printable characters."""
     line = " ".join("".join(each if each.isprintable() else " " for each in str(value)).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def name_account(account: str, name: str) -> str:
+    """Returns the name of the account, or its id if the name looks like the address of a page."""
+    shown = clean(name, NAME_CHARACTERS)
+    return account if PAGE_ADDRESS.search(unicodedata.normalize("NFKC", shown)) else shown
 
 
 def _render_plain(text: Text, footer: Footer) -> str:
@@ -125,9 +136,10 @@ def _list_links(footer: Footer) -> list[tuple[str, str]]:
 
 
 def _explain(footer: Footer) -> str:
+    name = name_account(footer.account, footer.name)
     if footer.kind == INVITATION:
-        return f"You get this because the account {clean(footer.account)} has invited your address."
-    why = f"You get this because you chose notices about {KINDS[footer.kind]} of the account {clean(footer.account)}."
+        return f"You get this because the account {name} has invited your address."
+    why = f"You get this because you chose notices about {KINDS[footer.kind]} of the account {name}."
     if footer.is_last:
         why += (
             " This is the last notice of today about this account, because you have got as many as are sent in a day."
@@ -223,7 +235,7 @@ ROLES = {
 
 
 def _invitation(_: str, data: dict[str, Any]) -> Text:
-    name, by = clean(data["name"], 60), data["by"]
+    name, by = name_account(data["account"], data["name"]), data["by"]
     who = by if "@" in by else "Somebody with an API key of the account"
     facts = [("Account", name), ("Account id", data["account"]), ("Invited by", by), ("Role", ROLES[data["role"]])]
     facts.append(("Ends", _time(data["endsAt"])))

@@ -31,7 +31,7 @@ from gateway.accounts.records import Account
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable
 from gateway.events import scripts
-from gateway.events.notices import GROUP, INVITATION, STREAM, Outcome, Subscriber, seal_address
+from gateway.events.notices import GROUP, INVITATION, STREAM, EndLink, Outcome, Subscriber, seal_link
 from gateway.events.records import NoticeClaim
 from gateway.keys import account_key, account_notices_on_key, invitations_on_key, notices_on_key, uninvited_key
 from gateway.pages.mails import Footer, write_message, write_text
@@ -61,7 +61,7 @@ class NotSent(Exception):
 class Notice(NamedTuple):
     entry: Entry
     subscriber: Subscriber
-    account: str  # its name
+    name: str  # of its account
     is_last: bool  # of the day, of this account to this address
 
 
@@ -76,6 +76,11 @@ def share_notices(account_id: str, hashed: str, day: str) -> list[Share]:
     """Returns the shares of a notice of the account to an address, of which `hashed` is the hash."""
     of_account = Share(account_notices_on_key(account_id, hashed, day), DAILY_NOTICES_OF_ACCOUNT)
     return [of_account, Share(notices_on_key(hashed, day), DAILY_NOTICES)]
+
+
+def may_send(kind: str, subscriber: Subscriber, account: Account) -> bool:
+    """Whether the address wants the kind, which must not be an invitation of a suspended account or one that ends."""
+    return kind in subscriber.kinds and (kind != INVITATION or account.stop is None)
 
 
 async def count_mail(store: Store, shares: Sequence[Share]) -> int:
@@ -163,15 +168,15 @@ class Mailer:
                 if not claim.owned:
                     return None
                 subscriber = msgspec.json.decode(claim.subscriber, type=Subscriber) if claim.subscriber else None
-                name = await until_redis_answers(lambda: self._read_account_name(entry))
-                if subscriber is None or entry.fields["kind"] not in subscriber.kinds or name is None:
+                account = await until_redis_answers(lambda: self._read_account(entry))
+                if subscriber is None or account is None or not may_send(entry.fields["kind"], subscriber, account):
                     return await self._record(entry, "ended")
                 if left is None:
                     left = await until_redis_answers(lambda: self._count(entry))
                 if left < 0:
                     return await self._record(entry, "limited")
                 is_last = left == 0 and entry.fields["kind"] != INVITATION
-                reason = await self._try(Notice(entry, subscriber, name, is_last))
+                reason = await self._try(Notice(entry, subscriber, account.name, is_last))
             if not reason:
                 return await self._record(entry, "sent")
             if time.time() - int(entry.id.partition("-")[0]) / 1000 > RETRY_SECONDS:
@@ -191,9 +196,9 @@ class Mailer:
             return NoticeClaim(claim.owned, "")
         return claim
 
-    async def _read_account_name(self, entry: Entry) -> str | None:
+    async def _read_account(self, entry: Entry) -> Account | None:
         text = await self._store.get(account_key(entry.fields["account"]))
-        return msgspec.json.decode(text, type=Account).name if text else None
+        return msgspec.json.decode(text, type=Account) if text else None
 
     async def _count(self, entry: Entry) -> int:
         """Counts a mail, and returns how many more of the account the address may get today; -1 for none."""
@@ -271,10 +276,11 @@ class Mailer:
     async def _send(self, client: aiosmtplib.SMTP, notice: Notice) -> None:
         fields, base_url = notice.entry.fields, self._settings.base_url
         address = notice.subscriber.address
-        end = f"{base_url}/unsubscribe/{seal_address(self._vault, address)}"
+        link = EndLink(address, "invitations" if fields["kind"] == INVITATION else "notices")
+        end = f"{base_url}/unsubscribe/{seal_link(self._vault, link)}"
         message = write_message(
             write_text(fields["type"], fields["app"], msgspec.json.decode(fields["data"])),
-            Footer(notice.account, fields["kind"], notice.is_last, base_url, end),
+            Footer(fields["account"], notice.name, fields["kind"], notice.is_last, base_url, end),
             sender=self._settings.mail_from,
             recipient=address,
             message_id=f"{notice.entry.tag.strip('{}')}.{notice.entry.id}",

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from gateway.accounts.api_keys import digest
 from gateway.accounts.vault import Vault
-from gateway.events.notices import KINDS, NoticeChoices, Notices, seal_address
+from gateway.events.notices import KINDS, EndLink, NoticeChoices, Notices, Purpose, seal_link
 from gateway.keys import notices_key, partition_tag, stream_key, uninvited_key
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.gateway.conftest import Launch
@@ -67,6 +67,11 @@ def new_email() -> str:
     return f"{secrets.token_hex(6)}@example.com"
 
 
+def path_of(email: str, purpose: Purpose) -> str:
+    """Returns the path of the link in a message to the address."""
+    return f"/unsubscribe/{seal_link(Vault(ENCRYPTION_KEY), EndLink(email, purpose))}"
+
+
 async def test_each_member_chooses_for_themselves(mailing: Gateway, member: Join) -> None:
     account = await mailing.account()
     ada, bob = [await member(account, new_email()) for _ in range(2)]
@@ -119,7 +124,7 @@ async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member
     other = await member(await mailing.account(), new_email())
     for each in (*members, other):
         await each.call("PUT", "/account/notices", {"budget": True})
-    link = f"/unsubscribe/{seal_address(Vault(ENCRYPTION_KEY), email)}"
+    link = path_of(email, "notices")
     for _ in range(2):
         page = await mailing.http.get(link)
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -130,6 +135,7 @@ async def test_a_link_ends_all_notices_and_only_by_post(mailing: Gateway, member
         ended = await mailing.http.post(link, data={"List-Unsubscribe": "One-Click"})
         assert ended.status_code == 200
         assert "Your notices have ended" in ended.text
+        assert "no invitations by e-mail for 400 days" in ended.text
     for each in members:
         assert (await each.call("GET", "/account/notices")).json() == NONE
     assert (await other.call("GET", "/account/notices")).json()["budget"] is True
@@ -146,16 +152,35 @@ async def test_an_invitation_is_queued_until_its_address_wants_none(mailing: Gat
         for role in ("viewer", "developer"):  # another role is no other invitation
             assert (await account.call("PUT", f"/account/members/{email}", {"role": role})).status_code == 200
         assert await count() == 1
-        link = f"/unsubscribe/{seal_address(Vault(ENCRYPTION_KEY), email)}"
+        link = path_of(email, "invitations")
         assert (await mailing.http.get(link)).status_code == 200
         assert not await store.client.exists(uninvited_key(digest(email)))
         assert (await mailing.http.post(link)).status_code == 200
         assert 0 < await store.client.ttl(uninvited_key(digest(email))) <= 400 * 86_400
 
 
+async def test_the_link_in_an_invitation_ends_only_invitations(mailing: Gateway, member: Join) -> None:
+    """So a stranger who invites somebody does not make them miss that their own app is down."""
+    email = new_email()
+    ada, link = await member(await mailing.account(), email), path_of(email, "invitations")
+    await ada.call("PUT", "/account/notices", {"appDown": True})
+    page = await mailing.http.get(link)
+    assert "End invitations by e-mail?" in page.text
+    assert "End all notices" not in page.text
+    async with opened(mailing.redis.url) as store:
+        assert not await store.client.exists(uninvited_key(digest(email)))
+        ended = await mailing.http.post(link, data={"List-Unsubscribe": "One-Click"})
+        assert ended.status_code == 200
+        assert await store.client.exists(uninvited_key(digest(email)))
+    assert "no invitations by e-mail for 400 days. They still wait in the dashboard." in ended.text
+    assert "choose notices again" not in ended.text
+    assert (await ada.call("GET", "/account/notices")).json() == NONE | {"appDown": True}
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_broken_link(mailing: Gateway, method: str) -> None:
-    link = f"/unsubscribe/{seal_address(Vault('another key of more than thirty-two characters'), ADA)}"
+    others = Vault("another key of more than thirty-two characters")
+    link = f"/unsubscribe/{seal_link(others, EndLink(ADA, 'notices'))}"
     answer = await mailing.http.request(method, link, headers={"Accept": "text/html"})
     assert answer.status_code == 404
     assert answer.text.startswith("<!doctype html>" if method == "GET" else "Not Found")

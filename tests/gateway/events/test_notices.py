@@ -10,10 +10,12 @@ from gateway.accounts.vault import Vault
 from gateway.events.notices import (
     INVITATION_MAILS,
     BudgetUse,
+    EndLink,
     NoticeChoices,
     Notices,
-    open_address,
-    seal_address,
+    Purpose,
+    open_link,
+    seal_link,
 )
 from gateway.ids import now_iso
 from gateway.keys import notices_key, partition_tag, stream_key
@@ -78,12 +80,13 @@ async def test_an_invitation_is_queued_for_its_address(notices: Notices, store: 
     assert not [key for key in await store.list_keys() if "@" in key]
 
 
-def test_only_links_of_this_service_end_notices() -> None:
-    vault = Vault("a key of more than thirty-two characters")
-    link = seal_address(vault, ADA)
+@pytest.mark.parametrize("purpose", ["notices", "invitations"])
+def test_only_links_of_this_service_end_notices(purpose: Purpose) -> None:
+    vault, ends = Vault("a key of more than thirty-two characters"), EndLink(ADA, purpose)
+    link = seal_link(vault, ends)
     assert "@" not in link
     assert ADA.partition("@")[0] not in link
-    assert open_address(vault, link) == ADA
+    assert open_link(vault, link) == ends
     others = Vault("another key of more than thirty-two chars")
-    for forged in (link[:-1], link + "A", "x", "ü", "", vault.seal(ADA), seal_address(others, ADA)):
-        assert open_address(vault, forged) is None
+    for forged in (link[:-1], link + "A", "x", "ü", "", vault.seal(ADA), seal_link(others, ends)):
+        assert open_link(vault, forged) is None

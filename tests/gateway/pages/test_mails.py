@@ -8,10 +8,11 @@ import pytest
 
 from gateway.events.catalog import SAMPLES
 from gateway.events.notices import KIND_OF_EVENT, shorten_data
-from gateway.pages.mails import Footer, write_message, write_text
+from gateway.pages.mails import Footer, name_account, write_message, write_text
 from tests.fakes.mail_server import text_of
 
-FOOTER = Footer("Ada’s workshop", "finding", False, "https://api.example.com", "https://api.example.com/unsubscribe/x")
+BASE_URL = "https://api.example.com"
+FOOTER = Footer("acc_1", "Ada’s workshop", "finding", False, BASE_URL, f"{BASE_URL}/unsubscribe/x")
 NANO = 1_000_000_000
 BUDGET = {"level": 80, "used": 410_000_000, "cap": NANO // 2, "day": "2026-07-02"}
 RECOVERED = msgspec.to_builtins(SAMPLES["app.recovered"])
@@ -117,13 +118,44 @@ def test_an_invitation(by: str) -> None:
         assert "Choose your notices" not in flat
 
 
+@pytest.mark.parametrize("kind", ["invitation", "finding"])
+def test_a_name_that_is_the_address_of_a_page_is_in_no_mail(kind: str) -> None:
+    evil = "Pay now at https://evil.example/pay"
+    footer = FOOTER._replace(kind=kind, name=evil)
+    message = write("invitation", "", INVITATION | {"name": evil}, footer)
+    assert message["Subject"] == "You are invited to the account acc_1"
+    for part in (text_of(message), text_of(message, "html")):
+        assert "the account acc_1" in " ".join(part.split())
+        assert "evil" not in part
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Ada’s workshop", "Ada’s workshop"),
+        ("Lovelace & Co. KG", "Lovelace & Co. KG"),
+        ("Wait... what?", "Wait... what?"),
+        ("evil.example", "acc_1"),
+        ("Pay at EVIL.EXAMPLE/pay", "acc_1"),
+        ("call 10.0.0.1", "acc_1"),
+        ("see WWW.", "acc_1"),
+        ("ftp://evil", "acc_1"),
+        ("evil．example", "acc_1"),  # other dots, which browsers read as one
+        ("bücher。example", "acc_1"),
+        ("x" * 50 + " evil.example.com", "acc_1"),
+    ],
+)
+def test_the_name_of_an_account(name: str, shown: str) -> None:
+    assert name_account("acc_1", name) == shown
+
+
 def test_what_customers_write_changes_no_header_and_no_tag() -> None:
-    evil = 'x\r\nBcc: eve@example.com\r\n\r\n<script>alert("1")</script>\u2028\x00' + "y" * 1_000
+    evil = 'x\r\nBcc: eve@example\r\n\r\n<script>alert("1")</script>\u2028\x00' + "y" * 1_000
     finding = {"cve": evil, "component": evil, "severity": evil, "fixedIn": evil, "deadlineAt": None}
     data = {"kind": "live", "phase": "build", "reason": evil, "deployId": evil}
     plain = write("deploy.failed", "notes", data_of("deploy.failed"))
     for message in (
-        write("deploy.failed", evil, data, FOOTER._replace(account=evil)),
+        write("deploy.failed", evil, data, FOOTER._replace(name=evil)),
         write("security.finding", evil, {"findings": [finding] * 10, "count": 100}),
         write("invitation", "", INVITATION | {"name": evil, "by": evil}, FOOTER._replace(kind="invitation")),
     ):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from gateway.accounts.records import Deletion, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.events.catalog import SAMPLES
-from gateway.events.notices import NoticeChoices, Notices, count_outcomes, open_address
+from gateway.events.notices import EndLink, NoticeChoices, Notices, count_outcomes, open_link
 from gateway.keys import dead_letters_key, partition_tag, stream_key
 from tests.fakes.mail_server import PASSWORD, MailServer, subjects, text_of
 from tests.fakes.receiver import FakeReceiver
@@ -59,6 +61,10 @@ async def outcomes(own: Queue, **expected: int) -> None:
     await wait_until(lambda: count_outcomes(own.store), 10, holds=lambda found: +Counter(found) == Counter(expected))
 
 
+def link_of(message: EmailMessage) -> EndLink | None:
+    return open_link(Vault(ENCRYPTION_KEY), message["List-Unsubscribe"].strip("<>").rpartition("/")[2])
+
+
 async def test_two_workers_send_each_notice_once(own: Queue) -> None:
     async with MailServer() as server:
         account = await subscribed(own)
@@ -78,8 +84,7 @@ async def test_two_workers_send_each_notice_once(own: Queue) -> None:
         assert len({message["Message-ID"] for message in server.messages}) == 10
         message = server.messages[0]
         assert "Ada’s workshop" in text_of(message)
-        link = message["List-Unsubscribe"].strip("<>").rpartition("/")[2]
-        assert open_address(Vault(ENCRYPTION_KEY), link) == ADA
+        assert link_of(message) == EndLink(ADA, "notices")
         for each in workers:
             assert await each.stop() == 0
             assert ADA not in each.log
@@ -208,6 +213,9 @@ async def test_invitations_take_nothing_from_notices(own: Queue) -> None:
         assert Counter(server.recipients) == {ADA: mailer.DAILY_INVITATIONS + 1, BOB: 1}
         assert "You are invited to the account Ada’s workshop" in subjects(server)
         assert "last notice of today" not in " ".join(map(text_of, server.messages))
+        ends = Counter(map(link_of, server.messages))
+        assert ends[EndLink(ADA, "invitations")] == mailer.DAILY_INVITATIONS
+        assert (ends[EndLink(BOB, "invitations")], ends[EndLink(ADA, "notices")]) == (1, 1)
         assert await each.stop() == 0
         assert BOB not in each.log
 
@@ -226,6 +234,23 @@ async def test_an_invitation_that_waits_is_not_sent_once_it_is_canceled(own: Que
             await Notices(own.store).end_invitations(BOB)
         await outcomes(own, ended=1)
         assert server.messages == []
+
+
+@pytest.mark.parametrize("stop", ["suspension", "deletion"])
+async def test_an_account_that_is_stopped_invites_nobody(own: Queue, stop: str) -> None:
+    """It may be stopped because it is abused. Its members hear all the same what happens to its apps."""
+    async with MailServer() as server:
+        account, registry = await subscribed(own), Registry(own.store, Vault(ENCRYPTION_KEY))
+        await invite(own, account.id, BOB)
+        await account.emit(FAILED)
+        change = {
+            "suspension": Suspension("It is abused.", "2026-07-02T12:00:00.000Z"),
+            "deletion": Deletion(at="2026-07-02T12:00:00.000Z", deletesAt="2026-08-02T12:00:00.000Z"),
+        }[stop]
+        assert await registry.change_account(account.id, lambda record: replace(record, **{stop: change}))
+        await worker(own, server)
+        await outcomes(own, ended=1, sent=1)
+        assert server.recipients == [ADA]
 
 
 async def test_a_notice_that_waits_is_not_sent_once_its_address_wants_none(own: Queue) -> None:
