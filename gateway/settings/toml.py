@@ -8,17 +8,27 @@ import re
 import tomllib
 from typing import Any
 
-_DEEP_KEY = re.compile(
-    r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}"""
-)  # in more than any file has
-_LONG_NUMBER = re.compile(r"\d(?:_?\d){4300}")  # longer than Python reads
-_TEXT = re.compile(r"""#.*|"(?:\\.|[^"\\])*"|'[^']*'""")  # in one line: comments and values that may contain digits
+# Comments and strings. A string that is not closed ends with its line or the file, so each character is read once.
+_TEXT = re.compile(
+    r"""
+    \#.*
+    | \"{3} (?: [^"\\]++ | \\[\s\S] | "(?!"") )*+ (?: "{3,5} | \\?\Z )
+    | '{3} (?: [^']++ | '(?!'') )*+ (?: '{3,5} | \Z )
+    | " (?: [^"\\\n]++ | \\. )*+ (?: " | \\?$ )
+    | ' [^'\n]*+ (?: ' | $ )
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+# More parts than the key of any file has, where a key begins. Strings are empty here.
+_DEEP_KEY = re.compile(r'(?:^|[\[{,])[ \t]*+(?:(?:[\w-]++|"")[ \t]*+\.[ \t]*+){32}', re.MULTILINE)
+_LONG_NUMBER = re.compile(r"(?<![\w.])\d(?:_?\d){4300}")  # longer than Python reads
 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Raises TOMLDecodeError."""
-    if deep := _DEEP_KEY.search(text):
-        raise _fault("Values are nested too deeply", text.count("\n", 0, deep.start()) + 1)
+    bare = _TEXT.sub(_empty, text)
+    if deep := _DEEP_KEY.search(bare):
+        raise _fault("Values are nested too deeply", bare.count("\n", 0, deep.start()) + 1)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -26,8 +36,14 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise _fault("Values are nested too deeply", 1) from None
     except ValueError:
-        lines = (line for line, each in enumerate(text.split("\n"), 1) if _LONG_NUMBER.search(_TEXT.sub("", each)))
-        raise _fault("A number has too many digits", next(lines, 1)) from None
+        number = _LONG_NUMBER.search(bare)
+        line = bare.count("\n", 0, number.start()) + 1 if number else 1
+        raise _fault("A number has too many digits", line) from None
+
+
+def _empty(found: re.Match[str]) -> str:
+    """Returns an empty string for a string, and nothing for a comment. The lines after it keep their numbers."""
+    return "" if found[0][0] == "#" else '""' + "\n" * found[0].count("\n")
 
 
 def _fault(message: str, line: int) -> tomllib.TOMLDecodeError:

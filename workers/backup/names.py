@@ -5,8 +5,9 @@ has, and no id in a record is a path.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ DEPLOY_NAMES = ("id", "appId", "release", "source")
 SCORE = re.compile(r"-?(\d{1,400}(\.\d{1,400})?(e[+-]?\d{1,3})?|inf)")
 LATEST_EXPIRY = 1 << 52  # ms since the epoch
 SHOWN = 100  # characters of a name in a message
+
+Record = TypeVar("Record")
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -80,22 +83,29 @@ def _is_name(word: str) -> bool:
 def _find_names(copy: KeyCopy) -> Iterator[str]:
     """Yields the ids in the record that become names of files and folders."""
     names, values = copy.values[::2], copy.values[1::2]
-    with suppress(ValueError, RecursionError):  # a broken record leads nowhere, and is restored as it is
-        match kind_of(copy.key), copy.kind:
-            case "app", "string":
-                app = msgspec.json.decode(copy.values[0], type=Named)
+    match kind_of(copy.key), copy.kind:
+        case "app", "string":
+            for app in _decode_whole(copy.values, Named):
                 yield from (app.id, app.name)
-            case "site", "hash":
-                yield from values
-            case "deploy", "hash":
-                yield from (value for name, value in zip(names, values, strict=False) if name in DEPLOY_NAMES)
-            case "serving", "hash":
-                for text in values:
-                    wanted = msgspec.json.decode(text, type=Wanted)
-                    yield from (wanted.app, wanted.address, wanted.deploy, wanted.served, *wanted.releases)
-            case "data-snapshots", "hash":
-                yield from (msgspec.json.decode(text, type=Snapshot).id for text in values)
-            case "data-deleted", "hash":
-                for text in values:
-                    deleted = msgspec.json.decode(text, type=DeletedData)
-                    yield from (deleted.appId, *(each.id for each in deleted.snapshots))
+        case "site", "hash":
+            yield from copy.values
+        case "deploy", "hash":
+            yield from (value for name, value in zip(names, values, strict=False) if name in DEPLOY_NAMES)
+        case "serving", "hash":
+            yield from names
+            for wanted in _decode_whole(values, Wanted):
+                yield from (wanted.app, wanted.address, wanted.deploy, wanted.served, *wanted.releases)
+        case "data-snapshots", "hash":
+            yield from names  # what looks for the newest snapshot reads no more than them
+            yield from (snapshot.id for snapshot in _decode_whole(values, Snapshot))
+        case "data-deleted", "hash":
+            yield from names
+            for deleted in _decode_whole(values, DeletedData):
+                yield from (deleted.appId, *(each.id for each in deleted.snapshots))
+
+
+def _decode_whole(texts: Iterable[str], kind: type[Record]) -> Iterator[Record]:
+    """Decodes the texts that are not broken. A broken one leads nowhere, and is restored as it is."""
+    for text in texts:
+        with suppress(ValueError, RecursionError):
+            yield msgspec.json.decode(text, type=kind)

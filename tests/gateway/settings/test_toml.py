@@ -16,6 +16,13 @@ from gateway.settings.toml import parse_toml
         ('a = "' + "9" * 5_000 + '"  # ' + "9" * 5_000 + "\nb = [\n+" + "9_" * 5_000 + "9]", "(at line 3, column 1)"),
         ("a = " + "[" * 20_000, "Values are nested too deeply (at line 1, column 1)"),
         ("\n\n" + "a." * 40 + "a = 1", "Values are nested too deeply (at line 3, column 1)"),
+        (
+            'x = """\n#\n"""  # a."\n[[ ' + "'a' . b\t." * 20 + "a]]",
+            "Values are nested too deeply (at line 4, column 1)",
+        ),
+        ("x = [{a = 1, " + '"a".' * 40 + "a = 1}]", "Values are nested too deeply (at line 1, column 1)"),
+        ("x = '''\n\"\n'''\ny = " + "1" * 5_000, "A number has too many digits (at line 4, column 1)"),
+        ('x = """\n' + "9" * 5_000 + '\n"""\ny = ' + "1" * 5_000, "(at line 4, column 1)"),
         ("a = ", "Invalid value (at end of document)"),
     ],
 )
@@ -31,6 +38,28 @@ def test_long_numbers_that_python_reads() -> None:
     assert parse_toml('a = "' + "9" * 5_000 + '"')["a"] == "9" * 5_000
 
 
+NIBBLES = ".".join("0123456789abcdef0123456789abcdef") + ".ip6.arpa"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'name = "{NIBBLES}"',
+        f"name = '{NIBBLES}'",
+        f"name = '{NIBBLES}'\r\nother = 1",
+        f'name = """\n{NIBBLES}\n[{NIBBLES}\n"""',
+        f"name = '''\n{NIBBLES}\n, {NIBBLES}'''''",
+        f'names = [\n"{NIBBLES}",\n# {NIBBLES}\n"{NIBBLES}"]',
+        f'name = "a"  # [{NIBBLES}',
+        f'name = "\\"[{NIBBLES}"  # \'{NIBBLES}',
+        "# " + " ".join(f"{number}." for number in range(1, 34)),
+        f'"{NIBBLES}" = 1',
+    ],
+)
+def test_points_in_values_and_comments(text: str) -> None:
+    assert parse_toml(text) == tomllib.loads(text)
+
+
 @pytest.mark.parametrize(
     "text", ["9" * 60_000, "9_" * 30_000, '"' * 60_000, "a." * 30_000, '\\"' * 30_000, "'#" * 30_000]
 )
@@ -39,3 +68,23 @@ def test_no_text_takes_long(text: str) -> None:
     with suppress(tomllib.TOMLDecodeError):
         parse_toml(f"a = {text}")
     assert time.thread_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'''\n\"" + '\\"' * 500_000 + "\n'''",
+        "'''\n\"\"\"" + '\\"' * 500_000 + "\n'''",
+        "'''\n" + "\"'\n" * 300_000 + "'''",
+        "'''\n" + ("9" * 4_000 + "\n") * 250 + "'''",
+        "1\n" + "".join(f"b{number} = {'9' * 4_000}\n" for number in range(50)) + "c = 1",
+        "1  # " + "[ a." * 250_000,
+        "1  # " + "[" * 1_000_000,
+    ],
+)
+def test_no_long_text_takes_long(text: str) -> None:
+    """Also where a number with too many digits follows."""
+    began = time.thread_time()
+    with pytest.raises(tomllib.TOMLDecodeError, match="too many digits"):
+        parse_toml(f"x = {text}\ny = " + "1" * 5_000)
+    assert time.thread_time() - began < 0.8

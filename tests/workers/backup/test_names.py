@@ -81,6 +81,17 @@ BAD_RECORDS = [
     record(f"{TAG}:data-snapshots:acc_1:app", "hash", "snp_1", SNAPSHOT),
     record(f"{TAG}:data-deleted:acc_1", "hash", "del_1", DELETED | {"appId": ".."}),
     record(f"{TAG}:data-deleted:acc_1", "hash", "del_1", DELETED | {"snapshots": [SNAPSHOT]}),
+    # The names of fields are ids too.
+    record(f"{TAG}:site:app", "hash", "preview:../x", "dep_1"),
+    record(f"{TAG}:serving:app", "hash", "../x", SERVED),
+    record(f"{TAG}:data-snapshots:acc_1:app", "hash", "../x", SNAPSHOT | {"id": "snp_1"}),
+    record(f"{TAG}:data-snapshots:acc_1:app", "hash", "../x", "broken"),
+    record(f"{TAG}:data-deleted:acc_1", "hash", "../x", DELETED),
+    # A broken value does not hide the next one.
+    record(f"{TAG}:serving:app", "hash", "live", "broken", "preview", SERVED | {"served": "/x"}),
+    record(f"{TAG}:serving:app", "hash", "live", '{"app":' + "[" * 50_000, "preview", SERVED | {"served": "/x"}),
+    record(f"{TAG}:data-snapshots:acc_1:app", "hash", "snp_0", "broken", "snp_1", SNAPSHOT),
+    record(f"{TAG}:data-deleted:acc_1", "hash", "del_0", "broken", "del_1", DELETED | {"appId": ".."}),
 ]
 
 
@@ -121,6 +132,10 @@ def test_records_that_a_backup_has() -> None:
             f"{TAG}:deploy:dep_1", "hash", "id", "dep_1", "branch", "feature/../x", "restores", "data/app/snapshots/s"
         ),
         record(f"{TAG}:serving:app", "hash", "live", "broken"),
+        record(f"{TAG}:serving:app", "hash", "live", "broken", "preview", SERVED),
+        record(f"{TAG}:site:app", "hash", "live", "dep_1", "queued:live", "dep_2", "preview:feature-x", "dep_3"),
+        record(f"{TAG}:data-snapshots:acc_1:app", "hash", "snp_1", SNAPSHOT | {"id": "snp_1"}),
+        record(f"{TAG}:data-deleted:acc_1", "hash", "del_1", DELETED),
         record(f"{TAG}:serving", "zset", "app", "1"),
         record("app:x", "string", "{"),
         record("app:x", "string", '{"id":' + "[" * 50_000),
