@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from gateway.pages.error_pages import TEMPLATE
 from gateway.settings import NANO
+from gateway.validation import is_email
 
 POLICY = SMTP.clone(max_line_length=998)  # of headers: the link in one of them must not be folded
 LINE_CHARACTERS = 76  # of the plain part
@@ -76,8 +77,13 @@ def clean(value: object, most: int = VALUE_CHARACTERS) -> str:
 
 
 def name_account(account: str, name: str) -> str:
-    """Returns the name of the account, or its id if the name looks like the address of a page."""
+    """Returns the name of the account, or its id if the name looks like the address of a page.
+
+    The name of a person's own account is at first their e-mail address.
+    """
     shown = clean(name, NAME_CHARACTERS)
+    if is_email(shown):
+        return shown
     return account if PAGE_ADDRESS.search(unicodedata.normalize("NFKC", shown)) else shown
 
 

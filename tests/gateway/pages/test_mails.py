@@ -135,6 +135,8 @@ def test_a_name_that_is_the_address_of_a_page_is_in_no_mail(kind: str) -> None:
         ("Ada’s workshop", "Ada’s workshop"),
         ("Lovelace & Co. KG", "Lovelace & Co. KG"),
         ("Wait... what?", "Wait... what?"),
+        ("ada@example.com", "ada@example.com"),  # as a person's own account is called at first
+        ("ada@example.com at evil.example", "acc_1"),
         ("evil.example", "acc_1"),
         ("Pay at EVIL.EXAMPLE/pay", "acc_1"),
         ("call 10.0.0.1", "acc_1"),
