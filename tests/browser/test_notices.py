@@ -7,7 +7,7 @@ from playwright.async_api import Browser, expect
 
 from gateway.accounts.sessions import ACCOUNT
 from gateway.accounts.vault import Vault
-from gateway.events.notices import seal_address
+from gateway.events.notices import EndLink, seal_link
 from tests.fakes import FakeProvider
 from tests.support.gateway_process import gateway_with_redis
 from tests.support.processes import ENCRYPTION_KEY
@@ -36,7 +36,7 @@ async def test_a_member_chooses_and_ends_notices(browser: Browser, provider: Fak
             await expect(page.get_by_text("Saved.", exact=True)).to_be_visible()
             await page.reload()
             await expect(box).to_be_checked()
-            await page.goto(f"{gw.address}/unsubscribe/{seal_address(Vault(ENCRYPTION_KEY), ADA)}")
+            await page.goto(f"{gw.address}/unsubscribe/{seal_link(Vault(ENCRYPTION_KEY), EndLink(ADA, 'notices'))}")
             assert (await member.call("GET", "/account/notices")).json()["deployFailed"] is True
             await page.get_by_role("button", name="End all notices").click()
             await expect(page.get_by_role("heading", name="Your notices have ended")).to_be_visible()
