@@ -13,12 +13,19 @@ from gateway.operations.layout import EXIT_CODE, CannotRun
 STOP_SECONDS = 60.0  # in which a child process must end; a host that stops keeps its apps' data first
 
 
-def start_child(work: Callable[..., object], *args: Any) -> BaseProcess:
-    """Starts the work in a child process. There must be no event loop yet, because a fork would share it."""
+def start_child(work: Callable[..., int], *args: Any) -> BaseProcess:
+    """Starts the work, which returns the exit code, in a child process.
+
+    There must be no event loop yet, because a fork would share it.
+    """
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    child: BaseProcess = context.Process(target=work, args=args)  # type: ignore[attr-defined]
+    child: BaseProcess = context.Process(target=_run_and_exit, args=(work, *args))  # type: ignore[attr-defined]
     child.start()
     return child
+
+
+def _run_and_exit(work: Callable[..., int], *args: Any) -> NoReturn:
+    sys.exit(work(*args))  # a child process ends with 0 otherwise, whatever its work returns
 
 
 async def keep_child(child: BaseProcess) -> NoReturn:

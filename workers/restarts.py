@@ -11,7 +11,6 @@ does not exhaust the machine. If the first one exits with an error soon after it
 
 import asyncio
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -78,8 +77,8 @@ def keep_running(settings: Settings, works: Iterable[Callable[[], int]]) -> int:
     return exit_code
 
 
-def _run(work: Callable[[], int]) -> None:
+def _run(work: Callable[[], int]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     log.WRITER.forget_thread()
-    sys.exit(work())
+    return work()

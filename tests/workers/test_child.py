@@ -27,6 +27,6 @@ async def test_the_end_of_the_parent_is_noticed_once(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("code", "error"), [(EXIT_CODE, CannotRun), (3, RuntimeError)])
 @pytest.mark.asyncio
 async def test_a_child_that_cannot_run_ends_its_parent_with_the_same_code(code: int, error: type[Exception]) -> None:
-    child = start_child(os._exit, code)
+    child = start_child(int, str(code))
     with pytest.raises(error):
         await asyncio.wait_for(keep_child(child), 10)

@@ -397,12 +397,15 @@ async def test_an_app_s_name_that_now_belongs_to_another_account(host: Host) -> 
     assert await host.page(app) == "theirs"
 
 
-async def test_a_builder_with_another_data_folder_stands_by(own: Host, tmp_path: Path) -> None:
+async def test_a_builder_with_another_data_folder_ends(own: Host, tmp_path: Path) -> None:
+    """With the worker that it has started to serve the apps, because another host serves them."""
     app = await own.app(build=BUILD)
     await own.worker("deploys")
     elsewhere = {"GATEWAY_DATA_DIR": str(tmp_path / "elsewhere"), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}"}
     other = await own.worker("deploys", joined=False, **elsewhere)
-    await wait_until(lambda: "deploys.elsewhere" in other.log, 10)
+    await wait_until(lambda: other.code is not None, 30)
+    assert other.code == 78
+    assert "The apps are served by the host" in other.log
     for _ in range(3):
         deploy = await own.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"})
         assert (await own.over(deploy))["state"] == "live"
