@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -38,6 +37,7 @@ from gateway.deploys.serving import Records, Step, Wanted
 from gateway.keys import account_apps_key, account_key, app_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
+from tests.support.kubeconfig import write_kubeconfig
 from workers.hosting.archives import archive_key
 from workers.kubernetes.data_pod import DATA_PORT, DataReport
 from workers.kubernetes.objects import (
@@ -309,17 +309,6 @@ async def report(store: Store, api: FakeApi, wanted: list[Wanted], pid: int, log
         f"{resident_mib(pid):,.0f} MiB",
         flush=True,
     )
-
-
-def write_kubeconfig(folder: Path, port: int) -> Path:
-    named: dict[str, Any] = {
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-    }
-    file = folder / "kubeconfig"
-    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "x", **named}))
-    return file
 
 
 def main() -> int:

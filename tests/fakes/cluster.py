@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from aiohttp import web
 
 from gateway.deploys.pod_log import APP_CONTAINER
 from tests.fakes.start_commands import END_SECONDS, StartCommands, ask, http_server
 from tests.support.background import cancel
+from tests.support.kubeconfig import write_kubeconfig
 from tests.support.redis_servers import free_port
 from workers.kubernetes.objects import Object, object_name
 from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, TOKEN, WEB_PORT, PodRelease
@@ -58,13 +58,7 @@ class FakeCluster:
         self._runner = web.AppRunner(application, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        named: dict[str, Any] = {
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        }
-        file = folder / "kubeconfig"
-        file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "x", **named}))
+        file = write_kubeconfig(folder, port)
         self._keep(self._control())
         return file
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import yaml
 from aiohttp import web
 from lightkube.codecs import from_dict
 
 from gateway.deploys.states import DeployError
 from tests.support.background import in_background
+from tests.support.kubeconfig import write_kubeconfig
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.kubernetes import cluster as module
@@ -48,13 +48,7 @@ async def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
-    named: dict[str, Any] = {
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-    }
-    file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "x", **named}))
+    file = write_kubeconfig(tmp_path, port)
     monkeypatch.setenv("KUBECONFIG", str(file))
     monkeypatch.setattr("workers.kubernetes.cluster.FIRST_PAUSE_SECONDS", 0.05)
     yield api
