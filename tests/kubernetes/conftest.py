@@ -33,7 +33,7 @@ NAMESPACE = "capsule-apps"
 # Short intervals, so that no test waits long.
 OFTEN = {
     "workers.builds.builder.TIDY_SECONDS": 0.3,
-    "workers.hosting.host_agent.TIDY_SECONDS": 0.3,
+    "workers.engine.reconciler.TIDY_SECONDS": 0.3,
     "workers.kubernetes.data_agent.REPORT_SECONDS": 0.5,
     "workers.kubernetes.data_agent.TIDY_SECONDS": 1.0,
 }

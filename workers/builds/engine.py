@@ -1,7 +1,7 @@
 """The steps of a deploy. The worker (`builder.py`) manages its states.
 
 The engine makes the release on this machine (`compiler.py`). For each further step it writes a record, which what
-serves the apps follows and answers (`workers/hosting/host_agent.py`).
+serves the apps follows and answers (`workers/engine/reconciler.py`).
 
 The engine writes a step only while its deploy is in the state of the step. So a builder that was paused writes no steps
 after another builder has taken over. An external engine uses the operators' API instead.
@@ -29,8 +29,8 @@ from gateway.redis.client import Store, until_redis_answers
 from gateway.settings import Settings
 from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
+from workers.engine.driver import ReleaseMissing
 from workers.hosting import archives
-from workers.hosting.applier import ReleaseMissing
 from workers.hosting.releases import (
     KEPT_AFTER_DELETION_SECONDS,
     KEPT_PREVIEWS,

@@ -31,9 +31,9 @@ from gateway.storage import fetch_object
 from workers.hosting.data_commands import CommandAgent, describe_status, snapshot_id_of
 from workers.hosting.data_packer import ARCHIVE_BYTES, Turns
 from workers.hosting.packing import DataError
-from workers.kubernetes.applier import PLACE_SECONDS, KubernetesApplier
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_pod import NOTES, DataReport
+from workers.kubernetes.driver import PLACE_SECONDS, ClusterDriver
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     APP_LABEL,
@@ -132,7 +132,7 @@ class ClusterDataAgent(CommandAgent):
         settings: Settings,
         registry: Registry,
         cluster: Cluster,
-        applier: KubernetesApplier,
+        applier: ClusterDriver,
         find_limit: Callable[[str], Awaitable[int]],
     ) -> None:
         """`find_limit` returns the bytes that the data of an account's app may take."""

@@ -19,19 +19,21 @@ from gateway.errors import BackboneUnavailable
 from gateway.loops import every
 from gateway.redis.client import until_redis_answers
 from gateway.settings import Settings
+from workers.engine.names import find_app, follow_changes
+from workers.engine.reconciler import Reconciler
+from workers.engine.steps import ReleaseSteps
 from workers.heartbeat import keep_heartbeat
 from workers.hosting.data_packer import find_data_limit
 from workers.hosting.engine_lease import RENEWAL_SECONDS
-from workers.hosting.host_agent import HostAgent
-from workers.hosting.serving import find_app, follow_changes
 from workers.hosting.sites import CrashReporter
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes.activator import Activator, find_own_address
-from workers.kubernetes.applier import KubernetesApplier
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.data_agent import ClusterDataAgent
+from workers.kubernetes.driver import ClusterDriver
 from workers.kubernetes.objects import describe_policy
 from workers.kubernetes.pod_report import keep_reporting
+from workers.kubernetes.sleep import Sleep
 
 logger = structlog.get_logger()
 
@@ -77,24 +79,26 @@ async def run(settings: Settings) -> None:
         lost = await stack.enter_async_context(_hold_lease(records, settings.kubernetes_namespace))
         suspended, find_address = SuspendedList(reporter.store), partial(find_app, reporter.registry)
         find_limit = partial(find_data_limit, settings, reporter.registry)
-        applier = KubernetesApplier(
+        driver = ClusterDriver(
             settings, cluster, find_address, suspended, reporter.report, find_limit, find_own_address()
         )
-        await stack.enter_async_context(aclosing(applier))
-        agent = HostAgent(records, applier, find_address, settings.canary)
+        await stack.enter_async_context(aclosing(driver))
+        steps = ReleaseSteps(driver, find_address, settings.apps_domain)
+        reconciler = Reconciler(records, steps, find_address, settings.canary)
+        sleep = await stack.enter_async_context(aclosing(Sleep(cluster, driver)))
         parts = [lost, await stack.enter_async_context(run_in_background(cluster.run()))]
         await cluster.until_synced()
         await cluster.apply(describe_policy())
         with suppress(BackboneUnavailable):
             await suspended.read_changes()
-        await stack.enter_async_context(aclosing(agent))
-        await agent.catch_up()
-        changes = follow_changes(reporter.store, applier.follow_app)
-        activator = Activator(applier, SleepLimits(reporter.registry, settings.app_sleep))
-        data = ClusterDataAgent(settings, reporter.registry, cluster, applier, find_limit)
-        suspensions = every(SUSPENSION_SECONDS, applier.follow_suspensions, "sites.suspensions_not_marked")
+        await stack.enter_async_context(aclosing(reconciler))
+        await reconciler.catch_up()
+        changes = follow_changes(reporter.store, steps.names.follow_app)
+        activator = Activator(sleep, SleepLimits(reporter.registry, settings.app_sleep))
+        data = ClusterDataAgent(settings, reporter.registry, cluster, driver, find_limit)
+        suspensions = every(SUSPENSION_SECONDS, driver.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
-        for part in (agent.run(), suspensions, changes, data.run(), activator.run(), reports):
+        for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports):
             parts += [await stack.enter_async_context(run_in_background(part))]
         logger.info("sites.serving", address="kubernetes", domain=settings.apps_domain)
         end_if_canceled()

@@ -12,11 +12,11 @@ from tests.support.polling import wait_until
 from workers.hosting.sleep_limits import SleepLimits
 from workers.kubernetes import activator as activator_module
 from workers.kubernetes.activator import Activator, close_afterwards, find_host
-from workers.kubernetes.applier import KubernetesApplier
+from workers.kubernetes.sleep import Sleep
 
 
 class Apps:
-    """In place of the applier: apps that sleep until `awake` is set, and then answer with the request itself."""
+    """Apps that sleep until `awake` is set, and then answer with the request itself."""
 
     def __init__(self) -> None:
         self.awake, self.error = asyncio.Event(), ""
@@ -52,7 +52,7 @@ async def apps(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> AsyncIt
     monkeypatch.setattr(activator_module, "ACTIVATOR_PORT", unused_tcp_port)
     apps = Apps()
     apps.server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    activator = Activator(cast("KubernetesApplier", apps), cast("SleepLimits", None))
+    activator = Activator(cast("Sleep", apps), cast("SleepLimits", None))
     running = asyncio.create_task(activator.run())
     try:
         yield apps, unused_tcp_port
