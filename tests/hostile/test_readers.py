@@ -37,8 +37,8 @@ from gateway.deploys.manifest import ManifestError, seal_manifest
 from gateway.deploys.recognition import SourceFolder, Unrecognizable, recognize
 from gateway.deploys.sources import read_format
 from gateway.errors import MediaTypeUnsupported, RequestMalformed
-from gateway.inference.auth.key_sets import public_part, read_key, split_document
 from gateway.inference.provider.connection import read_retry_after
+from gateway.jose.jwk import public_part, read_key, split_document
 from gateway.monitors.scans import read_scan
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url
 from gateway.outbound.dns import Resolver

@@ -7,10 +7,11 @@ import httpx
 import msgspec
 
 from gateway.accounts.records import App, BackendAuth, JwksAuth
-from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import ANSWER_BYTES, CALL_SECONDS
-from gateway.inference.auth.key_sets import BadStatus, fetch_document, read_document, read_key
+from gateway.inference.auth.key_sets import BadStatus, fetch_document
 from gateway.inference.auth.users import REFUSALS, Users, find_user
+from gateway.jose import jwt
+from gateway.jose.jwk import read_document, read_key
 from gateway.outbound.addresses import CallFailed, is_internal
 
 UNSIGNED = "Bearer capsule-check"  # a token that no backend accepts

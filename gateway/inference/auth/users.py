@@ -21,12 +21,13 @@ from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.addresses import live_url
 from gateway.errors import AppBackendUnreachable, TokenFault, TokenInvalid
-from gateway.inference.auth import jwt
 from gateway.inference.auth.backend import AppBackend
-from gateway.inference.auth.key_sets import Key, KeySet
+from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.inference.auth.trial_tokens import is_test_token, verify_test_token
 from gateway.inference.auth.verification_budget import Verification, VerificationLimits
+from gateway.jose import jwt
+from gateway.jose.jwk import Key
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE_SECONDS
 from gateway.redis.client import Store
