@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 import structlog
@@ -78,6 +79,7 @@ class Cluster:
         except (ConfigError, OSError) as error:
             remedy = "run this in a pod with a service account, or set KUBECONFIG"
             raise NoCluster(f"no cluster is known ({error or type(error).__name__}); {remedy}") from None
+        self.own_namespace = _read_own_namespace()
         self.present: dict[Key, Any] = {}
         self.wanted: dict[Key, Object] = {}
         self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
@@ -348,6 +350,12 @@ class Cluster:
             return False
         self._matching[key] = _version_of(present), wanted
         return True
+
+
+def _read_own_namespace() -> str:
+    """Returns the namespace of the pod in which this process runs; '' if it runs in none."""
+    path = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+    return path.read_text().strip() if path.is_file() else ""
 
 
 def _version_of(found: Any) -> str:

@@ -55,6 +55,7 @@ from workers.kubernetes.pod_status import (
     address_of,
     explain_waiting,
     find_end,
+    has_ended,
     is_ready,
     may_run,
     read_release,
@@ -201,7 +202,7 @@ class ClusterDriver:
         while time.monotonic() < ends:
             if fault := self._find_fault(deploy):
                 raise DeployError(fault)
-            pods = [pod for pod in self._cluster.select("Pod", deploy=deploy) if not pod.metadata.deletionTimestamp]
+            pods = [pod for pod in self._cluster.select("Pod", deploy=deploy) if not has_ended(pod)]
             for pod in sorted(pods, key=lambda pod: str(pod.metadata.creationTimestamp), reverse=True):
                 if outcome := find_end(pod):
                     raise DeployError(outcome.describe("the start command", LIMITS))
@@ -381,7 +382,7 @@ class ClusterDriver:
         await request_root(f"http://{address_of(pod)}/", target.host(self._domain))
 
     def count_exits(self, target: Target) -> int:
-        pods = [pod for pod in self._cluster.select("Pod", deploy=target.deploy) if not pod.metadata.deletionTimestamp]
+        pods = [pod for pod in self._cluster.select("Pod", deploy=target.deploy) if not has_ended(pod)]
         return sum(status.restartCount for pod in pods for status in statuses_of(pod, APP_CONTAINER))
 
     async def find_target(self, address: Address) -> Target | None:

@@ -1,5 +1,6 @@
 """Reads what the API says of a pod: whether it is ready, why it is not, and how its start command ended."""
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ from workers.sandbox.keeper import STOPPED_STATUS
 from workers.sandbox.sandbox import Outcome
 
 STARTS = 3  # of the container that waits for the release, after which its pod is given up
+OWN_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")  # in kubelets' words
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
 
 
@@ -52,11 +54,26 @@ def read_release(pod: Any) -> PodRelease | None:
     return None
 
 
+def is_over(pod: Any) -> bool:
+    """Returns whether nothing of the pod runs any more. One that was evicted may be listed for long after."""
+    return bool(pod.status) and pod.status.phase in ("Failed", "Succeeded")
+
+
+def has_ended(pod: Any) -> bool:
+    """Returns whether the pod is over, or ends."""
+    return bool(pod.metadata.deletionTimestamp) or is_over(pod)
+
+
+def exceeded_limit(pod: Any) -> bool:
+    """Returns whether the cluster ended the pod because it used more disk than its own limits allow."""
+    evicted = pod.status and pod.status.reason == "Evicted"
+    return bool(evicted and OWN_LIMIT.search(pod.status.message or ""))
+
+
 def may_run(pod: Any) -> bool:
-    """Returns whether the start command of a pod may run. The pod itself may be listed for long after its end."""
+    """Returns whether the start command of a pod may run."""
     ended = [bool(status.state and status.state.terminated) for status in statuses_of(pod, APP_CONTAINER)]
-    is_over = bool(pod.status) and pod.status.phase in ("Failed", "Succeeded")
-    return not (is_over or (pod.metadata.deletionTimestamp and ended and all(ended)))
+    return not (is_over(pod) or (pod.metadata.deletionTimestamp and ended and all(ended)))
 
 
 def is_waiting_for_release(pod: Any) -> bool:

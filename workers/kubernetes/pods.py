@@ -5,9 +5,11 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
+from datetime import datetime
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 import structlog
 
 from gateway.cancellation import end_if_canceled
@@ -16,11 +18,14 @@ from gateway.deploys.release import ReleaseArchive
 from gateway.errors import StorageUnavailable
 from gateway.storage import Storage
 from workers.hosting.archives import archive_key
+from workers.hosting.driver import OUTPUT_LINES
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.pod import RECEIVE_PORT, PodRelease
 from workers.kubernetes.pod_status import (
+    exceeded_limit,
     find_termination,
     host_of,
+    is_over,
     is_waiting_for_release,
     read_release,
     statuses_of,
@@ -47,6 +52,36 @@ CONTAINER_REASONS = ("ContainerStatusUnknown", "Unknown")  # its node was restar
 
 # App id, reason, exit code, the last lines of its output, the id of the event.
 ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str], str], Awaitable[None]]
+
+
+class Crash(msgspec.Struct, frozen=True):
+    """How the start command of a pod ended by itself."""
+
+    id: str  # of the event
+    reason: Literal["exit", "oom"]
+    code: int | None
+    lines: list[str]  # the last ones of its output
+
+
+def find_crash(pod: Any) -> Crash | None:
+    """Returns how the start command of the pod ended last, unless the cluster ended it for reasons of its own."""
+    if exceeded_limit(pod):
+        times = [each.lastTransitionTime for each in pod.status.conditions or [] if each.lastTransitionTime]
+        at = max(times, default=pod.status.startTime or pod.metadata.creationTimestamp)
+        return Crash(_make_id(pod, "evicted", at), "exit", None, [pod.status.message.strip()])
+    for status in statuses_of(pod, APP_CONTAINER) if pod.status and pod.status.reason not in POD_REASONS else ():
+        ended = find_termination(status)
+        if ended and ended.finishedAt and ended.reason not in CONTAINER_REASONS:
+            reason: Literal["exit", "oom"] = "oom" if ended.reason == "OOMKilled" else "exit"
+            event_id = _make_id(pod, ended.containerID, ended.finishedAt)
+            return Crash(event_id, reason, ended.exitCode, (ended.message or "").splitlines())
+    return None
+
+
+def _make_id(pod: Any, what: str, at: datetime) -> str:
+    """Returns the same id for the same crash, however often it is seen."""
+    digest = hashlib.sha256(f"{pod.metadata.uid} {what}".encode()).hexdigest()
+    return f"evt_{int(at.timestamp() * 1000):011x}{digest[:10]}"
 
 
 class Pods:
@@ -84,27 +119,20 @@ class Pods:
         if is_waiting_for_release(pod) and uid not in self._sending:
             self._sending[uid] = task = asyncio.create_task(self._send_release(pod, release))
             task.add_done_callback(lambda _: self._sending.pop(uid, None))
-        for status in statuses_of(pod, APP_CONTAINER):
-            ended, served = find_termination(status), self._find_served(release)
-            if ended and ended.finishedAt and release.address == "live" and served == release.deploy:
-                self._note_crash(pod, release, ended)
-
-    def _note_crash(self, pod: Any, release: PodRelease, ended: Any) -> None:
-        digest = hashlib.sha256(f"{pod.metadata.uid} {ended.containerID}".encode()).hexdigest()
-        crash = f"evt_{int(ended.finishedAt.timestamp() * 1000):011x}{digest[:10]}"
-        if (
-            crash == self._reported.get(release.app)
-            or pod.status.reason in POD_REASONS
-            or ended.reason in CONTAINER_REASONS
-        ):
+        if release.address != "live" or self._find_served(release) != release.deploy:
             return
-        self._reported[release.app] = crash
-        reason: Literal["exit", "oom"] = "oom" if ended.reason == "OOMKilled" else "exit"
-        logger.warning("app.ended", app=release.app, deploy=release.deploy, code=ended.exitCode, why=ended.reason)
-        lines = (ended.message or "").splitlines()
-        report = self._report_crash(release.app, reason, ended.exitCode, lines, crash)
-        self._sending[crash] = task = asyncio.ensure_future(report)
-        task.add_done_callback(lambda _: self._sending.pop(crash, None))
+        crash = find_crash(pod)
+        if crash is not None and crash.id != self._reported.get(release.app):
+            self._reported[release.app] = crash.id
+            logger.warning("app.ended", app=release.app, deploy=release.deploy, code=crash.code, why=crash.reason)
+            self._sending[crash.id] = task = asyncio.create_task(self._report(pod, release, crash))
+            task.add_done_callback(lambda _: self._sending.pop(crash.id, None))
+
+    async def _report(self, pod: Any, release: PodRelease, crash: Crash) -> None:
+        lines = crash.lines
+        if is_over(pod):  # no status has the last lines of its containers
+            lines = [*await self._cluster.read_log(pod.metadata.name, APP_CONTAINER, OUTPUT_LINES), *lines]
+        await self._report_crash(release.app, crash.reason, crash.code, lines, crash.id)
 
     async def _send_release(self, pod: Any, release: PodRelease) -> None:
         """Sends the release to the pod, until the pod has it or is gone."""

@@ -88,7 +88,7 @@ async def run(settings: Settings) -> None:
         sleep = await stack.enter_async_context(aclosing(Sleep(cluster, driver)))
         parts = [lost, await stack.enter_async_context(run_in_background(cluster.run()))]
         await cluster.until_synced()
-        await cluster.apply(describe_policy())
+        await cluster.apply(describe_policy(settings, cluster.own_namespace))
         with suppress(BackboneUnavailable):
             await suspended.read_changes()
         await stack.enter_async_context(aclosing(reconciler))

@@ -10,7 +10,7 @@ from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.driver import ACTIVATOR_SECONDS, Address, ClusterDriver, State
 from workers.kubernetes.pod import IDLE_PORT, WEB_PORT
-from workers.kubernetes.pod_status import is_ready
+from workers.kubernetes.pod_status import has_ended, is_ready
 
 logger = structlog.get_logger()
 
@@ -85,7 +85,7 @@ class Sleep:
     async def _until_ending(self, deploy: str) -> None:
         """Waits until the cluster ends the pods of a release, which must not count when the app is woken."""
         ends = time.monotonic() + ENDING_SECONDS
-        while any(not pod.metadata.deletionTimestamp for pod in self._cluster.select("Pod", deploy=deploy)):
+        while any(not has_ended(pod) for pod in self._cluster.select("Pod", deploy=deploy)):
             if time.monotonic() > ends:
                 return
             await self._cluster.next_change(1.0)
@@ -93,7 +93,7 @@ class Sleep:
     async def _read_seconds_left(self, address: Address, seconds: float) -> float:
         """Asks the pod how long it has been idle. If it does not answer, it is not."""
         found = self._cluster.select("Pod", deploy=self._driver.routed(self._driver.records[address]))
-        pods = [pod for pod in found if is_ready(pod) and not pod.metadata.deletionTimestamp]
+        pods = [pod for pod in found if is_ready(pod) and not has_ended(pod)]
         left = seconds
         for pod in pods[:1]:
             with suppress(OSError, ValueError):
