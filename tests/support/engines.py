@@ -219,11 +219,11 @@ class ClusterEngine(Engine):
             self.settings, cluster, self.find_app, suspended, _ignore_crash, _find_limit, "127.0.0.1"
         )
         self._stack.push_async_callback(driver.aclose)
-        self._sleep = await self._stack.enter_async_context(contextlib.aclosing(Sleep(cluster, driver)))
+        self._sleep = await self._stack.enter_async_context(contextlib.aclosing(Sleep(cluster, driver, suspended)))
         self._work(cluster.run())
         await cluster.until_synced()
         await suspended.read_changes()
-        self._work(every(LOOK_SECONDS, driver.follow_suspensions, "sites.suspensions_not_marked"))
+        self._work(every(LOOK_SECONDS, self._sleep.follow_suspensions, "sites.suspensions_not_marked"))
         self._work(activator.Activator(self._sleep, cast("SleepLimits", StayAwake())).run())
         await self._follow(driver)
 

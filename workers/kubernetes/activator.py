@@ -38,6 +38,7 @@ IDLE_SECONDS = 300.0  # without a byte in either direction, after which a connec
 NO_APP = "404 Not Found", "There is no app at this address."
 BUSY = "503 Service Unavailable", "The app has too many requests in progress."
 UNASKED = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"  # to uptime probes, which wake no app
+SUSPENDED = "503 Service Unavailable", "This app is suspended."
 NOT_AWAKE = "503 Service Unavailable", "The app is starting; try again shortly."
 
 
@@ -98,6 +99,8 @@ class Activator:
             key = self._sleep.find_address(find_host(head))
             if key is None:
                 return await refuse(writer, *NO_APP)
+            if self._sleep.is_suspended(key):
+                return await refuse(writer, *SUSPENDED)
             if FROM_MONITOR.search(head) and self._sleep.is_asleep(*key):
                 return writer.write(UNASKED)
             if self._held[key[0]] >= HELD_OF_APP or self._held.total() >= HELD:

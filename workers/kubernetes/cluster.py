@@ -21,6 +21,7 @@ from httpx2 import HTTPError
 from lightkube import ApiError, AsyncClient
 from lightkube.codecs import from_dict
 from lightkube.core.exceptions import ConfigError
+from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.authorization_v1 import SelfSubjectAccessReview
 from lightkube.resources.core_v1 import Endpoints, PersistentVolumeClaim, Pod, Secret, Service
@@ -40,7 +41,13 @@ APPLIED: dict[str, Any] = {
     each.__name__: each
     for each in (PersistentVolumeClaim, Secret, Deployment, Service, Endpoints, Ingress, NetworkPolicy)
 }
-WATCHED: dict[str, Any] = {**APPLIED, "Pod": Pod}
+# Made by the cluster's controllers: where a Service leads. The version is the stable one, or the one before 1.21.
+SLICE = "EndpointSlice"
+SLICES: list[Any] = [
+    create_namespaced_resource("discovery.k8s.io", version, SLICE, "endpointslices") for version in ("v1", "v1beta1")
+]
+WATCHED: dict[str, Any] = {**APPLIED, "Pod": Pod, SLICE: SLICES[0]}
+SERVICE_LABEL = "kubernetes.io/service-name"
 # What the worker does, as in the Role in ops/kubernetes/apps: API group, resource, subresource, verbs.
 WRITES = ("create", "list", "patch", "watch")
 CHANGES = (*WRITES, "delete")
@@ -52,8 +59,9 @@ RIGHTS = (
     ("apps", "deployments", "", CHANGES),
     ("networking.k8s.io", "ingresses", "", CHANGES),
     ("networking.k8s.io", "networkpolicies", "", WRITES),
-    ("", "pods", "", ("list", "watch")),
+    ("", "pods", "", ("delete", "list", "watch")),
     ("", "pods", "log", ("get",)),
+    ("discovery.k8s.io", "endpointslices", "", ("delete", "list", "watch")),
 )
 
 REQUESTS = 20  # that change objects, at once: the client gives up those that wait long for a connection
@@ -84,7 +92,10 @@ class Cluster:
         self.wanted: dict[Key, Object] = {}
         self._index: dict[Term, dict[str, None]] = {}  # the names of the present objects
         self._terms: dict[Key, list[Term]] = {}  # under which each of them is found
-        self.on_pod: Callable[[Any], None] = lambda _: None  # is called with each pod that has changed
+        # Are called with each pod, and each EndpointSlice, that has changed.
+        self.on_pod: Callable[[Any], None] = lambda _: None
+        self.on_slice: Callable[[Any], None] = lambda _: None
+        self._kinds = dict(WATCHED)
         self._synced: set[str] = set()  # the kinds whose objects are known
         self._changed = asyncio.Event()
         self._healed_at: dict[Key, float] = {}
@@ -117,7 +128,7 @@ class Cluster:
     def select(self, kind: str, **labels: str) -> list[Any]:
         """Returns the present objects of a kind that have these labels; `app="…"` stands for `capsule/app`.
 
-        `host="…"` stands for the host name of an Ingress.
+        `host="…"` stands for the host name of an Ingress, and `service="…"` for the Service of an EndpointSlice.
         """
         terms = [(kind, name, value) for name, value in labels.items()] or [(kind, "", "")]
         found = sorted((self._index.get(term, {}) for term in terms), key=len)
@@ -162,7 +173,7 @@ class Cluster:
     async def delete(self, *keys: Key) -> None:
         """Deletes the objects that are there, and does not heal them any more. Raises DeployError.
 
-        The cluster deletes the Endpoints of a Service.
+        The cluster deletes the Endpoints of a Service. Pods are killed.
         """
         for key in [*keys, *[("Endpoints", name) for kind, name in keys if kind == "Service"]]:
             self.leave(key)
@@ -171,7 +182,7 @@ class Cluster:
 
                 async def delete(kind: str = kind, name: str = name) -> None:
                     try:
-                        await self._client.delete(APPLIED[kind], name)
+                        await self._client.delete(self._kinds[kind], name, grace_period=0 if kind == "Pod" else None)
                     except ApiError as error:
                         if error.status.code != 404:
                             raise
@@ -244,6 +255,8 @@ class Cluster:
                 async with asyncio.timeout(WATCH_SECONDS + SILENCE_SECONDS):
                     await self._watch(kind)
             except (HTTPError, TimeoutError) as error:
+                if kind == SLICE and isinstance(error, ApiError) and error.status.code == 404:
+                    self._kinds[kind] = SLICES[1 - SLICES.index(self._kinds[kind])]
                 if time.monotonic() - began > WATCH_SECONDS / 2:
                     pause = FIRST_PAUSE_SECONDS
                 refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
@@ -258,7 +271,7 @@ class Cluster:
     async def _watch(self, kind: str) -> None:
         """Lists the objects, and follows their changes until the server ends that. Raises HTTPError."""
         labels: Any = {MANAGED_BY: MANAGER}
-        listed = self._client.list(WATCHED[kind], labels=labels, chunk_size=500)
+        listed = self._client.list(self._kinds[kind], labels=labels, chunk_size=500)
         found = {(kind, each.metadata.name): each async for each in listed}
         for name in [name for name in self._index.get((kind, "", ""), {}) if (kind, name) not in found]:
             self._note((kind, name), None)
@@ -271,7 +284,7 @@ class Cluster:
                     self.on_pod(pod)
         version = listed.resourceVersion
         changes = self._client.watch(
-            WATCHED[kind], labels=labels, resource_version=version, server_timeout=WATCH_SECONDS
+            self._kinds[kind], labels=labels, resource_version=version, server_timeout=WATCH_SECONDS
         )
         async for operation, each in changes:
             self._note((kind, each.metadata.name), None if operation == "DELETED" else each)
@@ -293,6 +306,8 @@ class Cluster:
                 self._index.setdefault(term, {})[key[1]] = None
             if key[0] == "Pod" and self._synced == WATCHED.keys():
                 self.on_pod(found)
+            elif key[0] == SLICE:
+                self.on_slice(found)
         if key in self.wanted:
             self._compare_soon(key)
         self._changed.set()
@@ -367,7 +382,9 @@ def _list_terms(kind: str, found: Any) -> Iterator[Term]:
     for name, value in (found.metadata.labels or {}).items():
         if name.startswith(LABELS):
             yield kind, name.removeprefix(LABELS), value
-    if kind == "Ingress":
+    if kind == SLICE:
+        yield kind, "service", (found.metadata.labels or {}).get(SERVICE_LABEL, "")
+    elif kind == "Ingress":
         for host in {rule.host for rule in found.spec.rules or []}:
             yield kind, "host", host
 

@@ -36,7 +36,7 @@ from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
 from workers.hosting.releases import KEPT_PREVIEWS
 from workers.hosting.watchdog import LIMITS
-from workers.kubernetes.cluster import Cluster, Key, explain_refusal
+from workers.kubernetes.cluster import SERVICE_LABEL, SLICE, Cluster, Key, explain_refusal
 from workers.kubernetes.objects import (
     ACCOUNT_LABEL,
     ADDRESS_LABEL,
@@ -69,6 +69,9 @@ PLACE_SECONDS = 120.0  # in which a pod must find a node, get its image and its 
 RETURN_SECONDS = 30.0  # in which a release that is served again should answer
 POLL_SECONDS = 0.2  # between requests to an app that starts
 ACTIVATOR_PORT = 61083
+# The controllers that make EndpointSlices, as their label names them.
+CONTROLLER_LABEL = "endpointslice.kubernetes.io/managed-by"
+FROM_PODS, FROM_ENDPOINTS = "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests to the activator, before a pod ends
 STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
 
@@ -86,6 +89,7 @@ class State(enum.Enum):
     ASLEEP = enum.auto()  # it has no pod
     WAKING = enum.auto()  # its pod starts
     HELD = enum.auto()  # its pod ends, because the next release must not run beside it
+    SUSPENDED = enum.auto()  # it has no pod, and visitors get 503
 
 
 class ClusterDriver:
@@ -111,14 +115,16 @@ class ClusterDriver:
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
         self.records: dict[Address, Wanted] = {}
-        self._marked: dict[Address, bool] = {}  # whether it was suspended at the last look
         self.states: dict[Address, State] = {}  # other than ASLEEP and AWAKE
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
+        self._sweeping: set[asyncio.Task[None]] = set()
+        cluster.on_slice = self._note_slice
         self.outage = asyncio.Event()
         self.return_seconds = RETURN_SECONDS
 
     async def aclose(self) -> None:
         await self._pods.aclose()
+        await asyncio.gather(*self._sweeping, return_exceptions=True)
 
     def lacks(self, wanted: Wanted) -> bool:
         return False  # a pod whose release is lost is not ready, which its cluster's own monitoring shows
@@ -273,8 +279,7 @@ class ClusterDriver:
         self.states[address] = State.HELD
         release = self._read_deployed(former)
         if release is not None and self.routed(target.wanted) == former and not self.is_asleep(*address):
-            endpoints = describe_endpoints(release, self._activator, ACTIVATOR_PORT)
-            await self._cluster.apply(describe_service(release, asleep=True), endpoints)
+            await self._lead(release, asleep=True)
         await asyncio.sleep(ACTIVATOR_SECONDS)
 
     async def stop(self, target: Target, former: str) -> None:
@@ -302,10 +307,9 @@ class ClusterDriver:
     def _describe(self, wanted: Wanted, app: App, deploy: str) -> PodRelease:
         expected = wanted.releases[deploy]
         name = hosts_of(app, wanted.address, self._settings.apps_domain)[0]
-        archive, suspended = ReleaseArchive(expected.digest, expected.size), (app.account, app.id) in self._suspended
-        url = url_of(name, self._settings)
+        archive, url = ReleaseArchive(expected.digest, expected.size), url_of(name, self._settings)
         alone = not _may_overlap(expected)
-        return PodRelease(app.account, app.id, wanted.address, deploy, archive, url, expected.runs, suspended, alone)
+        return PodRelease(app.account, app.id, wanted.address, deploy, archive, url, expected.runs, alone)
 
     def _token(self, deploy: str) -> str:
         return hmac.digest(self._key, f"release {deploy}".encode(), "sha256").hex()
@@ -326,6 +330,9 @@ class ClusterDriver:
     # -- sleep -----------------------------------------------------------------------------------------------
 
     def state(self, address: Address) -> State:
+        wanted = self.records.get(address)
+        if wanted is not None and (wanted.account, wanted.app) in self._suspended:
+            return State.SUSPENDED
         return self.states.get(address, State.ASLEEP if self.is_asleep(*address) else State.AWAKE)
 
     def end_state(self, address: Address, state: State) -> None:
@@ -333,9 +340,18 @@ class ClusterDriver:
             del self.states[address]
 
     def _sleeps(self, target: Target) -> bool:
-        """Returns whether a release gets no pod, because the app sleeps."""
+        """Returns whether a release gets no pod, because the app sleeps or is suspended."""
         state = self.state((target.wanted.app, target.wanted.address))
-        return state in (State.ENDING, State.ASLEEP) and self.routed(target.wanted) == target.deploy
+        sleeps = state in (State.ENDING, State.ASLEEP) and self.routed(target.wanted) == target.deploy
+        return sleeps or state is State.SUSPENDED
+
+    async def kill_pods(self, address: Address) -> None:
+        """Ends all pods of an address at once, with the connections of their visitors. Raises DeployError."""
+        labels = {"app": address[0], "address": address[1]}
+        releases = [read_release(each.spec.template) for each in self._cluster.select("Deployment", **labels)]
+        ended = [describe_deployment(each, self._settings, asleep=True) for each in releases if each is not None]
+        await self._cluster.apply(*ended)
+        await self._cluster.delete(*[("Pod", each.metadata.name) for each in self._cluster.select("Pod", **labels)])
 
     # -- visitors --------------------------------------------------------------------------------------------
 
@@ -367,11 +383,40 @@ class ClusterDriver:
 
     async def lead(self, target: Target, *, asleep: bool) -> None:
         """Leads the address to a release, or to the activator. Raises DeployError."""
-        release = self._describe(target.wanted, target.app, target.deploy)
+        await self._lead(self._describe(target.wanted, target.app, target.deploy), asleep=asleep)
+
+    async def _lead(self, release: PodRelease, *, asleep: bool) -> None:
         activator = describe_endpoints(release, self._activator, ACTIVATOR_PORT)
+        name = activator["metadata"]["name"]
         if not asleep:  # the cluster lists the pods there
-            self._cluster.leave(("Endpoints", activator["metadata"]["name"]))
+            self._cluster.leave(("Endpoints", name))
         await self._cluster.apply(describe_service(release, asleep=asleep), *([activator] if asleep else []))
+        await self._cluster.delete(*self._list_strays(self._cluster.select(SLICE, service=name)))
+
+    def _list_strays(self, slices: Collection[Any]) -> list[Key]:
+        """Returns the EndpointSlices that lead elsewhere than their Service now.
+
+        A controller that makes slices of pods leaves them when the Service has no selector any more, and the one that
+        makes them of Endpoints leaves its own when there is a selector.
+        """
+        found = []
+        for each in slices:
+            service = self._cluster.wanted.get(("Service", each.metadata.labels[SERVICE_LABEL]))
+            if service is not None:
+                stray = FROM_ENDPOINTS if service["spec"]["selector"] else FROM_PODS
+                if each.metadata.labels.get(CONTROLLER_LABEL) == stray:
+                    found.append((SLICE, each.metadata.name))
+        return found
+
+    def _note_slice(self, found: Any) -> None:
+        """Deletes a slice that a controller has made too late."""
+        if strays := self._list_strays([found]):
+            self._sweeping.add(task := asyncio.create_task(self._sweep(strays)))
+            task.add_done_callback(self._sweeping.discard)
+
+    async def _sweep(self, strays: Collection[Key]) -> None:
+        with suppress(DeployError):  # which is logged where it is refused
+            await self._cluster.delete(*strays)
 
     async def unroute(self, target: Target) -> None:
         name = address_name(target.wanted.app, target.wanted.address)
@@ -428,7 +473,6 @@ class ClusterDriver:
         address = (place.app, place.address)
         if address in self.records and self.records[address].account == place.account:
             del self.records[address]
-            self._marked.pop(address, None)
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
@@ -446,31 +490,6 @@ class ClusterDriver:
         for places in previews.values():
             for _, place in sorted(places, key=lambda each: each[0])[:-KEPT_PREVIEWS]:
                 await self.leave(place)
-
-    async def follow_suspensions(self) -> None:
-        """Serves the apps that were suspended since the last call with 503, and others as usual.
-
-        Raises BackboneUnavailable.
-        """
-        await self._suspended.read_changes()
-        for key, wanted in list(self.records.items()):
-            suspended = (wanted.account, wanted.app) in self._suspended
-            if self._marked.get(key, False) is not suspended:
-                await self._mark(key)
-                self._marked[key] = suspended
-
-    async def _mark(self, key: Address) -> None:
-        """Applies the release that visitors get, and the one that is being checked."""
-        app, wanted = await self._find_app(key[0]), self.records.get(key)
-        if app is None or wanted is None or app.account != wanted.account:
-            return
-        for deploy in {self.routed(wanted), wanted.deploy} & {*self._list_deploys(wanted)} & wanted.releases.keys():
-            if deploy == self.routed(wanted) and self.gives_way(wanted):
-                continue
-            try:
-                await self.start(Target(wanted, app, deploy, []))
-            except DeployError as error:
-                logger.error("sites.suspensions_not_marked", app=key[0], reason=str(error))
 
 
 def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:

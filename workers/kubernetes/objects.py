@@ -128,7 +128,7 @@ def describe_deployment(release: PodRelease, settings: Settings, *, asleep: bool
         "readinessProbe": {"tcpSocket": {"port": WEB_PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
     }
     drained = [web]
-    if release.runs and not release.suspended:
+    if release.runs:
         volumes += [_scratch("home"), _scratch("tmp")]
         volumes.append({"name": "variables", "secret": _secret_file(object_name(release.deploy), VARIABLES)})
         path = f"releases/{release.app}/{release.address}/{release.deploy}/app"
@@ -357,7 +357,7 @@ def _mount(name: str, place: object, *, read_only: bool = False) -> Object:
 
 def _container(name: str, role: str, release: PodRelease, settings: Settings, mounts: list[Object]) -> Object:
     limit = LIMITS.memory // MIB if role == "run" else 256
-    is_alone = role == "receive" or not (release.runs and not release.suspended)
+    is_alone = role == "receive" or not release.runs
     cpu, memory, disk = ALONE if is_alone else USUAL[role]
     return {
         "name": name,

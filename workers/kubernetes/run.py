@@ -37,7 +37,7 @@ from workers.kubernetes.sleep import Sleep
 
 logger = structlog.get_logger()
 
-SUSPENSION_SECONDS = 1.0  # between reads of the lists of suspended apps
+SUSPENSION_SECONDS = 0.2  # between reads of the versions of the lists of suspended apps
 
 
 class TakenOver(Exception):
@@ -85,7 +85,7 @@ async def run(settings: Settings) -> None:
         await stack.enter_async_context(aclosing(driver))
         steps = ReleaseSteps(driver, find_address, settings.apps_domain)
         reconciler = Reconciler(records, steps, find_address, settings.canary)
-        sleep = await stack.enter_async_context(aclosing(Sleep(cluster, driver)))
+        sleep = await stack.enter_async_context(aclosing(Sleep(cluster, driver, suspended)))
         parts = [lost, await stack.enter_async_context(run_in_background(cluster.run()))]
         await cluster.until_synced()
         await cluster.apply(describe_policy(settings, cluster.own_namespace))
@@ -96,7 +96,7 @@ async def run(settings: Settings) -> None:
         changes = follow_changes(reporter.store, steps.names.follow_app)
         activator = Activator(sleep, SleepLimits(reporter.registry, settings.app_sleep))
         data = ClusterDataAgent(settings, reporter.registry, cluster, driver, find_limit)
-        suspensions = every(SUSPENSION_SECONDS, driver.follow_suspensions, "sites.suspensions_not_marked")
+        suspensions = every(SUSPENSION_SECONDS, sleep.follow_suspensions, "sites.suspensions_not_marked")
         reports = keep_reporting(reporter.store, cluster)
         for part in (reconciler.run(), suspensions, changes, data.run(), activator.run(), reports):
             parts += [await stack.enter_async_context(run_in_background(part))]

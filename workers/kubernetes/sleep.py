@@ -3,9 +3,11 @@
 import asyncio
 import time
 from contextlib import suppress
+from typing import Any
 
 import structlog
 
+from gateway.accounts.suspended import SuspendedList
 from gateway.deploys.states import AppGone, DeployError
 from workers.kubernetes.cluster import Cluster
 from workers.kubernetes.driver import ACTIVATOR_SECONDS, Address, ClusterDriver, State
@@ -20,19 +22,59 @@ IDLE_ANSWER_SECONDS = 5.0  # in which a pod must say how long it has been idle
 
 
 class Sleep:
-    def __init__(self, cluster: Cluster, driver: ClusterDriver) -> None:
-        self._cluster, self._driver = cluster, driver
+    def __init__(self, cluster: Cluster, driver: ClusterDriver, suspended: SuspendedList) -> None:
+        self._cluster, self._driver, self._suspended = cluster, driver, suspended
+        self._changes = -1  # of the list of suspended apps, that have been followed
+        self._stopped: set[Address] = set()  # because they are suspended
+        self._waking_again: set[asyncio.Task[None]] = set()
         self._waking: dict[Address, asyncio.Task[tuple[str, int]]] = {}
         self._lock = asyncio.Lock()  # held while pods begin and end
 
     async def aclose(self) -> None:
-        tasks = [*self._waking.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._waking.values(), *self._waking_again]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_asleep(self, app_id: str, address: str) -> bool:
         return self._driver.is_asleep(app_id, address)
+
+    # -- suspension ------------------------------------------------------------------------------------------
+
+    def is_suspended(self, address: Address) -> bool:
+        return self._driver.state(address) is State.SUSPENDED
+
+    async def follow_suspensions(self) -> None:
+        """Ends the apps that were suspended since the last call, and starts those that no longer are.
+
+        Raises BackboneUnavailable.
+        """
+        await self._suspended.read_changes()
+        if self._changes == self._suspended.changes:
+            return
+        self._changes = self._suspended.changes
+        present = {address for address in self._driver.records if self.is_suspended(address)}
+        began, over = present - self._stopped, (self._stopped - present) & self._driver.records.keys()
+        self._stopped = present
+        for address in over:
+            self._waking_again.add(task := asyncio.create_task(self._wake_again(address)))
+            task.add_done_callback(self._waking_again.discard)
+        await asyncio.gather(*map(self._suspend, began))
+
+    async def _suspend(self, address: Address) -> None:
+        target = await self._driver.find_target(address)
+        try:
+            await asyncio.gather(
+                self._driver.kill_pods(address), *([self._driver.lead(target, asleep=True)] if target else [])
+            )
+        except DeployError as error:
+            logger.error("sites.suspensions_not_marked", app=address[0], reason=str(error))
+
+    async def _wake_again(self, address: Address) -> None:
+        try:
+            await self.wake(address)
+        except DeployError as error:
+            logger.warning("sites.not_awake", app=address[0], reason=str(error))
 
     # -- falling asleep --------------------------------------------------------------------------------------
 
@@ -112,6 +154,8 @@ class Sleep:
 
     async def wake(self, address: Address) -> tuple[str, int]:
         """Starts an app that sleeps. Returns where its pod answers. Raises DeployError."""
+        if self.is_suspended(address):
+            raise DeployError("the app is suspended")
         while self._driver.state(address) is State.HELD or self._driver.gives_way(self._driver.records[address]):
             await self._cluster.next_change(1.0)  # its next release starts it
         if (waking := self._waking.get(address)) is None:
@@ -130,7 +174,7 @@ class Sleep:
         try:
             pod = await self._driver.until_ready(target.deploy, WAKE_SECONDS)
             again = await self._driver.find_target(address)
-            if again is not None and self._driver.state(address) is not State.HELD:
+            if again is not None and self._driver.state(address) not in (State.HELD, State.SUSPENDED):
                 await self._driver.lead(again, asleep=False)
         finally:
             self._driver.end_state(address, State.WAKING)

@@ -401,8 +401,9 @@ async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Sh
     if step == "canary":
         assert (await shop.builder.step("canary", SECOND)).ok
     await list_suspended(shop.store, APP.account, APP.id)
-    await wait_until(lambda: shop.visitors.answers[-AGAIN:], holds=lambda last: last == [(503, "")] * AGAIN)
+    await wait_until(lambda: [status for status, _ in shop.visitors.answers[-AGAIN:]] == [503] * AGAIN)
     await wait_until(lambda: not shop.commands.running)
+    assert not isinstance(shop.engine, ClusterEngine) or not shop.engine.cluster.pods, "open connections end"
     shop.visitors.forget()
     await shop.builder.write("live", SECOND)
     await asyncio.sleep(0.3)
@@ -410,6 +411,17 @@ async def test_an_app_that_is_suspended_during_its_deploy_serves_nobody(shop: Sh
     assert not shop.commands.running
     await unlist_suspended(shop.store, APP.account, APP.id)
     await shop.until_only(SECOND)
+
+
+async def test_an_app_that_sleeps_is_woken_by_its_first_visitor(shop: Shop) -> None:
+    """While it sleeps, and afterwards, its address leads to one place alone."""
+    await shop.open()
+    await close_to_visitors(shop)
+    for _ in range(2):
+        await shop.engine.let_sleep(FIRST)
+        assert not shop.commands.running
+        assert [await shop.engine.visit(HOST) for _ in range(AGAIN)] == [(200, FIRST)] * AGAIN
+        assert shop.commands.running == {FIRST}
 
 
 async def test_a_deploy_of_an_app_that_sleeps_wakes_it(shop: Shop) -> None:
