@@ -25,6 +25,7 @@ from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrad
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
 from gateway.settings import BadSettings, Settings, find_gone, load
+from gateway.settings.addresses import find_kubernetes_fault
 from gateway.storage import find_folder_fault
 from gateway.telemetry import tracing
 from workers.builds import builder
@@ -43,6 +44,10 @@ REDIS_CHECK_SECONDS = 1.0  # between checks whether Redis accepts writes
 
 async def run_sites(settings: Settings) -> None:
     if settings.apps_engine == "kubernetes":
+        if fault := find_kubernetes_fault():
+            raise CannotRun(fault)
+        if not settings.encryption_key:
+            raise CannotRun("GATEWAY_ENCRYPTION_KEY: is missing; the tokens of the apps' pods are made from it")
         from workers.kubernetes import run  # imported here, because only this engine needs its client
 
         await run.run(settings)

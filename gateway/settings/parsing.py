@@ -69,8 +69,6 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         wrong.append(
             "GATEWAY_APPS_ENGINE: pods get their releases from a shared storage; set GATEWAY_STORAGE_URL=s3://…"
         )
-    if values.get("apps_engine") == "kubernetes" and "encryption_key" not in values:
-        wrong.append("GATEWAY_ENCRYPTION_KEY: is missing; the tokens of the apps' pods are made from it")
     wrong += _find_oidc_faults(values, environ)
     wrong += _find_mail_faults(values)
     if path := values.get("providers_file"):
