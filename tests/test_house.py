@@ -60,7 +60,7 @@ def imports(path: Path) -> set[str]:
 LAYERS = [
     "gateway.errors gateway.ids gateway.log gateway.cancellation gateway.settings gateway.validation",
     "gateway.keys",
-    "gateway.redis gateway.outbound gateway.storage gateway.pages gateway.jose",
+    "gateway.redis gateway.outbound gateway.storage gateway.pages",
     "gateway.loops",
     "gateway.accounts",
     "gateway.events gateway.telemetry",

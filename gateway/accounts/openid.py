@@ -5,8 +5,8 @@ page to return to, and a signature of the service, so that nobody can make the s
 their own. State, nonce and PKCE verifier are derived from it, so the service stores nothing until the browser comes
 back, and only the browser that began a sign-in can complete it. A ticket can be used once.
 
-`gateway/jose` verifies the ID token with the provider's key set, as it verifies the tokens of apps' users. Only
-signatures of public keys count, never `none` or an HMAC. In all answers of the provider, a member that is null is
+`gateway/accounts/jose` verifies the ID token with the provider's key set, as it verifies the tokens of apps' users.
+Only signatures of public keys count, never `none` or an HMAC. In all answers of the provider, a member that is null is
 absent.
 
 Failure policy: whatever is missing or wrong in what the provider or the browser sends ends the sign-in. The log has the
@@ -30,9 +30,9 @@ import msgspec
 import structlog
 
 from gateway.accounts.api_keys import digest
+from gateway.accounts.jose import jwt
+from gateway.accounts.jose.jwk import Key, find_keys, read_document, read_key
 from gateway.errors import AddressNotVerified, SignInFailed, SignInUnavailable, TokenInvalid
-from gateway.jose import jwt
-from gateway.jose.jwk import Key, find_keys, read_document, read_key
 from gateway.keys import sign_in_key
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client

@@ -31,8 +31,8 @@ from tests.support.background import cancel
 from tests.support.kubeconfig import write_kubeconfig
 from tests.support.redis_servers import free_port
 from workers.kubernetes.cluster import SERVICE_LABEL
-from workers.kubernetes.driver import CONTROLLER_LABEL, FROM_ENDPOINTS, FROM_PODS
 from workers.kubernetes.objects import Object, object_name
+from workers.kubernetes.places import CONTROLLER_LABEL, FROM_ENDPOINTS, FROM_PODS
 from workers.kubernetes.pod import IDLE_PORT, RECEIVE_PORT, TOKEN, WEB_PORT, PodRelease
 
 LOOK_SECONDS = 0.01  # between the rounds of the controllers

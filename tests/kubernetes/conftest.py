@@ -113,7 +113,9 @@ async def running(
     folder = tmp_path_factory.mktemp("service")
     storage = await S3Server(folder).start()
     server, _ = cluster.read_access()
-    ingress = Ingress(server, tokens["tests"], NAMESPACE)
+    versions = cluster.kubectl("api-versions").split()
+    slices = "v1" if "discovery.k8s.io/v1" in versions else "v1beta1"
+    ingress = Ingress(server, tokens["tests"], NAMESPACE, slices=slices)
     policies = Policies(server, tokens["tests"], f"capsule-{os.getpid()}").running()
     if "KUBERNETES_CLUSTER" in os.environ:
         policies = contextlib.nullcontext()  # its network enforces them

@@ -265,7 +265,7 @@ async def engine_on(kind: str, folder: Path, store: Store, monkeypatch: pytest.M
         else:
             engine = (cluster := ClusterEngine(folder, store))
             port = free_port()
-            for module in ("driver", "activator"):
+            for module in ("places", "activator"):
                 monkeypatch.setattr(f"workers.kubernetes.{module}.ACTIVATOR_PORT", port)
             monkeypatch.setenv("KUBECONFIG", str(await cluster.cluster.start(folder)))
         stack.push_async_callback(engine.aclose)

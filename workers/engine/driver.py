@@ -51,11 +51,33 @@ class ReleaseMissing(DeployError):
         super().__init__(f"the release of {deploy} is no longer kept; deploy its source again")
 
 
+class Places(Protocol):
+    """Where visitors get releases, and the host names that lead there. Methods that wait may raise DeployError."""
+
+    def list_apps(self) -> set[str]:
+        """Returns the ids of the apps of which something is there. May take long with many apps."""
+
+    def list_places(self, app_id: str = "") -> list[Place]:
+        """Returns the places of an app, or of all. May take long with many apps."""
+
+    def places_at(self, host: str) -> list[Place]:
+        """Returns the places to which a host name leads. They lack their other names."""
+
+    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
+        """Lets these host names lead to the place, and no others."""
+
+    async def leave(self, place: Place) -> None:
+        """Gives nobody the release of an app that is deleted, or belongs to another account."""
+
+
 class Driver(Protocol):
     """Every method can be repeated. Those that wait may raise DeployError."""
 
     outage: asyncio.Event  # set while no release can be fetched
     return_seconds: float  # in which a release that is served again should answer
+
+    @property
+    def places(self) -> Places: ...
 
     # -- a release -------------------------------------------------------------------------------------------
 
@@ -120,23 +142,6 @@ class Driver(Protocol):
 
     def count_exits(self, target: Target) -> int:
         """Returns how often the start command has ended by itself."""
-
-    # -- host names ------------------------------------------------------------------------------------------
-
-    def list_apps(self) -> set[str]:
-        """Returns the ids of the apps of which something is there. May take long with many apps."""
-
-    def list_places(self, app_id: str = "") -> list[Place]:
-        """Returns the places of an app, or of all. May take long with many apps."""
-
-    def places_at(self, host: str) -> list[Place]:
-        """Returns the places to which a host name leads. They lack their other names."""
-
-    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
-        """Lets these host names lead to the place, and no others."""
-
-    async def leave(self, place: Place) -> None:
-        """Gives nobody the release of an app that is deleted, or belongs to another account."""
 
     # -- afterwards ------------------------------------------------------------------------------------------
 

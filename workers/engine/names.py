@@ -7,7 +7,8 @@ is announced while nobody listens is found in rounds over all apps.
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NoReturn
 
@@ -23,7 +24,7 @@ from gateway.keys import APP
 from gateway.redis.client import Store, until_redis_answers
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
-from workers.engine.driver import Driver, Place, Target
+from workers.engine.driver import Place, Places, Target
 
 logger = structlog.get_logger()
 
@@ -31,16 +32,20 @@ ROUNDS = 2  # of tidying, in which the names of all apps are looked at
 
 
 class Names:
-    def __init__(self, driver: Driver, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
+    def __init__(self, places: Places, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
         """`find_app` returns the record of an app by its id or name. `domain`: of the apps."""
-        self._driver, self._find_app, self._domain = driver, find_app, domain
+        self._places, self._find_app, self._domain = places, find_app, domain
         self._lock = asyncio.Lock()  # held while names are given and taken
         self._left: list[str] = []  # the apps that are still to be followed in this turn
         self._slice = 0  # how many of them in a round
-        self._gone: set[str] = set()  # the ids of deleted apps of which something is there
+        self.gone: set[str] = set()  # the ids of deleted apps of which something is there
 
-    async def route(self, target: Target) -> None:
-        """Gives visitors a release at all names of its address. Raises DeployError if one is another app's."""
+    @asynccontextmanager
+    async def taken(self, target: Target) -> AsyncIterator[list[str]]:
+        """Yields the host names of an address, which nobody else gets meanwhile.
+
+        Raises DeployError if one is another app's.
+        """
         async with self._lock:
             wanted = target.wanted
             # Another account may have taken the app's name since the deploy began.
@@ -51,11 +56,11 @@ class Names:
             for name in hosts:
                 if await self._is_taken(name, app, wanted.address):
                     raise DeployError(f"the address {name} belongs to another app; rename one of the two")
-            await self._driver.route(target, hosts)
+            yield hosts
 
     async def _is_taken(self, name: str, app: App, address: str) -> bool:
         """Returns whether another app is served at the host name, or has it as its own name."""
-        for place in self._driver.places_at(name):
+        for place in self._places.places_at(name):
             owner = await self._find_app(place.app) if place.app != app.id else None
             if owner is not None and owner.account == place.account and name in self._hosts(owner, place.address):
                 return True
@@ -71,18 +76,18 @@ class Names:
         """Serves the app with this name or id, and one that had the name before, at their present addresses."""
         app = await self._find_app(name)
         ids = {app.id} if app is not None else {name}
-        ids |= {place.app for place in self._driver.places_at(host(name, "live", None, self._domain))}
+        ids |= {place.app for place in self._places.places_at(host(name, "live", None, self._domain))}
         for app_id in ids:
-            await self._follow(app_id, await run_in_thread(self._driver.list_places, app_id))
+            await self._follow(app_id, await run_in_thread(self._places.list_places, app_id))
 
-    async def tidy(self, deploys: Set[str]) -> None:
-        """Serves a part of the apps at their present addresses, and tidies. `deploys`: those to keep."""
+    async def follow_some(self) -> None:
+        """Serves a part of the apps at their present addresses."""
         if not self._left:
-            self._left = sorted(await run_in_thread(self._driver.list_apps))
+            self._left = sorted(await run_in_thread(self._places.list_apps))
             self._slice = math.ceil(len(self._left) / ROUNDS)
-            self._gone &= {*self._left}
+            self.gone &= {*self._left}
         places = defaultdict[str, list[Place]](list)
-        for place in await run_in_thread(self._driver.list_places):
+        for place in await run_in_thread(self._places.list_places):
             places[place.app].append(place)
         for app_id in [self._left.pop() for _ in range(min(self._slice, len(self._left)))]:
             try:
@@ -92,18 +97,17 @@ class Names:
             except DeployError as error:
                 logger.error("sites.app_not_followed", app=app_id, reason=str(error))
             await asyncio.sleep(0)  # what is known of an app is in memory: many would hold up the deploys of others
-        await self._driver.tidy(self._gone, deploys)
 
     async def _follow(self, app_id: str, places: Collection[Place]) -> None:
         async with self._lock:
             app = await self._find_app(app_id)
-            (self._gone.add if app is None else self._gone.discard)(app_id)
+            (self.gone.add if app is None else self.gone.discard)(app_id)
             for place in places:
                 if app is None or app.account != place.account:
-                    await self._driver.leave(place)
+                    await self._places.leave(place)
                 elif place.hosts != (hosts := self._hosts(app, place.address)):
                     free = [name for name in sorted(hosts) if not await self._is_taken(name, app, place.address)]
-                    await self._driver.rename(place, app, free)
+                    await self._places.rename(place, app, free)
 
 
 async def find_app(registry: Registry, app: str) -> App | None:
@@ -118,7 +122,7 @@ async def find_app(registry: Registry, app: str) -> App | None:
 async def follow_changes(store: Store, follow_app: Callable[[str], Awaitable[None]]) -> NoReturn:
     """Calls `follow_app` with the id or name of an app whose record has changed: its name, domain or account.
 
-    What is announced while there is no subscription, `Names.tidy` finds.
+    What is announced while there is no subscription, `Names.follow_some` finds.
     """
     changed, woken = set[str](), asyncio.Event()
 

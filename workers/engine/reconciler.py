@@ -102,7 +102,8 @@ class Reconciler:
             if not self.is_synced:  # the releases to keep are not known yet
                 continue
             try:
-                await self._do.names.tidy(self._deploys)
+                await self._do.names.follow_some()
+                await self._driver.tidy(self._do.names.gone, self._deploys)
             except Exception as error:  # one tenant's files must not affect the others
                 logger.error("sites.not_tidied", exc_info=error)
 

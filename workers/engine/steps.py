@@ -24,7 +24,7 @@ class ReleaseSteps:
 
     def __init__(self, driver: Driver, find_app: Callable[[str], Awaitable[App | None]], domain: str) -> None:
         """`find_app` returns the record of an app by its id or name. `domain`: of the apps."""
-        self.driver, self.names = driver, Names(driver, find_app, domain)
+        self.driver, self.names = driver, Names(driver.places, find_app, domain)
         self._checked: set[str] = set()  # deploys whose releases have passed the check, and have not ended
 
     async def check(self, target: Target) -> None:
@@ -55,7 +55,8 @@ class ReleaseSteps:
             except DeployError:
                 if target.is_new:
                     raise
-        await self.names.route(target)
+        async with self.names.taken(target) as hosts:
+            await self.driver.route(target, hosts)
 
     async def probe(self, target: Target) -> None:
         """Requests `/` as visitors do. Raises DeployError unless it succeeds, and the start command keeps running."""

@@ -47,6 +47,41 @@ RETURN_SECONDS = 10.0  # in which an app that is served again should answer
 OUTPUT_LINES = 100  # of a start command, copied to the deploy's log
 
 
+class HostPlaces:
+    """The links of host names to the sites. Implements `Places`."""
+
+    def __init__(self, releases: Releases) -> None:
+        self._releases = releases
+
+    def list_apps(self) -> set[str]:
+        return {*self._releases.list_apps()} | {place.app for place in self.list_places()}
+
+    def list_places(self, app_id: str = "") -> list[Place]:
+        names = self._releases.list_names()
+        sites = self._releases.sites_of(app_id) if app_id else self._releases.sites()
+        served = {site.folder: site for site in sites if site.current is not None}
+        served |= {folder: Site(folder) for folder in names if app_id in ("", Site(folder).app_id)}
+        return [
+            Place(site.account, site.app_id, site.variant, frozenset(names.get(folder, ())))
+            for folder, site in served.items()
+        ]
+
+    def places_at(self, host: str) -> list[Place]:
+        site = self._releases.site_at(host)
+        return [] if site is None else [Place(site.account, site.app_id, site.variant)]
+
+    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
+        site = self._releases.site(place.account, place.app, place.address)
+        if site.current is not None:
+            for name in hosts:
+                self._releases.serve_as(name, site)
+        await run_in_thread(self._releases.serve_no_more, site, place.hosts.difference(hosts))
+
+    async def leave(self, place: Place) -> None:
+        site = self._releases.live_site(place.app).folder.with_name(place.address)
+        await run_in_thread(self._releases.serve_no_more, Site(site), place.hosts)
+
+
 class HostDriver:
     """Serves releases from this host's data folder. Implements `Driver`.
 
@@ -63,6 +98,7 @@ class HostDriver:
         self._settings, self._mark_suspended, self._bring_data = settings, mark_suspended, bring_data
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
+        self.places = HostPlaces(self._releases)
         self._fetched = self._releases.folder / "fetched"
         self._fetching = asyncio.Semaphore(FETCHES)
         self.outage = asyncio.Event()
@@ -259,36 +295,6 @@ class HostDriver:
 
     def count_exits(self, target: Target) -> int:
         return read_state(self._releases.folder, target.deploy).exits
-
-    # -- host names ------------------------------------------------------------------------------------------
-
-    def list_apps(self) -> set[str]:
-        return {*self._releases.list_apps()} | {place.app for place in self.list_places()}
-
-    def list_places(self, app_id: str = "") -> list[Place]:
-        names = self._releases.list_names()
-        sites = self._releases.sites_of(app_id) if app_id else self._releases.sites()
-        served = {site.folder: site for site in sites if site.current is not None}
-        served |= {folder: Site(folder) for folder in names if app_id in ("", Site(folder).app_id)}
-        return [
-            Place(site.account, site.app_id, site.variant, frozenset(names.get(folder, ())))
-            for folder, site in served.items()
-        ]
-
-    def places_at(self, host: str) -> list[Place]:
-        site = self._releases.site_at(host)
-        return [] if site is None else [Place(site.account, site.app_id, site.variant)]
-
-    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
-        site = self._releases.site(place.account, place.app, place.address)
-        if site.current is not None:
-            for name in hosts:
-                self._releases.serve_as(name, site)
-        await run_in_thread(self._releases.serve_no_more, site, place.hosts.difference(hosts))
-
-    async def leave(self, place: Place) -> None:
-        site = self._releases.live_site(place.app).folder.with_name(place.address)
-        await run_in_thread(self._releases.serve_no_more, Site(site), place.hosts)
 
     # -- afterwards ------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from gateway.deploys.states import DeployError
 from gateway.loops import every
 from workers.hosting import caddy
 from workers.hosting.sleep_limits import SleepLimits
-from workers.kubernetes.driver import ACTIVATOR_PORT
+from workers.kubernetes.places import ACTIVATOR_PORT
 from workers.kubernetes.sleep import Sleep
 from workers.sandbox.network import Connection, splice
 from workers.sandbox.relay import FROM_MONITOR

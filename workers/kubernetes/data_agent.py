@@ -270,7 +270,7 @@ class ClusterDataAgent(CommandAgent):
         self._written |= {app_id: (status, now) for _, app_id, status in reports}
 
     async def _describe_sleep(self, app: App) -> Report | None:
-        if not self._applier.is_asleep(app.id, "live"):
+        if not self._applier.places.is_asleep(app.id, "live"):
             return None
         status = self._written[app.id][0] if app.id in self._written else await self._records.read_status(app)
         return app.account, app.id, msgspec.structs.replace(status, state="asleep")

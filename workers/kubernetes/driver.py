@@ -36,20 +36,15 @@ from workers.hosting.archives import archive_key
 from workers.hosting.driver import OUTPUT_LINES, START_SECONDS
 from workers.hosting.releases import KEPT_PREVIEWS
 from workers.hosting.watchdog import LIMITS
-from workers.kubernetes.cluster import SERVICE_LABEL, SLICE, Cluster, Key, explain_refusal
+from workers.kubernetes.cluster import Cluster, Key, explain_refusal
 from workers.kubernetes.objects import (
-    ACCOUNT_LABEL,
-    ADDRESS_LABEL,
-    APP_LABEL,
     address_name,
     describe_claim,
     describe_deployment,
-    describe_endpoints,
-    describe_ingress,
     describe_secret,
-    describe_service,
     object_name,
 )
+from workers.kubernetes.places import ClusterPlaces
 from workers.kubernetes.pod import PodRelease
 from workers.kubernetes.pod_status import (
     address_of,
@@ -68,10 +63,6 @@ logger = structlog.get_logger()
 PLACE_SECONDS = 120.0  # in which a pod must find a node, get its image and its release
 RETURN_SECONDS = 30.0  # in which a release that is served again should answer
 POLL_SECONDS = 0.2  # between requests to an app that starts
-ACTIVATOR_PORT = 61083
-# The controllers that make EndpointSlices, as their label names them.
-CONTROLLER_LABEL = "endpointslice.kubernetes.io/managed-by"
-FROM_PODS, FROM_ENDPOINTS = "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"
 ACTIVATOR_SECONDS = 3.0  # in which the cluster leads requests to the activator, before a pod ends
 STOP_SECONDS = 45.0  # in which a release must end that the next one must not meet
 
@@ -110,21 +101,20 @@ class ClusterDriver:
         activator: str,
     ) -> None:
         self._settings, self._cluster, self._find_app = settings, cluster, find_app
-        self._suspended, self._find_data_limit, self._activator = suspended, find_data_limit, activator
+        self._suspended, self._find_data_limit = suspended, find_data_limit
+        self.places = ClusterPlaces(settings, cluster, activator)
         self._domain = settings.apps_domain.partition(":")[0]
         self._storage, self._vault = open_storage(settings), Vault(settings.encryption_key)
         self._key = settings.encryption_key.partition(",")[0].strip().encode() or b"unknown"
         self.records: dict[Address, Wanted] = {}
         self.states: dict[Address, State] = {}  # other than ASLEEP and AWAKE
         self._pods = Pods(cluster, self._storage, report_crash, self._token, self.routed, self._find_archive)
-        self._sweeping: set[asyncio.Task[None]] = set()
-        cluster.on_slice = self._note_slice
         self.outage = asyncio.Event()
         self.return_seconds = RETURN_SECONDS
 
     async def aclose(self) -> None:
         await self._pods.aclose()
-        await asyncio.gather(*self._sweeping, return_exceptions=True)
+        await self.places.aclose()
 
     def lacks(self, wanted: Wanted) -> bool:
         return False  # a pod whose release is lost is not ready, which its cluster's own monitoring shows
@@ -278,8 +268,8 @@ class ClusterDriver:
         address = (target.wanted.app, target.wanted.address)
         self.states[address] = State.HELD
         release = self._read_deployed(former)
-        if release is not None and self.routed(target.wanted) == former and not self.is_asleep(*address):
-            await self._lead(release, asleep=True)
+        if release is not None and self.routed(target.wanted) == former and not self.places.is_asleep(*address):
+            await self.places.lead(release, asleep=True)
         await asyncio.sleep(ACTIVATOR_SECONDS)
 
     async def stop(self, target: Target, former: str) -> None:
@@ -333,7 +323,7 @@ class ClusterDriver:
         wanted = self.records.get(address)
         if wanted is not None and (wanted.account, wanted.app) in self._suspended:
             return State.SUSPENDED
-        return self.states.get(address, State.ASLEEP if self.is_asleep(*address) else State.AWAKE)
+        return self.states.get(address, State.ASLEEP if self.places.is_asleep(*address) else State.AWAKE)
 
     def end_state(self, address: Address, state: State) -> None:
         if self.states.get(address) is state:
@@ -356,67 +346,19 @@ class ClusterDriver:
     # -- visitors --------------------------------------------------------------------------------------------
 
     def routed(self, wanted: Wanted | PodRelease) -> str:
-        service = self._read_service((wanted.app, wanted.address))
-        return service["metadata"].get("labels", {}).get(DEPLOY_LABEL, "") if service is not None else ""
-
-    def is_asleep(self, app_id: str, address: str) -> bool:
-        """Returns whether the address leads to the activator."""
-        service = self._read_service((app_id, address))
-        return service is not None and not service["spec"].get("selector")
-
-    def _read_service(self, address: Address) -> Any | None:
-        """Returns the Service of an address as it shall be, or as it is after a restart of this worker."""
-        key = ("Service", address_name(*address))
-        if key in self._cluster.wanted:
-            return self._cluster.wanted[key]
-        present = self._cluster.present.get(key)
-        return present.to_dict() if present is not None else None
+        return self.places.routed(wanted)
 
     async def route(self, target: Target, hosts: Collection[str] | None) -> None:
         asleep = self._sleeps(target)
         await self.lead(target, asleep=asleep)
         if hosts is not None:
-            release = self._describe(target.wanted, target.app, target.deploy)
-            await self._cluster.apply(describe_ingress(release, hosts, self._settings))
+            await self.places.name(self._describe(target.wanted, target.app, target.deploy), hosts)
         if not asleep:
             self.end_state((target.wanted.app, target.wanted.address), State.HELD)
 
     async def lead(self, target: Target, *, asleep: bool) -> None:
         """Leads the address to a release, or to the activator. Raises DeployError."""
-        await self._lead(self._describe(target.wanted, target.app, target.deploy), asleep=asleep)
-
-    async def _lead(self, release: PodRelease, *, asleep: bool) -> None:
-        activator = describe_endpoints(release, self._activator, ACTIVATOR_PORT)
-        name = activator["metadata"]["name"]
-        if not asleep:  # the cluster lists the pods there
-            self._cluster.leave(("Endpoints", name))
-        await self._cluster.apply(describe_service(release, asleep=asleep), *([activator] if asleep else []))
-        await self._cluster.delete(*self._list_strays(self._cluster.select(SLICE, service=name)))
-
-    def _list_strays(self, slices: Collection[Any]) -> list[Key]:
-        """Returns the EndpointSlices that lead elsewhere than their Service now.
-
-        A controller that makes slices of pods leaves them when the Service has no selector any more, and the one that
-        makes them of Endpoints leaves its own when there is a selector.
-        """
-        found = []
-        for each in slices:
-            service = self._cluster.wanted.get(("Service", each.metadata.labels[SERVICE_LABEL]))
-            if service is not None:
-                stray = FROM_ENDPOINTS if service["spec"]["selector"] else FROM_PODS
-                if each.metadata.labels.get(CONTROLLER_LABEL) == stray:
-                    found.append((SLICE, each.metadata.name))
-        return found
-
-    def _note_slice(self, found: Any) -> None:
-        """Deletes a slice that a controller has made too late."""
-        if strays := self._list_strays([found]):
-            self._sweeping.add(task := asyncio.create_task(self._sweep(strays)))
-            task.add_done_callback(self._sweeping.discard)
-
-    async def _sweep(self, strays: Collection[Key]) -> None:
-        with suppress(DeployError):  # which is logged where it is refused
-            await self._cluster.delete(*strays)
+        await self.places.lead(self._describe(target.wanted, target.app, target.deploy), asleep=asleep)
 
     async def unroute(self, target: Target) -> None:
         name = address_name(target.wanted.app, target.wanted.address)
@@ -438,42 +380,6 @@ class ClusterDriver:
         served = self.routed(wanted)
         return Target(wanted, app, served, []) if served in wanted.releases else None
 
-    # -- host names ------------------------------------------------------------------------------------------
-
-    def list_apps(self) -> set[str]:
-        return {place.app for place in self.list_places()}
-
-    def list_places(self, app_id: str = "") -> list[Place]:
-        labels = {"app": app_id} if app_id else {}
-        found = [each for kind in ("Service", "Deployment") for each in self._cluster.select(kind, **labels)]
-        places = {_place_of(each) for each in found if ADDRESS_LABEL in each.metadata.labels}
-        return [Place(*place, frozenset(self._list_hosts(place))) for place in places]
-
-    def _list_hosts(self, place: tuple[str, str, str]) -> set[str]:
-        ingress = self._cluster.present.get(("Ingress", address_name(*place[1:])))
-        return set() if ingress is None else {rule.host for rule in ingress.spec.rules or []}
-
-    def places_at(self, host: str) -> list[Place]:
-        return [Place(*_place_of(ingress)) for ingress in self._cluster.select("Ingress", host=host)]
-
-    async def rename(self, place: Place, app: App, hosts: Collection[str]) -> None:
-        release = PodRelease(place.account, place.app, place.address, "", ReleaseArchive("", 0), "")
-        ingress = describe_ingress(release, hosts, self._settings)
-        if hosts and self.routed(release):
-            await self._cluster.apply(ingress)
-        else:
-            await self._cluster.delete(("Ingress", ingress["metadata"]["name"]))
-
-    async def leave(self, place: Place) -> None:
-        labels = {"app": place.app, "account": place.account, "address": place.address}
-        kinds = ("Ingress", "Service", "Deployment", "Secret")
-        # What belongs to no address belongs to the data, which the agent keeps as a snapshot first.
-        selected = [(kind, each.metadata.name) for kind in kinds for each in self._cluster.select(kind, **labels)]
-        await self._cluster.delete(*selected)
-        address = (place.app, place.address)
-        if address in self.records and self.records[address].account == place.account:
-            del self.records[address]
-
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def tidy(self, gone: Set[str], deploys: Set[str]) -> None:
@@ -483,13 +389,14 @@ class ClusterDriver:
         kept = deploys | {wanted.served for wanted in self.records.values()}
         await self._cluster.delete(*_keys_of(present - kept - {None}))
         previews: dict[str, list[tuple[str, Place]]] = {}
-        for place in self.list_places():
+        for place in self.places.list_places():
             if place.address != "live":
-                release = PodRelease(place.account, place.app, place.address, "", ReleaseArchive("", 0), "")
-                previews.setdefault(place.app, []).append((self.routed(release), place))
+                previews.setdefault(place.app, []).append((self.places.routed(place), place))
         for places in previews.values():
             for _, place in sorted(places, key=lambda each: each[0])[:-KEPT_PREVIEWS]:
-                await self.leave(place)
+                await self.places.leave(place)
+        for address in [address for address in self.records if address[0] in gone]:
+            del self.records[address]
 
 
 def _must_be_alone(wanted: Wanted, *deploys: str) -> bool:
@@ -509,8 +416,3 @@ def _count_bytes(quantity: str) -> int:
 
 def _keys_of(deploys: Collection[str]) -> list[Key]:
     return [(kind, object_name(deploy)) for deploy in deploys for kind in ("Deployment", "Secret")]
-
-
-def _place_of(found: Any) -> tuple[str, str, str]:
-    labels = found.metadata.labels
-    return labels.get(ACCOUNT_LABEL, ""), labels.get(APP_LABEL, ""), labels.get(ADDRESS_LABEL, "")

@@ -14,7 +14,7 @@ All have the label `app.kubernetes.io/managed-by: capsule`. Those of an app have
 import hashlib
 from base64 import b64encode
 from collections.abc import Collection, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -283,12 +283,10 @@ def describe_policy(settings: Settings, own_namespace: str) -> Object:
     have no namespace.
     """
     excluded = [*NOT_PUBLIC, *map(ip_network, settings.kubernetes_exclude)]
-    every: tuple[IPv4Network | IPv6Network, ...] = (IPv4Network("0.0.0.0/0"), GLOBAL_V6)
-    private = {
-        block: [str(each) for each in excluded if each.version == block.version and each.subnet_of(block)]  # type: ignore[arg-type]
-        for block in every
-    }
-    public = [{"ipBlock": {"cidr": str(block), "except": parts}} for block, parts in private.items()]
+    public = [
+        {"ipBlock": {"cidr": str(block), "except": [str(each) for each in excluded if each.version == block.version]}}
+        for block in (IPv4Network("0.0.0.0/0"), GLOBAL_V6)
+    ]
     service = [_namespace(own_namespace)] if own_namespace else []
     visitors = (
         [*service, _namespace(settings.kubernetes_ingress_namespace)] if settings.kubernetes_ingress_namespace else []

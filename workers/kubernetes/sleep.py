@@ -37,7 +37,7 @@ class Sleep:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def is_asleep(self, app_id: str, address: str) -> bool:
-        return self._driver.is_asleep(app_id, address)
+        return self._driver.places.is_asleep(app_id, address)
 
     # -- suspension ------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Sleep:
             and (release := wanted.releases.get(wanted.serves)) is not None
             and release.runs
             and self._driver.routed(wanted) == wanted.serves
-            and not self._driver.is_asleep(*address)
+            and not self._driver.places.is_asleep(*address)
         ]
 
     async def let_sleep(self, address: Address, seconds: float) -> float:
@@ -149,7 +149,7 @@ class Sleep:
 
     def find_address(self, host: str) -> Address | None:
         """Returns the address that a host name leads to."""
-        found = [(place.app, place.address) for place in self._driver.places_at(host)]
+        found = [(place.app, place.address) for place in self._driver.places.places_at(host)]
         return next((address for address in found if address in self._driver.records), None)
 
     async def wake(self, address: Address) -> tuple[str, int]:

@@ -14,9 +14,9 @@ from collections.abc import Coroutine
 import httpx
 import structlog
 
+from gateway.accounts.jose.jwk import ALGORITHMS, Key, find_keys, public_part, read_document, read_key
 from gateway.errors import AppBackendUnreachable, TokenFault
 from gateway.inference.auth.shared_key_sets import SharedKeys
-from gateway.jose.jwk import ALGORITHMS, Key, find_keys, public_part, read_document, read_key
 from gateway.outbound import addresses
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE_SECONDS, Backoff

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import structlog
 
+from gateway.accounts.jose import jwt
+from gateway.accounts.jose.jwk import Key
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.addresses import live_url
@@ -26,8 +28,6 @@ from gateway.inference.auth.key_sets import KeySet
 from gateway.inference.auth.shared_key_sets import SharedKeys
 from gateway.inference.auth.trial_tokens import is_test_token, verify_test_token
 from gateway.inference.auth.verification_budget import Verification, VerificationLimits
-from gateway.jose import jwt
-from gateway.jose.jwk import Key
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE_SECONDS
 from gateway.redis.client import Store

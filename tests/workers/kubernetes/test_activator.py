@@ -31,6 +31,9 @@ class Apps:
     def is_asleep(self, app_id: str, address: str) -> bool:
         return not self.awake.is_set()
 
+    def is_suspended(self, address: tuple[str, str]) -> bool:
+        return address[0] == "suspended"
+
     async def wake(self, key: tuple[str, str]) -> tuple[str, int]:
         await self.awake.wait()
         if self.error:
@@ -95,6 +98,9 @@ async def test_what_cannot_be_answered_is_refused_at_once(
 ) -> None:
     own, port = apps
     assert (await ask(port, "other.example.org")).startswith(b"HTTP/1.1 404 ")
+    suspended = await ask(port, "suspended.example.com")
+    assert suspended.startswith(b"HTTP/1.1 503 ")
+    assert suspended.endswith(b"This app is suspended.\n")
     assert (await ask(port, more=b"Host: two.example.com\r\n")).startswith(b"HTTP/1.1 404 ")
     monkeypatch.setattr(activator_module, "HELD_OF_APP", 2)
     held = [asyncio.create_task(ask(port)) for _ in range(2)]

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.accounts.jose.jwk import MAX_KEYS, SLICE, Key, find_keys, public_part, read_key, split_document
 from gateway.inference.auth.key_sets import FETCH_BYTES
-from gateway.jose.jwk import MAX_KEYS, SLICE, Key, find_keys, public_part, read_key, split_document
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.jwks import EC, ED, LEFT_OUT, READ, RSA, number, publish
 
