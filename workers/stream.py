@@ -128,6 +128,11 @@ class Consumer:
     def forget_entry(self, entry: Entry) -> None:
         self._held[entry.tag].discard(entry.id)
 
+    async def acknowledge_entry(self, entry: Entry) -> None:
+        """Removes an entry whose outcome is written. Raises BackboneUnavailable."""
+        await self._store.client.xack(self.key(entry.tag), self.group, entry.id)
+        await self._store.client.xdel(self.key(entry.tag), entry.id)
+
     async def claim_entry(self, tag: str, entry_id: str) -> Entry | None:
         """Takes over an entry from another worker. Returns None if it is finished, or already held here.
 

@@ -19,7 +19,7 @@ from gateway.data.records import DataRecords, Reason, Snapshot
 from gateway.errors import StorageUnavailable
 from gateway.ids import new_id
 from gateway.keys import PARTITION_TAGS, data_answer_key, data_commands_key, partition_tag
-from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.client import Store, patient
 
 MAX_COMMANDS, MAX_COMMANDS_OF_ACCOUNT = 1_000, 100  # that wait: of a partition, and of an account in it
 KEPT_SECONDS = 7 * 86_400
@@ -74,7 +74,7 @@ class DataCommands:
         """Sends a command and waits for its answer. Raises DataUnavailable and BackboneUnavailable."""
         command = DataCommand(new_id("dat"), account, app, action, time.time() + seconds, reason, deploy, source)
         await self.send(command)
-        return await self._wait(lambda: self._read_answer(command), seconds)
+        return await self._wait(self._read_answer, command, seconds)
 
     async def run_for_deploy(
         self, account: str, app: str, action: Action, seconds: float, *, deploy: str, source: str = ""
@@ -86,13 +86,15 @@ class DataCommands:
         reason: Reason = "restore" if action == "restore" else "deploy"
         ends = time.time() + (KEPT_SECONDS if action == "undo" else seconds)
         command = DataCommand(new_id("dat"), account, app, action, ends, reason, deploy, source)
-        await until_redis_answers(lambda: self.send(command))
-        return await self._wait(lambda: until_redis_answers(lambda: self._read_answer(command)), seconds)
+        await patient(self).send(command)
+        return await self._wait(patient(self)._read_answer, command, seconds)
 
-    async def _wait(self, read: Callable[[], Awaitable[DataAnswer | None]], seconds: float) -> DataAnswer:
+    async def _wait(
+        self, read: Callable[[DataCommand], Awaitable[DataAnswer | None]], command: DataCommand, seconds: float
+    ) -> DataAnswer:
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
-            if (answer := await read()) is not None:
+            if (answer := await read(command)) is not None:
                 return answer
             await asyncio.sleep(POLL_SECONDS)
         raise DataUnavailable

@@ -17,7 +17,7 @@ from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.serving import Holder, Records
 from gateway.errors import BackboneUnavailable
 from gateway.loops import every
-from gateway.redis.client import until_redis_answers
+from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.heartbeat import keep_heartbeat
 from workers.hosting.data_packer import find_data_limit
@@ -46,7 +46,7 @@ class TakenOver(Exception):
 async def _hold_lease(records: Records, namespace: str) -> AsyncIterator[asyncio.Task[object]]:
     """Waits for the lease. Yields a task that renews it, and fails when another engine has it."""
     worker, waiting = Holder(secrets.token_hex(8), f"a Kubernetes cluster (namespace {namespace})"), False
-    while (holder := await until_redis_answers(lambda: records.hold_engine(worker))) != worker:
+    while (holder := await patient(records).hold_engine(worker)) != worker:
         if not waiting:
             logger.info("worker.standing_by", lock="kubernetes", holder=holder and holder.name)
         waiting = True
