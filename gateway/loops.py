@@ -85,6 +85,14 @@ async def until(look: Callable[[], Awaitable[T]], poll: float, seconds: float = 
     return found
 
 
+async def until_set(event: asyncio.Event, seconds: float) -> bool:
+    """Waits until the event is set, or `seconds` are over. Returns whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
 def pauses(first: float, longest: float) -> Iterator[float]:
     """Yields the seconds to pause before each further attempt: each time twice as many, up to `longest`."""
     while True:

@@ -73,9 +73,10 @@ class _Patient:
 
 
 def patient(service: T, *, waiting: str = "") -> T:
-    """Returns a view of a service, or of a store, whose async methods repeat as a whole until Redis answers.
+    """Returns a view of a service, or of a store, whose async methods repeat until Redis answers.
 
-    Call only methods that are idempotent through it. `waiting` is that of `until_redis_answers`.
+    Call only methods that are idempotent through it. They are repeated as a whole, because a command may rely on what
+    an earlier one has read or confirmed. `waiting` is that of `until_redis_answers`.
     """
     return cast(T, _Patient(service, waiting))
 
@@ -331,12 +332,10 @@ class Store:
         found: set[str] = set()
         with map_redis_errors():
             for call in await self._list_calls(tag):
-                cursor = "0"
-                while True:
-                    cursor, names = await call("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED)
+                cursor = ""
+                while cursor != "0":
+                    cursor, names = await call("SCAN", cursor or "0", "MATCH", pattern, "COUNT", SCANNED)
                     found.update(names)
-                    if cursor == "0":
-                        break
         return found
 
     async def _list_calls(self, tag: str) -> list[Callable[..., Awaitable[Any]]]:

@@ -11,7 +11,7 @@ import pytest
 
 from gateway import loops
 from gateway.errors import BackboneUnavailable
-from gateway.loops import every, held, ignore_late_lookups, pauses, until
+from gateway.loops import every, held, ignore_late_lookups, pauses, until, until_set
 from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
 from tests.support.logs import captured
@@ -84,6 +84,14 @@ async def test_a_wait_ends_with_what_the_last_look_found() -> None:
     assert [await until(look, 0.02, 0.1), looks > 2] == ["", True]
     before = looks
     assert [await until(look, 5, 0), looks] == ["", before + 1], "it looks at least once"
+
+
+async def test_a_wait_for_an_event() -> None:
+    event = asyncio.Event()
+    assert not await until_set(event, 0.01)
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    assert await until_set(event, 5)
+    assert await until_set(event, 0)
 
 
 def test_pauses_grow() -> None:

@@ -51,6 +51,7 @@ from gateway.errors import BackboneUnavailable, NotFound
 from gateway.events.catalog import Phase
 from gateway.inference.availability import is_offered
 from gateway.keys import partition_tag
+from gateway.loops import every, until, until_set
 from gateway.redis.client import COMMAND_SECONDS, Store, patient
 from gateway.settings import Settings
 from gateway.telemetry import tracing
@@ -98,13 +99,8 @@ class DeployLog:
                 await self._deploys.append_log(self._deploy, "".join(self._lines[:count]))
                 del self._lines[:count]
 
-    async def _flush_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(FLUSH_SECONDS)
-            await self.flush()
-
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(self._flush_regularly())
+        self._flushing = asyncio.create_task(every(FLUSH_SECONDS, self.flush, first=FLUSH_SECONDS))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -168,8 +164,9 @@ class Builder:
                 try:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._schedule.run(folder_id, self._consumer))
-                        group.create_task(self._tidy_regularly())
-                        group.create_task(self._write_positions_regularly())
+                        tidy = partial(self._engine.tidy, self._in_progress)
+                        group.create_task(every(TIDY_SECONDS, tidy, "deploys.not_tidied"))
+                        group.create_task(every(POSITIONS_PAUSE_SECONDS, self._write_positions))
                         group.create_task(self._consumer.run())
                 finally:
                     await finish_despite_cancellation(self._stop(folder_id))
@@ -184,17 +181,6 @@ class Builder:
             async with asyncio.timeout(COMMAND_SECONDS):
                 await self._consumer.release_entries()
                 await self._schedule.leave_queue(folder_id)
-
-    async def _tidy_regularly(self) -> None:
-        while True:
-            try:
-                await self._engine.tidy(self._in_progress)
-            except BackboneUnavailable as error:
-                logger.warning("deploys.not_tidied", error=str(error))
-            except Exception as error:  # one tenant's files must not stop the builder
-                logger.error("deploys.not_tidied", exc_info=error)
-            end_if_canceled()
-            await asyncio.sleep(TIDY_SECONDS)
 
     # -- entries of the stream -------------------------------------------------------------------------------
 
@@ -271,15 +257,11 @@ class Builder:
         await self._undo(deploy)
         await self._change_state(deploy, ("failed",), lambda: self._changes.fail_abandoned(deploy))
 
-    async def _write_positions_regularly(self) -> None:
-        while True:
-            self._schedule.moved.clear()
-            with contextlib.suppress(BackboneUnavailable):
-                await write_positions(self._store, await self._schedule.positions())
-            end_if_canceled()
-            await asyncio.sleep(POSITIONS_PAUSE_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._schedule.moved.wait(), POSITIONS_SECONDS)
+    async def _write_positions(self) -> None:
+        """Writes the positions once they have changed, or some seconds later."""
+        await until_set(self._schedule.moved, POSITIONS_SECONDS)
+        self._schedule.moved.clear()
+        await write_positions(self._store, await self._schedule.positions())
 
     # -- one deploy, from top to bottom ----------------------------------------------------------------------
 
@@ -354,7 +336,7 @@ class Builder:
     async def _until_moved(self, deploy: Deploy, log: DeployLog, work: Coroutine[Any, Any, T]) -> T:
         """Does the work of a phase. Ends it and raises StaleDeploy if the deploy is canceled."""
         working = asyncio.create_task(work)
-        moving = asyncio.create_task(self._wait_until_moved(deploy))
+        moving = asyncio.create_task(until(partial(self._has_moved, deploy), CANCEL_CHECK_SECONDS))
         try:
             await asyncio.wait([working, moving], return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -371,13 +353,10 @@ class Builder:
             await self._deploys.end_as_canceled(deploy, "the app was suspended")
             raise StaleDeploy
 
-    async def _wait_until_moved(self, deploy: Deploy) -> None:
-        """Waits until the deploy is no longer in the state that this worker set."""
-        while True:
-            await asyncio.sleep(CANCEL_CHECK_SECONDS)
-            now = await self._deploys.get(deploy.id, deploy.account)
-            if now is None or now.state != deploy.state:
-                return
+    async def _has_moved(self, deploy: Deploy) -> bool:
+        """Returns whether the deploy is no longer in the state that this worker set."""
+        now = await self._deploys.get(deploy.id, deploy.account)
+        return now is None or now.state != deploy.state
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
         reason = str(error)
@@ -493,8 +472,7 @@ class Builder:
 
         Raises StaleDeploy.
         """
-        now = await self._deploys.get(deploy.id, deploy.account)
-        if now is None or now.state != deploy.state:
+        if await self._has_moved(deploy):
             raise StaleDeploy
         if manifest is not None and deploy.kind == "live":
             await self._change_app(deploy, lambda app: apply_manifest(app, deploy.id, manifest))

@@ -24,6 +24,7 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import ELSEWHERE, Records, Step, StepAnswer, Wanted
 from gateway.deploys.states import Deploy, DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
+from gateway.loops import until
 from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from gateway.storage import open_storage, read_object, until_storage_answers
@@ -90,10 +91,12 @@ class Engine:
             yield folder
 
     async def _until_apps_are_here(self) -> None:
-        if await self._records.is_elsewhere():
+        async def are_here() -> bool:
+            return not await self._records.is_elsewhere()
+
+        if not await are_here():
             logger.warning("deploys.elsewhere", action=ELSEWHERE)
-        while await self._records.is_elsewhere():  # noqa: ASYNC110
-            await asyncio.sleep(JOIN_SECONDS)
+            await until(are_here, JOIN_SECONDS)
 
     # -- build -----------------------------------------------------------------------------------------------
 

@@ -52,16 +52,12 @@ async def _hold_lease(records: Records, namespace: str) -> AsyncIterator[asyncio
         waiting = True
         await asyncio.sleep(RENEWAL_SECONDS)
 
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(RENEWAL_SECONDS)
-            end_if_canceled()
-            with suppress(BackboneUnavailable):  # nobody else can take it meanwhile
-                if await records.hold_engine(worker) != worker:
-                    raise TakenOver("another engine serves the apps")
+    async def renew() -> None:  # while Redis is unavailable, nobody else can take it
+        if await records.hold_engine(worker) != worker:
+            raise TakenOver("another engine serves the apps")
 
     try:
-        async with run_in_background(renew()) as renewing:
+        async with run_in_background(every(RENEWAL_SECONDS, renew, first=RENEWAL_SECONDS)) as renewing:
             yield renewing
     finally:
         with suppress(BackboneUnavailable):

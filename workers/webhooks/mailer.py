@@ -34,6 +34,7 @@ from gateway.events import scripts
 from gateway.events.notices import GROUP, INVITATION, STREAM, EndLink, Outcome, Subscriber, seal_link
 from gateway.events.records import NoticeClaim
 from gateway.keys import account_key, account_notices_on_key, invitations_on_key, notices_on_key, uninvited_key
+from gateway.loops import pauses, until_set
 from gateway.pages.mails import Footer, write_message, write_text
 from gateway.redis.client import COMMAND_SECONDS, Store, patient, until_redis_answers
 from gateway.redis.errors import code_of
@@ -160,8 +161,8 @@ class Mailer:
             self._space_freed.set()
 
     async def _process(self, entry: Entry) -> None:
-        left, pause = None, FIRST_PAUSE_SECONDS
-        while True:
+        left = None
+        for pause in pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS):
             async with self._connections:
                 if self._stopping.is_set():
                     return None
@@ -183,9 +184,7 @@ class Mailer:
             if time.time() - int(entry.id.partition("-")[0]) / 1000 > RETRY_SECONDS:
                 return await self._record(entry, "failed", reason)
             logger.warning("notice.not_sent", entry=entry.id, account=entry.fields["account"], reason=reason)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await until_set(self._stopping, pause)
 
     async def _claim(self, entry: Entry) -> NoticeClaim:
         await self._consumer.confirm_name()

@@ -32,7 +32,7 @@ from gateway.events.deliveries import READ_BODY_BYTES, summarize_answer
 from gateway.events.notices import KIND_OF_EVENT, Notices
 from gateway.events.records import DeliveryResult, EntryOwnership, QueuedEvent
 from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
-from gateway.loops import raise_descriptor_limit
+from gateway.loops import raise_descriptor_limit, until_set
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
 from gateway.redis.client import COMMAND_SECONDS, Store, patient, until_redis_answers
@@ -138,9 +138,7 @@ class Sender:
                 for entry in self._lanes.drop_stalled():
                     self._drop(entry)
             self._space_freed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STALLED_SECONDS):
-                    await self._space_freed.wait()
+            await until_set(self._space_freed, STALLED_SECONDS)
 
     def _accept(self, entry: Entry) -> None:
         """Accepts an entry from the stream. Raises KeyError or ValueError if it is not an event."""

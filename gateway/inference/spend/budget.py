@@ -54,8 +54,7 @@ class BudgetWatch:
 
     async def keep_reporting(self) -> None:
         """Queues the notices. Runs for the life of the process."""
-        while True:
-            await self._has_waiting.wait()
+        while await self._has_waiting.wait():
             self._has_waiting.clear()
             while self._waiting:
                 (account_id, app), use = self._waiting.popitem()
