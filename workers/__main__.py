@@ -18,9 +18,8 @@ import structlog
 import uvloop
 
 from gateway import log
-from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
-from gateway.loops import freeze_heap, ignore_late_lookups
+from gateway.loops import freeze_heap, ignore_late_lookups, until
 from gateway.operations.layout import EXIT_CODE, CannotRun, prepare_data, upgrade_redis
 from gateway.operations.redis_health import RedisHealth
 from gateway.redis.client import Store
@@ -114,14 +113,16 @@ async def wait_for_redis(settings: Settings) -> None:
     """
     store = Store(settings.redis_url, ca_file=settings.ca_file)
     health = RedisHealth(store)
+
+    async def is_ready() -> bool:
+        with contextlib.suppress(BackboneUnavailable):
+            await health.check()
+            await upgrade_redis(store)
+            return True
+        return False
+
     try:
-        while True:
-            with contextlib.suppress(BackboneUnavailable):
-                await health.check()
-                await upgrade_redis(store)
-                return
-            end_if_canceled()
-            await asyncio.sleep(REDIS_CHECK_SECONDS)
+        await until(is_ready, REDIS_CHECK_SECONDS)
     finally:
         await store.close()
 

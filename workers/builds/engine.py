@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,8 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import ELSEWHERE, Records, Step, StepAnswer, Wanted
 from gateway.deploys.states import Deploy, DeployError, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
-from gateway.redis.client import Store, until_redis_answers
+from gateway.loops import until
+from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from gateway.storage import open_storage, read_object, until_storage_answers
 from workers.builds.compiler import Compiler, Job
@@ -73,7 +73,9 @@ class Engine:
         self._releases, self._storage = Releases(Path(settings.data_dir)), open_storage(settings)
         found = (find_ai_url, find_variables, find_clearing)
         self._compiler = Compiler(settings, self._releases, self._storage, *found)
-        self._records = Records(store)
+        # A step is written without repetitions: `_write_step` must know that an answer was lost.
+        self._writer = Records(store)
+        self._records = patient(self._writer)
         self._made: dict[str, Release] = {}  # by deploy, until the deploy ends
         self._next_pruning = 0.0
 
@@ -84,15 +86,17 @@ class Engine:
         await self._compiler.check_tools()
         async with exclusive_lock(self._releases.folder / "deploys.lock"):
             folder = self._releases.folder_id()
-            self._records = Records(self._store, "" if self._settings.storage_url else folder)
+            self._records = patient(Records(self._store, "" if self._settings.storage_url else folder))
             await self._until_apps_are_here()
             yield folder
 
     async def _until_apps_are_here(self) -> None:
-        if await until_redis_answers(self._records.is_elsewhere):
+        async def are_here() -> bool:
+            return not await self._records.is_elsewhere()
+
+        if not await are_here():
             logger.warning("deploys.elsewhere", action=ELSEWHERE)
-        while await until_redis_answers(self._records.is_elsewhere):  # noqa: ASYNC110
-            await asyncio.sleep(JOIN_SECONDS)
+            await until(are_here, JOIN_SECONDS)
 
     # -- build -----------------------------------------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class Engine:
         await self._write_step(job.deploy, "live", state="canary")
 
     async def _read_records(self, deploy: Deploy) -> dict[str, tuple[str, Wanted]]:
-        return await until_redis_answers(lambda: self._records.read(deploy.account, deploy.appId))
+        return await self._records.read(deploy.account, deploy.appId)
 
     async def _write_step(self, deploy: Deploy, step: Step, *, state: str) -> Wanted:
         """Writes the step to the record of the deploy's address. Raises StaleDeploy."""
@@ -162,9 +166,9 @@ class Engine:
         wanted = Wanted(deploy.account, deploy.appId, name, step, deploy.id, served, releases)
         while True:
             try:
-                await self._records.write(before, wanted, state)
+                await self._writer.write(before, wanted, state)
             except BackboneUnavailable:  # the record may have been written, perhaps on a server that was superseded
-                await until_redis_answers(lambda: self._records.confirm(deploy.account))
+                await self._records.confirm(deploy.account)
                 now = (await self._read_records(deploy)).get(name)
                 if now is None or now[1].token != wanted.token:
                     continue
@@ -178,8 +182,8 @@ class Engine:
         """
         seconds, read_at = 0.0, time.monotonic()
         while True:
-            serves = await until_redis_answers(self._records.has_engine)
-            answer = await until_redis_answers(lambda: self._records.read_answer(wanted))
+            serves = await self._records.has_engine()
+            answer = await self._records.read_answer(wanted)
             now = time.monotonic()
             seconds, read_at = seconds + min(now - read_at, OUTAGE_SECONDS), now
             yield seconds, serves, answer
@@ -211,7 +215,7 @@ class Engine:
         records = await self._read_records(job.deploy)
         previews = sorted((known.deploy, name) for name, (_, known) in records.items() if name != "live")
         for _, name in previews[:-KEPT_PREVIEWS]:
-            await until_redis_answers(partial(self._records.remove_address, job.app.account, job.app.id, name))
+            await self._records.remove_address(job.app.account, job.app.id, name)
             del records[name]
         kept = {deploy_id for _, known in records.values() for deploy_id in known.releases}
         with suppress(StorageUnavailable):  # the next deploy of the app removes them

@@ -28,7 +28,7 @@ from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id, now_iso, time_of
 from gateway.loops import raise_descriptor_limit
 from gateway.monitors.crashes import Crashes
-from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.client import Store, patient
 from gateway.settings import Settings
 from workers.engine.names import find_app, follow_changes
 from workers.engine.reconciler import Reconciler
@@ -179,7 +179,7 @@ class CrashReporter:
         vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, vault)
         webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
-        self._crashes = Crashes(self.store, webhooks)
+        self._crashes = patient(Crashes(self.store, webhooks))
         self._reporting: set[asyncio.Task[None]] = set()
 
     async def report(
@@ -204,12 +204,11 @@ class CrashReporter:
         event_id = known_id or new_id("evt")
         try:
             async with asyncio.timeout(REPORT_SECONDS):
-                app = await until_redis_answers(lambda: self.registry.find_app(app_id))
+                app = await patient(self.registry).find_app(app_id)
                 if app is None:
                     return
-                known: bool = bool(known_id) and await until_redis_answers(lambda: self._crashes.has(app, known_id))
-                if not known:
-                    await until_redis_answers(lambda: self._crashes.report(app, crash, event_id, lines))
+                if not (known_id and await self._crashes.has(app, known_id)):
+                    await self._crashes.report(app, crash, event_id, lines)
         except TimeoutError:
             logger.error("app.crash_not_reported", app=app_id, reason=crash.reason)
 

@@ -29,6 +29,7 @@ from lightkube.resources.networking_v1 import Ingress, NetworkPolicy
 
 from gateway.cancellation import end_if_canceled
 from gateway.deploys.states import DeployError
+from gateway.loops import pauses, until_set
 from workers.kubernetes.objects import LABELS, MANAGED_BY, MANAGER, Object
 
 logger = structlog.get_logger()
@@ -119,10 +120,7 @@ class Cluster:
 
     async def next_change(self, seconds: float) -> None:
         """Waits until a watched object changes, or for so many seconds."""
-        changed = self._changed
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await changed.wait()
+        await until_set(self._changed, seconds)
         end_if_canceled()
 
     def select(self, kind: str, **labels: str) -> list[Any]:
@@ -220,7 +218,7 @@ class Cluster:
 
     async def _until_answered(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeats the attempt while the API server is away, or has just started. Raises ApiError."""
-        pause, refused_at = FIRST_PAUSE_SECONDS, float("inf")
+        growing, refused_at = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS), float("inf")
         while True:
             try:
                 async with self._room:
@@ -234,8 +232,7 @@ class Cluster:
                     raise
                 logger.warning("kubernetes.no_answer", reason=str(error) or type(error).__name__)
             end_if_canceled()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(next(growing))
 
     # -- watching and healing --------------------------------------------------------------------------------
 
@@ -248,7 +245,7 @@ class Cluster:
         raise AssertionError
 
     async def _keep_watching(self, kind: str) -> None:
-        pause = FIRST_PAUSE_SECONDS
+        growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while True:
             began = time.monotonic()
             try:
@@ -258,15 +255,14 @@ class Cluster:
                 if kind == SLICE and isinstance(error, ApiError) and error.status.code == 404:
                     self._kinds[kind] = SLICES[1 - SLICES.index(self._kinds[kind])]
                 if time.monotonic() - began > WATCH_SECONDS / 2:
-                    pause = FIRST_PAUSE_SECONDS
+                    growing = pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
                 refused = isinstance(error, ApiError) and error.status.code in (401, 403, 404)
                 log = logger.error if refused else logger.info
                 log("kubernetes.watch_ended", kind=kind, reason=str(error) or type(error).__name__)
             except Exception as error:  # an object that cannot be read must not end the others' watches
                 logger.error("kubernetes.watch_failed", kind=kind, exc_info=error)
             end_if_canceled()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(next(growing))
 
     async def _watch(self, kind: str) -> None:
         """Lists the objects, and follows their changes until the server ends that. Raises HTTPError."""
@@ -322,9 +318,7 @@ class Cluster:
         rest: list[Key] = []  # of this round over everything
         slice_at, size = time.monotonic(), 0
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, slice_at - time.monotonic())):
-                    await self._queued.wait()
+            await until_set(self._queued, max(0.0, slice_at - time.monotonic()))
             end_if_canceled()
             self._queued.clear()
             if time.monotonic() >= slice_at:

@@ -17,7 +17,7 @@ from gateway.cancellation import end_if_canceled, run_in_background
 from gateway.deploys.serving import Holder, Records
 from gateway.errors import BackboneUnavailable
 from gateway.loops import every
-from gateway.redis.client import until_redis_answers
+from gateway.redis.client import patient
 from gateway.settings import Settings
 from workers.engine.names import find_app, follow_changes
 from workers.engine.reconciler import Reconciler
@@ -48,22 +48,18 @@ class TakenOver(Exception):
 async def _hold_lease(records: Records, namespace: str) -> AsyncIterator[asyncio.Task[object]]:
     """Waits for the lease. Yields a task that renews it, and fails when another engine has it."""
     worker, waiting = Holder(secrets.token_hex(8), f"a Kubernetes cluster (namespace {namespace})"), False
-    while (holder := await until_redis_answers(lambda: records.hold_engine(worker))) != worker:
+    while (holder := await patient(records).hold_engine(worker)) != worker:
         if not waiting:
             logger.info("worker.standing_by", lock="kubernetes", holder=holder and holder.name)
         waiting = True
         await asyncio.sleep(RENEWAL_SECONDS)
 
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(RENEWAL_SECONDS)
-            end_if_canceled()
-            with suppress(BackboneUnavailable):  # nobody else can take it meanwhile
-                if await records.hold_engine(worker) != worker:
-                    raise TakenOver("another engine serves the apps")
+    async def renew() -> None:  # while Redis is unavailable, nobody else can take it
+        if await records.hold_engine(worker) != worker:
+            raise TakenOver("another engine serves the apps")
 
     try:
-        async with run_in_background(renew()) as renewing:
+        async with run_in_background(every(RENEWAL_SECONDS, renew, first=RENEWAL_SECONDS)) as renewing:
             yield renewing
     finally:
         with suppress(BackboneUnavailable):
