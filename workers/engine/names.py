@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -21,7 +20,7 @@ from gateway.cancellation import end_if_canceled, run_in_background, run_in_thre
 from gateway.deploys.addresses import host, hosts_of
 from gateway.deploys.states import AppGone, DeployError
 from gateway.keys import APP
-from gateway.redis.client import Store, until_redis_answers
+from gateway.redis.client import Store, patient
 from gateway.redis.listener import Listener
 from gateway.redis.scripts import CHANGES_CHANNEL
 from workers.engine.driver import Place, Places, Target
@@ -112,10 +111,10 @@ class Names:
 
 async def find_app(registry: Registry, app: str) -> App | None:
     """Returns the app. Waits for Redis if necessary. An app does not get a domain that another app claimed first."""
-    found = await until_redis_answers(lambda: registry.find_app(app))
+    found = await patient(registry).find_app(app)
     if found is None or not found.customDomainVerified:
         return found
-    allowed = await until_redis_answers(partial(registry.domains.is_owner, found))
+    allowed = await patient(registry.domains).is_owner(found)
     return found if allowed else msgspec.structs.replace(found, customDomainVerified=False)
 
 

@@ -17,7 +17,8 @@ from gateway.cancellation import end_if_canceled, finish_despite_cancellation, r
 from gateway.deploys.serving import Records, StepAnswer, Wanted
 from gateway.deploys.states import AppGone, DeployError
 from gateway.errors import BackboneUnavailable
-from gateway.redis.client import until_redis_answers
+from gateway.loops import every
+from gateway.redis.client import patient
 from workers.engine.driver import ReleaseMissing, Target
 from workers.engine.steps import ReleaseSteps
 
@@ -62,7 +63,8 @@ class Reconciler:
         canary: float,
     ) -> None:
         """`canary`: its seconds."""
-        self._records, self._do, self._driver, self._find_app = records, steps, steps.driver, find_app
+        self._records, self._answers = records, patient(records)
+        self._do, self._driver, self._find_app = steps, steps.driver, find_app
         self._canary_pause = min(1.0, canary / 10)
         self._steps: dict[tuple[str, str], Step] = {}  # by app and address
         self._deploys: set[str] = set()  # of these steps
@@ -79,7 +81,8 @@ class Reconciler:
     async def run(self) -> None:
         """Runs until canceled."""
         resync = time.monotonic() + RESYNC_SECONDS
-        async with run_in_background(self._tidy_regularly()):
+        tidying = every(TIDY_SECONDS, self._tidy, "sites.not_tidied", first=TIDY_SECONDS)
+        async with run_in_background(tidying):
             while True:
                 end_if_canceled()
                 now = time.monotonic()
@@ -96,16 +99,10 @@ class Reconciler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _tidy_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(TIDY_SECONDS)
-            if not self.is_synced:  # the releases to keep are not known yet
-                continue
-            try:
-                await self._do.names.follow_some()
-                await self._driver.tidy(self._do.names.gone, self._deploys)
-            except Exception as error:  # one tenant's files must not affect the others
-                logger.error("sites.not_tidied", exc_info=error)
+    async def _tidy(self) -> None:
+        if self.is_synced:  # otherwise the releases to keep are not known yet
+            await self._do.names.follow_some()
+            await self._driver.tidy(self._do.names.gone, self._deploys)
 
     # -- following the records -------------------------------------------------------------------------------
 
@@ -181,7 +178,7 @@ class Reconciler:
             await self._answer(wanted, StepAnswer(wanted.token, False, reason))
 
     async def _answer(self, wanted: Wanted, answer: StepAnswer) -> None:
-        await until_redis_answers(lambda: self._records.write_answer(wanted, answer))
+        await self._answers.write_answer(wanted, answer)
 
     # -- one step --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ worker may be killed at any time, and the host keeps serving without Redis and t
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Set
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +21,7 @@ from gateway.deploys.release import ReleaseArchive
 from gateway.deploys.serving import Wanted
 from gateway.deploys.states import DeployError
 from gateway.errors import StorageUnavailable
+from gateway.loops import until
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.engine.driver import Place, ReleaseMissing, Target
@@ -236,14 +238,14 @@ class HostDriver:
 
     async def stop(self, target: Target, former: str) -> None:
         self._releases.stop_soon(former)
-        ends = time.monotonic() + STOP_SECONDS
-        while self._releases.is_stopping(former):
-            if time.monotonic() > ends:
-                state = read_state(self._releases.folder, former)
-                if is_running(state.keeper, state.began):
-                    raise DeployError("the release that it replaces could not be stopped; deploy again")
-                return  # without a `sites` worker, nobody has noticed
-            await asyncio.sleep(STOP_POLL_SECONDS)
+
+        async def has_stopped() -> bool:
+            return not self._releases.is_stopping(former)
+
+        if not await until(has_stopped, STOP_POLL_SECONDS, STOP_SECONDS):
+            state = read_state(self._releases.folder, former)
+            if is_running(state.keeper, state.began):  # otherwise there is no `sites` worker that would notice
+                raise DeployError("the release that it replaces could not be stopped; deploy again")
 
     def list_others(self, target: Target) -> list[str]:
         names = [path.name for path in self._site(target.wanted).releases()]
@@ -286,9 +288,8 @@ class HostDriver:
 
     async def visit(self, target: Target) -> None:
         """Raises DeployError unless Caddy, which starts after this process, answers for the app."""
-        ends, socket = time.monotonic() + SERVER_SECONDS, caddy.canary_socket(self._releases.folder)
-        while not await caddy.is_listening(socket) and time.monotonic() < ends:  # noqa: ASYNC110
-            await asyncio.sleep(POLL_SECONDS)
+        socket = caddy.canary_socket(self._releases.folder)
+        await until(partial(caddy.is_listening, socket), POLL_SECONDS, SERVER_SECONDS)
         if caddy.read_process(self._releases.folder) is None:
             raise DeployError("no process serves the apps; is the `sites` worker running?")
         await _request_root(socket, target.host(self._domain))
