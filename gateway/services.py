@@ -34,9 +34,11 @@ from gateway.inference.spend.budget import BudgetWatch
 from gateway.inference.upstream import Upstream
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
+from gateway.operations.apps import Apps
 from gateway.operations.audit import AuditTrail
 from gateway.operations.directory import Directory
 from gateway.operations.leaving import Leaving
+from gateway.operations.memberships import Memberships
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.operations.removal import Removal
@@ -81,6 +83,7 @@ class Services:
         self.openid = OpenId(settings, self.store, self.apps_http)
         self.users = Users(settings, self.vault, self.http, self.store, self.apps_http)
         self.notices = Notices(self.store)
+        self.memberships = Memberships(settings, self.registry, self.sessions, self.notices)
         self.budget = BudgetWatch(self.notices)
         self.admission = Admission(settings, self.store, self.metrics, self.budget if settings.sends_notices else None)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
@@ -94,6 +97,7 @@ class Services:
         self.removal = Removal(
             self.app_changes, self.hooks, self.environments, self.data_commands, self.data_records, self.deploys
         )
+        self.apps = Apps(settings, self.registry, self.app_changes, self.deploys, self.users, self.removal)
         self.leaving = Leaving(
             self.registry,
             self.deploys,

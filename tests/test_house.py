@@ -112,6 +112,17 @@ def test_each_module_knows_only_those_below() -> None:
     assert not up + above, up + above
 
 
+def test_agent_tools_call_no_route() -> None:
+    """What both a route and a tool do is a method of one of the services that a process builds."""
+    found = {
+        (str(path), name)
+        for path in python_files("gateway/mcp")
+        for name in imports(path)
+        if name.startswith("gateway.api.") and "ROUTES" in names(modules("gateway")[name])
+    }
+    assert not found, found
+
+
 @pytest.mark.parametrize("name", [str, room], ids=["modules", "folders"])
 def test_no_import_cycle(name: Callable[[str], str]) -> None:
     graph: dict[str, set[str]] = {}

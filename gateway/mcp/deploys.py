@@ -14,8 +14,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from gateway.accounts.pacing import leave_lane
 from gateway.api.bodies import decode_map
-from gateway.api.deploys import DeployView, view_deploys, view_with_log
 from gateway.deploys.states import FINAL
+from gateway.deploys.views import DeployView, view_deploys, view_with_log
 from gateway.errors import NotFound
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
 

@@ -1,9 +1,19 @@
 """The limits of an app's requests: what the plan and the operators allow, narrowed by the account holder."""
 
+import re
+from collections.abc import Sequence
+from typing import Self
+
 import msgspec
 
-from gateway.accounts.records import Account, AllowedRates, App
-from gateway.settings import Plan, Settings
+from gateway.accounts.records import Account, AllowedRates, App, AppLimits, to_nano_euro
+from gateway.errors import RequestMalformed
+from gateway.keys import spend_key
+from gateway.redis.client import Store
+from gateway.settings import NANO, Plan, Settings
+from gateway.validation import Euro, Rate
+
+EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
@@ -46,3 +56,89 @@ def limits_of(app: App, plan: Plan, settings: Settings, own_cap: int | None = No
 
 def _narrower(allowed: int, own: int | None) -> int:
     return allowed if own is None else min(allowed, own)
+
+
+# -- as the account holder sees and changes them -----------------------------------------------------------------
+
+
+class LimitsView(msgspec.Struct):
+    """The limits of an app and of its users; null for none. Money is in euro per UTC day."""
+
+    dailyEuro: str | None
+    userDailyEuro: str | None
+    requestsPerMinute: int | None
+    userRequestsPerMinute: int | None
+
+    @classmethod
+    def of(cls, limits: AppLimits | None) -> Self:
+        return cls(**msgspec.structs.asdict(limits or AppLimits()))
+
+
+class LimitsChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Null clears a limit; a limit that is left out stays. 0 refuses all requests."""
+
+    dailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
+    userDailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
+    requestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    userRequestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class WidestLimits(msgspec.Struct):
+    """The widest limits that can be set."""
+
+    dailyEuro: str
+    userDailyEuro: str
+    requestsPerMinute: int
+    userRequestsPerMinute: int
+
+
+class Spend(msgspec.Struct):
+    """Nano-euro of a UTC day."""
+
+    day: str
+    settled: int
+    reserved: int
+    cap: int
+
+
+class AppSpend(Spend):
+    """Nano-euro of a UTC day."""
+
+    # `cap` is the narrower of the app's and the account's.
+    widest: WidestLimits
+
+
+async def read_spend(store: Store, account_id: str, fields: Sequence[str], cap: int) -> Spend:
+    """Returns today's spend. `fields` hold the settled and the reserved money, of the account or of one app."""
+    day = await store.today()
+    settled, reserved = await store.client.hmget(spend_key(account_id, day), fields)
+    return Spend(day, int(settled or 0), int(reserved or 0), cap)
+
+
+def find_widest(app: App, account: Account, settings: Settings) -> WidestLimits:
+    allowed = allowed_limits(app.allowedRates, account.plan, settings, account.own_cap)
+    cap = format_euro(allowed.cap)
+    return WidestLimits(cap, cap, allowed.requests, allowed.user_requests)
+
+
+def check_limits(changes: dict[str, str | int | None], widest: WidestLimits, account: Account) -> None:
+    """Raises RequestMalformed, whose message names the widest limit."""
+    for name, value in changes.items():
+        limit = getattr(widest, name)
+        if isinstance(value, str):
+            check_euro(value, name, limit, "the plan" if account.own_cap is None else "the account")
+        elif value is not None and not 0 <= value <= limit:
+            raise RequestMalformed(f"{name}: from 0 to {limit} requests per minute.")
+
+
+def check_euro(value: str, name: str, limit: str, whose: str) -> None:
+    """Raises RequestMalformed unless the value is an amount in euro up to the limit."""
+    if not EURO.fullmatch(value):
+        raise RequestMalformed(f'{name}: an amount in euro as text, such as "0.02", with at most nine decimals.')
+    if to_nano_euro(value) > to_nano_euro(limit):
+        raise RequestMalformed(f"{name}: {whose} allows at most {limit} euro per day.")
+
+
+def format_euro(nano: int) -> str:
+    whole, fraction = divmod(nano, NANO)
+    return f"{whole}.{f'{fraction:09d}'.rstrip('0').ljust(2, '0')}"
