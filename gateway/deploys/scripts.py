@@ -8,8 +8,8 @@ import msgspec
 from gateway.events.records import QueuedEvent, flatten_event
 from gateway.keys import (
     APPS_FOLDER_KEY,
+    BUILD_QUEUE_KEYS,
     ENGINE_KEY,
-    build_queue_keys,
     deploy_key,
     deploy_prefix,
     deploys_key,
@@ -152,5 +152,5 @@ async def schedule_builds(
     more than `slots`.
     """
     args = (builder, lease, slots, 1, len(waiting), *flatten(waiting), *flatten(running))
-    granted, elsewhere = await store.run_script(_SCHEDULE_BUILDS, build_queue_keys(), *args)
+    granted, elsewhere = await store.run_script(_SCHEDULE_BUILDS, BUILD_QUEUE_KEYS, *args)
     return list(zip(granted[::3], granted[1::3], granted[2::3], strict=True)), list(elsewhere)
