@@ -195,7 +195,7 @@ class Apps:
 
     async def read_spend(self, account: Account, app: App) -> AppSpend:
         """Returns what the app has spent today."""
-        limits = limits_of(app, account.plan, self._settings, account.own_cap)
+        limits = limits_of(app, account, self._settings)
         cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
         spend = await read_spend(self._registry.store, account.id, app_spend_fields(app.id), cap)
         return AppSpend(**msgspec.structs.asdict(spend), widest=find_widest(app, account, self._settings))

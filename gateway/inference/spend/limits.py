@@ -6,11 +6,11 @@ from typing import Self
 
 import msgspec
 
-from gateway.accounts.records import Account, AllowedRates, App, AppLimits, to_nano_euro
+from gateway.accounts.records import Account, App, AppLimits, to_nano_euro
 from gateway.errors import RequestMalformed
 from gateway.keys import spend_key
 from gateway.redis.client import Store
-from gateway.settings import NANO, Plan, Settings
+from gateway.settings import NANO, Settings
 from gateway.validation import Euro, Rate
 
 EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
@@ -26,23 +26,23 @@ class Limits(msgspec.Struct, frozen=True, gc=False):
     user_cap: int | None = None
 
 
-def allowed_limits(rates: AllowedRates | None, plan: Plan, settings: Settings, own_cap: int | None = None) -> Limits:
-    """Returns the widest limits that an account holder can set. `own_cap` is the account's, in place of the plan's."""
-    requests, user_requests = settings.rate_limits.app, settings.rate_limits.user
-    if rates is not None:
-        requests = requests if rates.requestsPerMinute is None else rates.requestsPerMinute
-        user_requests = user_requests if rates.userRequestsPerMinute is None else rates.userRequestsPerMinute
-    return Limits(requests, user_requests, settings.daily_caps[plan] if own_cap is None else own_cap)
-
-
 def cap_of(account: Account, settings: Settings) -> int:
     """Returns the account's daily cap in nano-euro."""
     return settings.daily_caps[account.plan] if account.own_cap is None else account.own_cap
 
 
-def limits_of(app: App, plan: Plan, settings: Settings, own_cap: int | None = None) -> Limits:
+def allowed_limits(app: App, account: Account, settings: Settings) -> Limits:
+    """Returns the widest limits that an account holder can set."""
+    requests, user_requests = settings.rate_limits.app, settings.rate_limits.user
+    if (rates := app.allowedRates) is not None:
+        requests = requests if rates.requestsPerMinute is None else rates.requestsPerMinute
+        user_requests = user_requests if rates.userRequestsPerMinute is None else rates.userRequestsPerMinute
+    return Limits(requests, user_requests, cap_of(account, settings))
+
+
+def limits_of(app: App, account: Account, settings: Settings) -> Limits:
     """Returns the limits in force."""
-    allowed, own = allowed_limits(app.allowedRates, plan, settings, own_cap), app.limits
+    allowed, own = allowed_limits(app, account, settings), app.limits
     if own is None:
         return allowed
     return Limits(
@@ -116,7 +116,7 @@ async def read_spend(store: Store, account_id: str, fields: Sequence[str], cap: 
 
 
 def find_widest(app: App, account: Account, settings: Settings) -> WidestLimits:
-    allowed = allowed_limits(app.allowedRates, account.plan, settings, account.own_cap)
+    allowed = allowed_limits(app, account, settings)
     cap = format_euro(allowed.cap)
     return WidestLimits(cap, cap, allowed.requests, allowed.user_requests)
 
