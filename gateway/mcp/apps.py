@@ -1,6 +1,6 @@
 """The agent tools `service_app`, `service_limits` and `service_usage`: apps, what they may use, and what they used."""
 
-from typing import Annotated, Any, TypedDict, Unpack, get_args
+from typing import Annotated, get_args
 
 import msgspec
 
@@ -12,24 +12,6 @@ from gateway.operations.apps import AppChange, AppSettings, NewApp
 from gateway.telemetry.usage_reports import PERIOD_SECONDS, Group, read_usage
 
 MAX_FINDINGS = 50  # the most urgent ones
-RESET = "null resets it; leave it out to keep it"
-CLEAR = "0 refuses all requests, null clears the limit; leave it out to keep it"
-AUTH = (
-    'how the tokens of the app\'s users are verified, such as {"kind": "jwks", "url": "/api/auth/jwks"}, '
-    '{"kind": "backend", "url": "https://…"} or {"kind": "secret", "secret": "…"}. ' + RESET
-)
-REPOSITORY = 'such as {"url": "https://…", "branch": "main"}. ' + RESET
-BUILD = (
-    'such as {"command": "npm ci && npm run build", "output": "dist"}, or with "start", the command of its backend. '
-    "Applies from the next deploy on. " + RESET
-)
-OBJECT, EURO, RATE = ["object", "null"], ["string", "null"], ["integer", "null"]
-
-
-class AppFields(TypedDict, total=False):
-    auth: Annotated[Any, Arg(AUTH, OBJECT)]
-    repository: Annotated[Any, Arg(REPOSITORY, OBJECT)]
-    build: Annotated[Any, Arg(BUILD, OBJECT)]
 
 
 class AppTool(AgentTool):
@@ -55,23 +37,15 @@ class AppTool(AgentTool):
         more = {"settings": AppSettings.of(found), "findings": findings[:MAX_FINDINGS], "crashes": crashes}
         return {"app": msgspec.to_builtins(details) | more}
 
-    async def set(self, app: AppName, **fields: Unpack[AppFields]) -> Result:
+    async def set(self, app: AppName, change: AppChange) -> Result:
         """Change `auth`, `repository` or `build` of `app`."""
         leave_lane(self.scope["state"])  # a slow backend must not delay the account's other requests
-        change = decode_body(msgspec.json.encode(fields), AppChange)
         return {"settings": await self.services.apps.change(await self._find_app(app), change)}
 
     async def delete(self, app: AppName) -> Result:
         """Delete `app` with its hooks, variables and sources, which cannot be undone."""
         await self.services.apps.delete(await self._find_app(app))
         return {"deleted": app}
-
-
-class LimitFields(TypedDict, total=False):
-    dailyEuro: Annotated[Any, Arg(f'euro per UTC day of the app, as "0.50". {CLEAR}', EURO)]
-    userDailyEuro: Annotated[Any, Arg(f"euro per UTC day of each user. {CLEAR}", EURO)]
-    requestsPerMinute: Annotated[Any, Arg(f"requests per minute of the app. {CLEAR}", RATE)]
-    userRequestsPerMinute: Annotated[Any, Arg(f"requests per minute of each user. {CLEAR}", RATE)]
 
 
 class LimitsTool(AgentTool):
@@ -85,9 +59,8 @@ class LimitsTool(AgentTool):
         spend = await self.services.apps.read_spend(self.account, found)
         return {"limits": LimitsView.of(found.limits), "spend": spend}
 
-    async def set(self, app: AppName, **fields: Unpack[LimitFields]) -> Result:
+    async def set(self, app: AppName, change: LimitsChange) -> Result:
         """Change the limits that are named."""
-        change = decode_body(msgspec.json.encode(fields), LimitsChange)
         return {"limits": await self.services.apps.change_limits(self.account, await self._find_app(app), change)}
 
 

@@ -44,6 +44,16 @@ from gateway.monitors.history import HealthDay
 from gateway.operations.removal import Removal
 from gateway.settings import Settings
 
+AUTH = (
+    'how the tokens of the app\'s users are verified, such as {"kind": "jwks", "url": "/api/auth/jwks"}, '
+    '{"kind": "backend", "url": "https://…"} or {"kind": "secret", "secret": "…"}'
+)
+REPOSITORY = 'a git repository, such as {"url": "https://…", "branch": "main"}'
+BUILD = (
+    'how to build it, such as {"command": "npm ci && npm run build", "output": "dist"}, or with "start", the command '
+    "of its backend. Applies from the next deploy on"
+)
+
 
 class RepositoryView(msgspec.Struct):
     url: str
@@ -97,9 +107,9 @@ class NewApp(msgspec.Struct, forbid_unknown_fields=True):
 class AppChange(msgspec.Struct, forbid_unknown_fields=True):
     """A field that is left out stays as it is; null resets it."""
 
-    auth: NewAuth | msgspec.UnsetType | None = msgspec.UNSET
-    repository: Repository | msgspec.UnsetType | None = msgspec.UNSET
-    build: Build | msgspec.UnsetType | None = msgspec.UNSET
+    auth: Annotated[NewAuth | msgspec.UnsetType | None, msgspec.Meta(description=AUTH)] = msgspec.UNSET
+    repository: Annotated[Repository | msgspec.UnsetType | None, msgspec.Meta(description=REPOSITORY)] = msgspec.UNSET
+    build: Annotated[Build | msgspec.UnsetType | None, msgspec.Meta(description=BUILD)] = msgspec.UNSET
 
 
 class AppSettings(msgspec.Struct):

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from gateway.accounts.records import Account, App, AppLimits, to_nano_euro
 from gateway.errors import RequestMalformed
@@ -77,10 +78,12 @@ class LimitsView(msgspec.Struct):
 class LimitsChange(msgspec.Struct, forbid_unknown_fields=True):
     """Null clears a limit; a limit that is left out stays. 0 refuses all requests."""
 
-    dailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
-    userDailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
-    requestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
-    userRequestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    dailyEuro: Annotated[Euro | UnsetType | None, Meta(description='euro per UTC day of the app, as "0.50"')] = UNSET
+    userDailyEuro: Annotated[Euro | UnsetType | None, Meta(description="euro per UTC day of each user")] = UNSET
+    requestsPerMinute: Annotated[Rate | UnsetType | None, Meta(description="requests per minute of the app")] = UNSET
+    userRequestsPerMinute: Annotated[Rate | UnsetType | None, Meta(description="requests per minute of each user")] = (
+        UNSET
+    )
 
 
 class WidestLimits(msgspec.Struct):
