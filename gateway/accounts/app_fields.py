@@ -4,17 +4,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from gateway.accounts.records import (
-    BRANCH,
-    PREVIEW,
-    SLUG,
-    Auth,
-    BackendAuth,
-    Build,
-    JwksAuth,
-    Repository,
-    SecretAuth,
-)
+from gateway.accounts.records import BRANCH, PREVIEW, SLUG, Auth, BackendAuth, Build, JwksAuth, Repository, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import RequestMalformed
 from gateway.outbound import addresses

@@ -9,16 +9,9 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from gateway.accounts.access import Access
 from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.custom_domains import MISSING_SECONDS, CustomDomains
-from gateway.accounts.domain_names import (
-    apps_host,
-    check_own_domain,
-    record_name,
-    verification_token,
-)
+from gateway.accounts.domain_names import apps_host, check_own_domain, record_name, verification_token
 from gateway.accounts.pacing import UNPACED
-from gateway.accounts.records import (
-    App,
-)
+from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.authentication import account_router
@@ -39,12 +32,7 @@ from gateway.ids import Time, now_iso
 from gateway.inference.auth.trial_tokens import sign_test_token
 from gateway.inference.auth.users import TokenCheck, Users
 from gateway.inference.spend.limits import AppSpend, LimitsChange, LimitsView
-from gateway.keys import (
-    certificate_key,
-    domain_check_key,
-    domain_lookups_key,
-    partition_tag,
-)
+from gateway.keys import certificate_key, domain_check_key, domain_lookups_key, partition_tag
 from gateway.loops import Allowance
 from gateway.monitors.crashes import Crash, Crashes
 from gateway.monitors.findings import MAX_OPEN, Findings

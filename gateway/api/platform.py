@@ -17,15 +17,7 @@ from gateway.accounts.api_keys import ListedKey
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
 from gateway.accounts.domain_claims import verified_domain
 from gateway.accounts.domain_names import normalize_domain
-from gateway.accounts.records import (
-    Account,
-    AllowedRates,
-    App,
-    Build,
-    JwksAuth,
-    Repository,
-    Suspension,
-)
+from gateway.accounts.records import Account, AllowedRates, App, Build, JwksAuth, Repository, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
