@@ -43,7 +43,6 @@ from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.operations.removal import Removal
 from gateway.outbound import client as outbound
-from gateway.outbound.dns import Resolver
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.settings.prices import PRICES
@@ -66,7 +65,7 @@ class Services:
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.app_changes = AppChanges(self.registry)
-        self.custom_domains = CustomDomains(self.registry, Resolver(settings.dns))
+        self.custom_domains = CustomDomains(settings, self.registry)
         self.directory = Directory(self.registry)
         self.sessions = Sessions(self.store, settings)
         self.operators = Operators(settings)

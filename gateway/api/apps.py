@@ -1,22 +1,17 @@
 """The account API: the account's apps, their settings, limits and domains, and what their owners see of them."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from litestar import delete, get, patch, post, put
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import JSONBody, QueryParameter
 
-from gateway.accounts.access import Access
 from gateway.accounts.app_changes import AppChanges
-from gateway.accounts.custom_domains import MISSING_SECONDS, CustomDomains
-from gateway.accounts.domain_names import apps_host, check_own_domain, record_name, verification_token
+from gateway.accounts.custom_domains import CustomDomains, DomainView
 from gateway.accounts.pacing import UNPACED
-from gateway.accounts.records import App
-from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.api.authentication import account_router
-from gateway.api.resources import Caller, CallerAccess, OwnApp, require_own_app
-from gateway.deploys.addresses import host
+from gateway.api.resources import Caller, CallerAccess, OwnApp
 from gateway.errors import (
     AppLimitReached,
     AppSuspended,
@@ -32,15 +27,10 @@ from gateway.ids import Time, now_iso
 from gateway.inference.auth.trial_tokens import sign_test_token
 from gateway.inference.auth.users import TokenCheck, Users
 from gateway.inference.spend.limits import AppSpend, LimitsChange, LimitsView
-from gateway.keys import certificate_key, domain_check_key, domain_lookups_key, partition_tag
-from gateway.loops import Allowance
 from gateway.monitors.crashes import Crash, Crashes
 from gateway.monitors.findings import MAX_OPEN, Findings
 from gateway.operations.apps import AccountApp, AppChange, AppDetails, Apps, AppSettings, ChangedSettings, NewApp
-from gateway.outbound.addresses import CallFailed
-from gateway.redis.client import Store
 from gateway.services import Injected
-from gateway.settings import Settings
 from gateway.validation import Host, UserToken
 
 # -- apps and their settings ------------------------------------------------------------------------------------
@@ -170,65 +160,25 @@ async def show_spend(account: Caller, own_app: OwnApp, apps: Injected[Apps]) -> 
 # -- the custom domain -----------------------------------------------------------------------------------------
 
 
-LOOKUPS = Allowance(domain_lookups_key, 10, 60, "An app's domain can be verified {limit} times per minute")
-
-
 class NewDomain(msgspec.Struct, forbid_unknown_fields=True):
     domain: Host
 
 
-class DnsRecord(msgspec.Struct):
-    """A record to create in the domain's DNS."""
-
-    type: Literal["TXT", "CNAME"]
-    name: str
-    value: str
-
-
-class DomainCertificate(msgspec.Struct):
-    """The certificate at its last inspection."""
-
-    issuer: str | None
-    expiresAt: Time
-
-
-class DomainView(msgspec.Struct, omit_defaults=True):
-    domain: str
-    verified: bool
-    records: list[DnsRecord]  # the proof of ownership, and where the domain points
-    certificate: DomainCertificate | msgspec.UnsetType = msgspec.UNSET
-    problem: str | msgspec.UnsetType = msgspec.UNSET  # what is wrong with the TXT record, when it was last asked for
-
-
 @put("/apps/{app:str}/domain", errors=[RequestMalformed, NotFound, NameTaken, RateLimited])
 async def set_domain(
-    account: Caller,
-    own_app: OwnApp,
-    data: JSONBody[NewDomain],
-    settings: Injected[Settings],
-    store: Injected[Store],
-    app_changes: Injected[AppChanges],
-    custom_domains: Injected[CustomDomains],
+    account: Caller, own_app: OwnApp, data: JSONBody[NewDomain], custom_domains: Injected[CustomDomains]
 ) -> DomainView:
     """Set an app's custom domain.
 
     Another domain than before is not verified: create the records in its DNS, then verify it.
     """
-    domain = check_own_domain(data.domain, settings)
-    await app_changes.count_change(account.id)
-    return await view_domain(await custom_domains.set_domain(own_app, domain), settings, store)
+    return await custom_domains.set_domain(own_app, data.domain)
 
 
 @get("/apps/{app:str}/domain", errors=[NotFound])
-async def show_domain(
-    access: CallerAccess,
-    app: FromPath[str],
-    settings: Injected[Settings],
-    store: Injected[Store],
-    registry: Injected[Registry],
-) -> DomainView:
+async def show_domain(account: Caller, own_app: OwnApp, custom_domains: Injected[CustomDomains]) -> DomainView:
     """Show an app's custom domain, and the records that it needs."""
-    return await view_domain(await require_domain(app, access, registry), settings, store)
+    return await custom_domains.show_domain(own_app)
 
 
 @post(
@@ -237,73 +187,18 @@ async def show_domain(
     errors=[NotFound, NameTaken, RateLimited],
     opt={UNPACED: True},  # a slow DNS must not delay the account's other requests
 )
-async def verify_domain(
-    access: CallerAccess,
-    app: FromPath[str],
-    settings: Injected[Settings],
-    store: Injected[Store],
-    registry: Injected[Registry],
-    custom_domains: Injected[CustomDomains],
-) -> DomainView:
+async def verify_domain(account: Caller, own_app: OwnApp, custom_domains: Injected[CustomDomains]) -> DomainView:
     """Ask the DNS now whether the app's account owns the custom domain.
 
     10 times per minute. If the TXT record is there, the domain is verified; otherwise `problem` says what is wrong.
     """
-    found = await require_domain(app, access, registry)
-    await LOOKUPS.count(store, found.account, found.id)
-    try:
-        problem = await custom_domains.find_problem(found)
-    except CallFailed as error:
-        problem = f"{error} Try again in a minute."
-    if not problem:
-        found = await custom_domains.verify(found)
-    return await view_domain(found, settings, store, problem)
+    return await custom_domains.verify_domain(own_app)
 
 
 @delete("/apps/{app:str}/domain", errors=[NotFound, RateLimited])
-async def clear_domain(
-    access: CallerAccess,
-    app: FromPath[str],
-    registry: Injected[Registry],
-    app_changes: Injected[AppChanges],
-    custom_domains: Injected[CustomDomains],
-) -> None:
+async def clear_domain(account: Caller, own_app: OwnApp, custom_domains: Injected[CustomDomains]) -> None:
     """Remove an app's custom domain."""
-    found = await require_domain(app, access, registry)
-    await app_changes.count_change(found.account)
-    await custom_domains.clear_domain(found)
-
-
-async def require_domain(app: str, access: Access, registry: Registry) -> App:
-    """Returns the account's app, which has a custom domain. Raises NotFound."""
-    found: App = await require_own_app(app, access, registry)
-    if found.customDomain is None:
-        raise NotFound("This app has no custom domain; set one first.")
-    return found
-
-
-async def view_domain(app: App, settings: Settings, store: Store, problem: str | None = None) -> DomainView:
-    """Returns the view of an app with a domain. `problem` is what the DNS has just said; None if it was not asked."""
-    domain, tag = app.customDomain or "", partition_tag(app.account)
-    async with store.client.pipeline(transaction=False) as pipe:
-        pipe.hmget(certificate_key(tag, app.id), ["domain", "expiresAt", "issuer"])
-        pipe.hmget(domain_check_key(tag, app.id), ["domain", "missingSince"])
-        (certified, expires, issuer), (checked, missing) = await pipe.execute()
-    view = DomainView(domain, app.customDomainVerified, list_records(app, domain, settings))
-    if app.customDomainVerified and certified == domain and expires:
-        view.certificate = DomainCertificate(issuer or None, now_iso(int(expires) / 1000))
-    if problem is None and app.customDomainProven and checked == domain and missing:
-        ends = now_iso(int(missing) / 1000 + MISSING_SECONDS)
-        problem = f"The TXT record at {record_name(domain)} is missing. Restore it, or the domain is lost at {ends}."
-    view.problem = problem or msgspec.UNSET
-    return view
-
-
-def list_records(app: App, domain: str, settings: Settings) -> list[DnsRecord]:
-    return [
-        DnsRecord("TXT", record_name(domain), verification_token(app, domain)),
-        DnsRecord("CNAME", domain, host(app.name, "live", None, apps_host(settings))),
-    ]
+    await custom_domains.clear_domain(own_app)
 
 
 # -- test tokens -----------------------------------------------------------------------------------------------
