@@ -6,7 +6,6 @@ import msgspec
 from litestar import delete, get, patch, post, put
 from litestar.params import JSONBody, QueryParameter
 
-from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.custom_domains import CustomDomains, DomainView
 from gateway.accounts.pacing import UNPACED
 from gateway.accounts.vault import NoEncryptionKey, Vault
@@ -25,7 +24,7 @@ from gateway.errors import (
 from gateway.events.catalog import Finding
 from gateway.ids import Time, now_iso
 from gateway.inference.auth.trial_tokens import sign_test_token
-from gateway.inference.auth.users import TokenCheck, Users
+from gateway.inference.auth.users import TokenCheck
 from gateway.inference.spend.limits import AppSpend, LimitsChange, LimitsView
 from gateway.monitors.crashes import Crash, Crashes
 from gateway.monitors.findings import MAX_OPEN, Findings
@@ -83,18 +82,13 @@ class PresentedToken(msgspec.Struct, forbid_unknown_fields=True):
     opt={UNPACED: True},
 )
 async def check_token(
-    account: Caller,
-    own_app: OwnApp,
-    data: JSONBody[PresentedToken],
-    app_changes: Injected[AppChanges],
-    users: Injected[Users],
+    account: Caller, own_app: OwnApp, data: JSONBody[PresentedToken], apps: Injected[Apps]
 ) -> TokenCheck:
     """Check a token like a request of the app's user, and explain why it would be refused.
 
     Nothing of the token is kept. An account can check 10 tokens per minute.
     """
-    await app_changes.count_token_check(account.id)
-    return await users.check(own_app, data.token.strip().encode())
+    return await apps.check_token(own_app, data.token)
 
 
 @delete("/apps/{app:str}", errors=[AppSuspended, NotFound, RateLimited])

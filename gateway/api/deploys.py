@@ -85,7 +85,7 @@ async def create_hook(
 
 @get("/hooks", summary="List the account's deploy hooks")
 async def list_hooks(access: CallerAccess, hooks: Injected[Hooks]) -> list[ListedHook]:
-    return [hook for hook in await hooks.list(access.account.id) if access.reaches(hook.app)]
+    return await hooks.list(access)
 
 
 @delete("/hooks/{hook_id:str}", errors=[NotFound])

@@ -219,8 +219,7 @@ class HookTool(AgentTool):
 
     async def list(self) -> Result:
         """List all hooks."""
-        listed = await self.services.hooks.list(self.account.id)
-        return {"hooks": [hook for hook in listed if self.access.reaches(hook.app)]}
+        return {"hooks": await self.services.hooks.list(self.access)}
 
     async def revoke(self, id: HookId) -> Result:
         """Revoke the hook with this `id`."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from gateway.accounts.access import Access
-from gateway.accounts.app_changes import AppChanges
+from gateway.accounts.app_changes import CHANGES, TOKEN_CHECKS, AppChanges
 from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
 from gateway.accounts.domain_names import apps_host, service_hosts
 from gateway.accounts.records import (
@@ -27,7 +27,7 @@ from gateway.errors import AppSuspended, RequestMalformed
 from gateway.ids import Time, new_id, now_iso
 from gateway.inference.auth.auth_checks import AuthCheck
 from gateway.inference.auth.auth_checks import check_auth as check_verification
-from gateway.inference.auth.users import Users
+from gateway.inference.auth.users import TokenCheck, Users
 from gateway.inference.spend.limits import (
     AppSpend,
     LimitsChange,
@@ -171,7 +171,7 @@ class Apps:
 
     async def change(self, app: App, change: AppChange) -> ChangedSettings:
         """Saves a new `auth` in any case, and then checks it. Raises RequestMalformed, RateLimited and NotFound."""
-        await self._app_changes.count_change(app.account)
+        await CHANGES.count(self._registry.store, app.account)
         vault, allow_private = self._registry.vault, self._settings.allow_private_addresses
         changes: dict[str, Any] = {}
         if change.auth is not msgspec.UNSET:
@@ -189,11 +189,16 @@ class Apps:
             changed.authCheck = await check_verification(self._users, app, allow_private=allow_private)
         return changed
 
+    async def check_token(self, app: App, token: str) -> TokenCheck:
+        """Checks a token of the app's user. Raises RateLimited and TokensLimited."""
+        await TOKEN_CHECKS.count(self._registry.store, app.account)
+        return await self._users.check(app, token.strip().encode())
+
     async def delete(self, app: App) -> None:
         """Raises AppSuspended, RateLimited and NotFound."""
         if app.suspension is not None:
             raise AppSuspended("A suspended app can't be deleted; ask the operator to lift the suspension first.")
-        await self._app_changes.count_change(app.account)
+        await CHANGES.count(self._registry.store, app.account)
         await self._removal.remove(app)
 
     async def change_limits(self, account: Account, app: App, change: LimitsChange) -> LimitsView:
