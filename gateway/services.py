@@ -98,13 +98,7 @@ class Services:
         )
         self.apps = Apps(settings, self.registry, self.app_changes, self.deploys, self.users, self.removal)
         self.leaving = Leaving(
-            self.registry,
-            self.deploys,
-            self.removal,
-            self.storage,
-            self.data_records,
-            self.data_commands,
-            settings,
+            self.registry, self.deploys, self.removal, self.storage, self.data_records, self.data_commands, settings
         )
         on_disk = settings.apps_engine == "local"
         self.runtime_log = RuntimeLog(settings.data_dir) if on_disk else PodLog(settings.kubernetes_namespace, records)
@@ -124,10 +118,7 @@ class Services:
             self.metrics,
             self.counters,
         )
-        self.changes = Changes(
-            self.registry,
-            lambda: (self.availability.status(), self.availability.status_changes),
-        )
+        self.changes = Changes(self.registry, lambda: (self.availability.status(), self.availability.status_changes))
         self.change_viewers = Viewers(CHANGES, self.metrics.viewers.set)
         self.log_viewers, self.figure_viewers = Viewers(LOGS), Viewers(FIGURES)
         self.overview = Overview(settings, self.registry, self.providers, self.counters, self.metrics)
