@@ -28,6 +28,7 @@ from gateway.events.deliveries import SHARE_BYTES
 from gateway.events.records import DeliveryResult, QueuedEvent
 from gateway.ids import new_id, now_iso
 from gateway.inference.spend import scripts as spend_scripts
+from gateway.inference.spend.limits import Limits
 from gateway.keys import app_spend_fields, partition_tag, spend_key, stored_key, stream_key, worker_key
 from gateway.redis.client import Store
 
@@ -85,10 +86,8 @@ async def admit(store: Store, account: str, number: int, user: str = "") -> str:
         account,
         "app",
         user or f"user-{number}",
-        app_limit=10**9,
-        user_limit=10**9,
-        max_cost=1_000_000,
-        cap=10**15,
+        Limits(10**9, 10**9, 10**15),
+        1_000_000,
         reservation=f"res_{number:020}",
         lease=360_000,
         deadline=0,

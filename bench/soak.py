@@ -43,7 +43,7 @@ from rig import PROMPT, SCRATCH, Rig, Target
 from workloads import Load
 
 from bench import INPUT_PRICE, OUTPUT_PRICE, REPORTED_INPUT
-from tests.support.key_leaks import unexplained
+from tests.support.key_leaks import find_leaks
 
 TOKENS = 10
 DELAY_US = 100_000
@@ -146,7 +146,7 @@ class Soak:
             time.sleep(0.5)
         if streams:
             self.faults.append(f"gateway_streams_open is {streams:.0f} after the last stream")
-        if left := unexplained(self.redis):
+        if left := find_leaks(self.redis):
             self.faults.append(f"{len(left)} keys in Redis without an end, such as {left[:3]}")
 
     def _check_money(self) -> None:

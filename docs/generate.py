@@ -17,6 +17,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
+from gateway import keys
 from gateway.accounts.access import CALLS, ROLES, SCOPES, Call, Where, split
 from gateway.deploys.manifest import manifest_schema
 from gateway.errors import ServiceError
@@ -49,9 +50,13 @@ def describe(path: Path) -> str:
 
 
 def keyspace() -> str:
-    tables = describe(ROOT / "gateway/keys.py")
+    tables = []
+    for title, table in keys.TABLES.items():
+        head = f"## {title}\n\n| key | type | holds | expires |\n| --- | --- | --- | --- |"
+        rows = [f"| `{each.name}` | {each.holds.replace(': ', ' | ', 1)} | {each.ends} |" for each in table]
+        tables.append("\n".join([head, *rows]))
     page = (DOCS / "keyspace.md").read_text()
-    return TABLES.sub(lambda match: match[1] + "\n" + tables[tables.index("## ") :] + "\n\n" + match[2], page)
+    return TABLES.sub(lambda match: "\n\n".join([match[1].rstrip(), *tables, match[2]]), page)
 
 
 def api() -> str:

@@ -1,201 +1,17 @@
-"""Every key in Redis. docs/keyspace.md is made from these tables.
+"""Every key in Redis, declared once: what builds it, what it holds, when it ends, and whether a backup has it.
+
+The tables of docs/keyspace.md, the list of what a backup copies, and the tests' search for keys that never end are made
+from the declarations.
 
 `{pNN}` is the account's partition: CRC-16 of the account id modulo 16. When a record changes, the name of its key is
 published on the channel `changes`.
-
-## Accounts and apps
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `app:<name>` | string | an app's record, JSON | when the app is deleted |
-| `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
-| `domain:<name>` | string | id of the app with this custom domain, and time of its claim, s | with the app |
-| `former-name:<name>` | string | id of the account whose live app had this name, until it was deleted | 30 days |
-| `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
-| `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
-| `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
-| `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
-| `{pNN}:app-changes:<account>` | string | number of attempts to create, change or delete an app | 60 s |
-| `{pNN}:token-checks:<account>` | string | number of tokens that the account holder checked | 60 s |
-| `{pNN}:deleted-apps:<account>` | list | ids of its deleted apps, whose windows its next new apps inherit | 60 s |
-| `{pNN}:domain-lookups:<app id>` | string | number of times that its custom domain was to be verified | 60 s |
-| `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
-| `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
-| `{pNN}:deletions` | zset | accounts that are being deleted, by the time of that, ms | each with the account |
-| `{pNN}:leaving:<account>` | set | ids and names of its apps, while a worker deletes it | with the account |
-| `{pNN}:former-names:<account>` | set | names that `former-name:` withholds for it | 30 days |
-| `{pNN}:spend-of-deleted:<account>` | hash | UTC day → nano-euro that a deleted account spent | 400 days |
-| `{pNN}:suspended` | hash | suspended account, or `app:` and app id → time, ms; `version` | each when resumed |
-| `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
-| `{pNN}:audit:<account>` | stream | other changes by its keys and sessions: the last 5,000 | 90 days |
-| `{pNN}:audit:<account>:rights` | stream | changes of keys, members, webhook and deletion: 5,000 | 90 days |
-| `{pNN}:audit:<account>:operators` | stream | changes by operators: the last 5,000 | 90 days |
-| `{pNN}:audit:<account>:…:counts` | hash | entry of one of these streams → number of equal changes | 90 days |
-| `{pNN}:audit:<account>:…:of:<hash>` | list | entries of one actor in one of these streams; 1,000 | 90 days |
-| `{pNN}:audit:<account>:…:last:<hash>` | string | entry of a change, with which equal ones are counted | 60 s |
-| `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
-| `{pNN}:members:<account>` | string | its members: e-mail address → role and time, JSON; 100 | with the account |
-| `{pNN}:invitations:<account>` | string | hash of an address → its open invitation, JSON; 50 | 14 days after the last |
-| `invited-by:<sha256>` | zset | accounts that invite an address (its hash), by the end, ms; 1,000 | 14 days |
-| `memberships:<sha256>` | string | ids of the accounts of an e-mail address, by its hash; 50 | with the last of them |
-| `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
-| `{registrations}:<day>:anonymous` | string | number of those without a sign-in | 2 days |
-| `session:<sha256>` | string | subject of a page's session: `<account> <key id>`, `operator:<hash>`, a person | 12 h |
-| `sessions:<sha256>` | list | hashes of the newest 20 sessions with one subject, by its hash | 12 h |
-| `logins:<hash>` | string | number of failed log-ins from one network: an IPv4 address, or a /64 of IPv6 | 60 s |
-| `sign-in:<sha256>` | string | mark of a sign-in that has come back from the provider | 10 min |
-| `first-sign-in:<sha256>` | string | mark of an e-mail address that is getting an account | 10 s |
-| `registered:<hash>` | string | number of registrations from one network; `…:anonymous`: without a sign-in | 1 day |
-
-## Inference
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `inference` | string | the runtime switch, the approval, and the disabled providers, JSON | never: one record |
-| `provider` | string | the provider's health, JSON; of a named provider `provider:<name>` | never: one record |
-| `provider-answers` | zset | accounts with its two latest answers, by their time, ms; or `…:<name>` | 30 s |
-| `provider-trial` | string | id of the process whose request tries the unhealthy provider; or `…:<name>` | 30 s |
-| `probe` | string | id of the process that is probing the provider; or `probe:<name>` | 20 s |
-| `provider-refusal` | string | exists while the provider refuses requests for lack of quota; or `…:<name>` | 2 s |
-| `{provider}:failed` | string | accounts that met its last failures in a row, at most two, JSON | 10 min |
-| `{provider}:state` | hash | the state of all permits: `last` call, limit after a `cut`, … | 84 s after the last call |
-| `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
-| `{provider}:waiting` | hash | account → weight, and by process waiting requests and used permits | when none waits |
-| `{provider}:order` | zset | waiting accounts by their virtual counter | when none waits |
-| `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
-| `{provider}:leases` | zset | processes by the end of their lease, ms | each with its lease, 28 s |
-| `{provider}:waiters` | zset | the same for processes with waiting requests | each with its lease, 28 s |
-| `{provider}:quota` | hash | held and spent of the quota; process → its budget | 144 s after the last call |
-| `{provider}:spent` | list | requests and tokens of the last minute, by second | each after a minute |
-| `{pNN}:key-set:<app id>` | hash | the app's public keys, and when its backend sent them | 5 min |
-| `{pNN}:key-set-claim:<app id>` | string | a process's claim to fetch them, with their address | 6 s |
-| `{pNN}:window:app:<id>` | rate window | the app's admitted requests | 60 s |
-| `{pNN}:window:user:<id>:<hash>` | rate window | the same for one user of the app | 60 s |
-| `{pNN}:spend:<account>:<day>` | hash | nano-euro of the day: `settled`, `reserved`; `…:<app>`, `…:deleted` | 35 days |
-| `{pNN}:spend-by-user:<account>:<app id>:<hash>:<day>` | hash | the same for a user, under a cap for users | 2 days |
-| `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro> <app id>[ <hash>]` | each when settled |
-| `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
-| `{pNN}:settled:<reservation>` | string | tombstone of a reservation: nano-euro settled | 11 min after its lease |
-
-## Usage and counters
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `{pNN}:usage:<account>:<hour>` | hash | `<app>/<model>/<count>` → number, for an hour; about 1,000 fields | 14 days |
-| `{pNN}:usage:<account>:<day>` | hash | the same for a UTC day | 400 days |
-| `{pNN}:request-log:<account>` | zset | its last 1,000 requests, JSON arrays by arrival, ms | 30 days after the last |
-| `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
-| `{ops}:hour:<hour>` | hash | `requests`, `code:<CODE>` and `settled` of all accounts | 15 days |
-| `{ops}:spend:<day>` | zset | accounts by their spend in nano-euro, and `total` | 2 days |
-| `{ops}:processes` | set | ids of the gateway processes | 15 s |
-| `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
-| `{ops}:clock` | hash | the current `day`, `hour` and `minute`, in the format of key names; for Grafana | 60 s |
-
-## Events
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
-| `{pNN}:previous-secret:<account>` | string | the secret before the last rotation, encrypted | 24 h |
-| `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
-| `{pNN}:events:stored` | zset | account → bytes of its bodies and its log | never: one number per account |
-| `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries, each with the answer | 30 days |
-| `{pNN}:deliveries:<account>:bodies` | hash | event id → its data, JSON; with the log at most 8 MiB | 30 days |
-| `{pNN}:dead` | stream | entries that no worker could process, the last 100 | 30 days |
-| `{pNN}:window:events:<account>` | rate window | its test events and redeliveries | 60 s |
-| `{pNN}:redelivered:<account>` | string | mark that all failed events were sent again | 60 s |
-| `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
-| `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
-| `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, on which its `app.recovered` depends | 2 days |
-
-## Notices by e-mail
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `{pNN}:notices:<account>` | hash | hash of an address → the address and its kinds, JSON | each when it ends all |
-| `{pNN}:mails` | stream | notices to send, each to the hash of an address; group `notices` | each at its end; 10,000 |
-| `{pNN}:mails:outcomes` | hash | outcome → number of notices | never: four fields |
-| `{pNN}:noticed:<account>:<subject>` | string | level of the last notice about an event, or a day's cap | 2 days |
-| `notices-on:<hash>:<day>` | string | number of notices that an address got on a UTC day | 2 days |
-| `invitations-on:<hash>:<day>` | string | number of invitations that an address got by e-mail on a UTC day | 2 days |
-| `{pNN}:invitation-mails:<account>` | string | number of invitations that an account has sent by e-mail | 1 day |
-| `uninvited:<sha256>` | string | mark of an address, by its hash, that gets no invitations by e-mail | 400 days |
-| `{pNN}:notices-on:<account>:<hash>:<day>` | string | number of those of one account | 2 days |
-
-## Deploys
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `hook:<sha256>` | string | a deploy hook, JSON | when it is revoked |
-| `{pNN}:hooks:<account>` | hash | hook id → the hook's hash and record, JSON | each when revoked; 100 |
-| `{pNN}:hooks-used:<account>` | hash | hook id → time of its last use, ms | each when revoked |
-| `{pNN}:window:hook:<id>` | rate window | the hook's triggers | 60 s |
-| `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`, `preview:<address>`: deploys; `source` | with the app |
-| `{pNN}:certified-names:<account>` | zset | names that may have certificates, by the first request, s | 90 days |
-| `{pNN}:environment:<account>:<app id>` | string | the variables, JSON; values are encrypted | with the app; 64 KiB |
-| `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
-| `{pNN}:deploy-log:<id>` | string | the log of a deploy in progress, at most 256 KiB | at the deploy's end, or 2 days |
-| `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
-| `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
-| `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
-| `{pNN}:builds:failed` | zset | `<account> <deploy>` of failed deploys by time, ms; the last 100 of a day | 1 day |
-| `{pNN}:builds:ended` | hash | final state → number of deploys | never: three fields |
-| `{builds}:waiting` | hash | deploys that wait for a builder, JSON | 150 s |
-| `{builds}:running` | hash | deploys in progress and their builders, JSON | 150 s |
-| `{builds}:order` | zset | accounts by the number of their last build | 150 s |
-| `{pNN}:serving:<app id>` | hash | address → the release to serve, JSON | with the app |
-| `{pNN}:serving` | zset | app ids by the version of their last change in `serving` | with the app |
-| `{pNN}:answer:<deploy id>` | string | the progress of what serves the apps with the deploy, JSON | 1 hour |
-| `{sites}:folder` | string | id of the data folder that holds the apps, without shared storage | 7 days |
-| `{sites}:reports` | hash | host → its free disk and its missing releases, JSON | 90 s |
-| `{sites}:engine` | string | what serves the apps, a host or a cluster's worker, JSON | 15 s |
-| `{sites}:pods` | string | its report of the nodes and pods of apps, and of what waits for room, JSON | 60 s |
-| `build-positions` | string | the position and reason of each queued deploy, by deploy id, JSON | 15 s |
-
-## Data
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `{pNN}:data:<account>:<app id>` | string | the bytes, state and problem that the app's host reports, JSON | 7 days |
-| `{pNN}:data-snapshots:<account>:<app id>` | hash | snapshot id → the snapshot, JSON | with the app; 21 |
-| `{pNN}:data-snapshots-made:<app id>` | string | number of snapshots that its account has asked for | 1 hour |
-| `{pNN}:data-deleted:<account>` | hash | record id → a deleted app and its snapshots, JSON | 8 days |
-| `{pNN}:data-deleted` | zset | `<account> <record id>` by the time of the deletion, ms | each after 7 days |
-| `{pNN}:data-commands` | hash | `<account> <id>` → a command to the host of an app's data, JSON | 7 days; 1,000 |
-| `{pNN}:data-answer:<command id>` | string | the host's answer to a command, JSON | 1 hour |
-
-## Monitors
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
-| `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
-| `{pNN}:certificates:ends` | zset | app ids by the end of their domain's certificate, ms | with its domain |
-| `{pNN}:domain-checks` | zset | app ids by the time of their domain's next check, ms | with the app |
-| `{pNN}:health:<app id>` | hash | `version`; `state`: the health, JSON | when the app is no longer probed |
-| `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `issuer`, `expiresAt`, `fingerprint`, … | with its domain |
-| `{pNN}:domain-check:<app id>` | hash | `version`, `domain`; `missingSince`: without its record, ms | with its domain |
-| `{pNN}:unhealthy` | zset | app ids by the time at which they became unhealthy, ms | each when the app answers |
-| `{pNN}:findings:<app id>` | hash | `version`; `open`: the last scan, JSON, 5,000; `red`, `yellow` | with the app |
-| `{pNN}:health-days:<app id>` | hash | `<day>:down`, ms, and `<day>:outages` of days with probes; 91 | 91 days |
-| `{pNN}:crashes:<app id>` | stream | the last 20 crashes, each with its last lines of output | 30 days |
-
-## Operation
-
-| key | type | holds | expires |
-| --- | --- | --- | --- |
-| `layout` | string | the number of the layout of these keys | never: one number |
-| `layout-lock` | string | id of the process that upgrades the data to another layout | 30 s |
-| `{ops}:workers` | set | `<group>:<name>` of the workers that read no stream, including some that have ended | 1 h |
-| `{ops}:audit:<trail>` | stream | changes by operators, or reports of machines: the last 10,000 of each | 400 days |
-| `worker:<group>:<name>` | string | a worker's heartbeat, which reserves its name | 15 s |
-| `{pNN}:write-check` | string | write probe: its value is not used | 60 s |
 """
 
 import binascii
 import hashlib
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple, Protocol, TypeVar
 
 from gateway.settings import DEFAULT_PROVIDER
 
@@ -208,86 +24,6 @@ CACHE_SIZE = 4_096  # tags of accounts, and hashes of users
 @lru_cache(CACHE_SIZE)
 def partition_tag(account_id: str) -> str:
     return PARTITION_TAGS[binascii.crc_hqx(account_id.encode(), 0) % len(PARTITION_TAGS)]
-
-
-def write_check_key(tag: str) -> str:
-    return f"{tag}:write-check"
-
-
-def stream_key(tag: str, stream: str) -> str:
-    """Returns the key of the stream `events`, `builds` or `mails` of a partition."""
-    return f"{tag}:{stream}"
-
-
-# What `capsule backup` copies, by the first word of a key. It copies no stream.
-BACKED_UP = frozenset(
-    (
-        *(
-            "account",
-            "accounts",
-            "alias",
-            "app",
-            "apps",
-            "deletions",
-            "domain",
-            "former-name",
-            "former-names",
-            "invitations",
-            "invited-by",
-            "key",
-            "keys",
-            "keys-used",
-            "leaving",
-            "members",
-            "memberships",
-            "suspended",
-        ),
-        *("inference", "request-log", "spend", "spend-by-user", "spend-of-deleted", "usage"),
-        *("notices", "outcomes", "previous-secret", "uninvited", "webhook"),
-        *("builds", "certified-names", "deploy", "deploys", "deploys-on", "environment", "hook", "hooks"),
-        *("hooks-used", "serving", "site"),
-        *("data", "data-deleted", "data-snapshots"),
-        *(
-            "certificate",
-            "certificates",
-            "domain-check",
-            "domain-checks",
-            "findings",
-            "health",
-            "health-days",
-            "probes",
-        ),
-        "unhealthy",
-    )
-)
-# What it leaves out: what is of this moment, or counts for seconds.
-LEFT_OUT = frozenset(
-    (
-        *(
-            "app-changes",
-            "audit",
-            "app-lock",
-            "deleted-apps",
-            "domain-lookups",
-            "first-sign-in",
-            "logins",
-            "registered",
-            "session",
-            "sessions",
-            "sign-in",
-        ),
-        *("token-checks", "{registrations}"),
-        *("key-set", "key-set-claim", "leases", "probe", "provider", "provider-answers", "provider-refusal"),
-        *("provider-trial", "reservations", "settled"),
-        *("window", "{provider}"),
-        *("awaited", "dead", "deliveries", "emitted", "events", "mails", "noticed", "notices-on", "redelivered"),
-        *("invitation-mails", "invitations-on"),
-        *("answer", "build-positions", "deploy-log", "{builds}", "{sites}"),
-        *("data-answer", "data-commands", "data-snapshots-made"),
-        "crashes",
-        *("layout", "layout-lock", "worker", "write-check", "{ops}"),
-    )
-)
 
 
 def kind_of(key: str) -> str:
@@ -303,206 +39,321 @@ def tag_of(key: str) -> str:
     return tag if (tag := key.partition(":")[0]) in PARTITION_TAGS else ""
 
 
-# -- functions that build the keys of one kind ---------------------------------------------------------------
+# -- declarations ----------------------------------------------------------------------------------------------
 
 
-def keys_of_all(kind: str) -> Callable[[str], str]:
+class Key(NamedTuple):
+    name: str  # `{pNN}` stands for the tag of a partition; angle brackets enclose a variable, square ones an option
+    holds: str  # its type and its content; a number is the most entries
+    ends: str  # if this begins with a number, Redis removes the key; otherwise the service removes it, or what is in it
+    saved: bool  # `capsule backup` copies it, unless it is a stream
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name.replace("{pNN}", PARTITION_TAGS[0]).replace("[", ""))
+
+
+SAVED = True
+TABLES: dict[str, list[Key]] = {}  # by title
+
+Builder = TypeVar("Builder", bound=Callable[..., object])
+
+
+def begin_table(title: str) -> None:
+    TABLES[title] = []
+
+
+def declare(name: str, holds: str = "", ends: str = "", saved: bool = False) -> str:
+    """Adds a key to the present table, and returns its name. Another builder of a key says no more than the name."""
+    if holds:
+        [*TABLES.values()][-1].append(Key(name, holds, ends, saved))
+    return name
+
+
+def key(name: str, holds: str, ends: str, saved: bool = False) -> Callable[[Builder], Builder]:
+    """Declares a key that a function builds."""
+    declare(name, holds, ends, saved)
+    return lambda build: build
+
+
+def of_all(name: str, holds: str, ends: str, saved: bool = False) -> Callable[[str], str]:
     """Returns the function from an id to a key outside the partitions."""
+    kind = declare(name, holds, ends, saved).partition(":<")[0]
     return lambda of: f"{kind}:{of}"
 
 
-def keys_of_partition(kind: str) -> Callable[[str], str]:
+def of_partition(kind: str, holds: str = "", ends: str = "", saved: bool = False) -> Callable[[str], str]:
     """Returns the function from a partition's tag to its key."""
+    declare(f"{{pNN}}:{kind}", holds, ends, saved)
     return lambda tag: f"{tag}:{kind}"
 
 
-def keys_in_partition(kind: str) -> Callable[[str, str], str]:
+def in_partition(name: str, holds: str = "", ends: str = "", saved: bool = False) -> Callable[[str, str], str]:
     """Returns the function from a partition's tag and an id, such as that of an app, to a key of the partition."""
+    declare(f"{{pNN}}:{name}", holds, ends, saved)
+    kind = name.partition(":<")[0]
     return lambda tag, of: f"{tag}:{kind}:{of}"
 
 
-def keys_of_account(kind: str) -> Callable[[str], str]:
+def of_account(kind: str, holds: str = "", ends: str = "", saved: bool = False) -> Callable[[str], str]:
     """Returns the function from an account's id to its key."""
+    declare(f"{{pNN}}:{kind}:<account>", holds, ends, saved)
     return lambda account_id: f"{partition_tag(account_id)}:{kind}:{account_id}"
 
 
-def keys_in_account(kind: str) -> Callable[[str, str], str]:
+def in_account(name: str, holds: str, ends: str, saved: bool = False) -> Callable[[str, str], str]:
     """Returns the function from an account's id and another id to a key in the account's partition."""
+    declare(f"{{pNN}}:{name}", holds, ends, saved)
+    kind = name.partition(":<")[0]
     return lambda account_id, of: f"{partition_tag(account_id)}:{kind}:{of}"
 
 
-# -- accounts and apps -----------------------------------------------------------------------------------------
+def under_account(name: str, holds: str, ends: str, saved: bool = False) -> Callable[[str, str], str]:
+    """Like `in_account`, with the account in the key: an app of the same id may later belong to another account."""
+    kind, of = name.split(":")
+    declare(f"{{pNN}}:{kind}:<account>:{of}", holds, ends, saved)
+    return lambda account_id, of: f"{partition_tag(account_id)}:{kind}:{account_id}:{of}"
 
-REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
-REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `count_registration.lua` explains why
+
+class OfProvider(Protocol):
+    def __call__(self, provider: str = DEFAULT_PROVIDER) -> str: ...
+
+
+def of_provider(kind: str, holds: str = "", ends: str = "") -> OfProvider:
+    """Returns the function from the name of a provider to its key.
+
+    The only provider of an installation without a providers file has the names from before there were several.
+    """
+    declare(f"{kind}[:<name>]", holds, ends)
+    return lambda provider=DEFAULT_PROVIDER: kind if provider == DEFAULT_PROVIDER else f"{kind}:{provider}"
+
+
+def in_provider(kind: str, holds: str = "", ends: str = "") -> OfProvider:
+    """Returns the function from the name of a provider to a key in the slot of its health."""
+    declare(f"{{provider}}:{kind}", holds, ends)
+    return lambda provider=DEFAULT_PROVIDER: f"{{{provider_key(provider)}}}:{kind}"
+
+
+begin_table("Accounts and apps")
+
 APP = "app"
-REGISTERED_PREFIX = "registered:"
-
-app_key = keys_of_all(APP)
-alias_key = keys_of_all("alias")
-domain_key = keys_of_all("domain")
-former_name_key = keys_of_all("former-name")
-api_key_key = keys_of_all("key")
-session_key = keys_of_all("session")
-sessions_key = keys_of_all("sessions")
-logins_key = keys_of_all("logins")
-sign_in_key = keys_of_all("sign-in")
-first_sign_in_key = keys_of_all("first-sign-in")
-memberships_key = keys_of_all("memberships")
-invited_by_key = keys_of_all("invited-by")
-
-account_key = keys_of_account("account")
-app_lock_key = keys_of_account("app-lock")
-app_changes_key = keys_of_account("app-changes")
-token_checks_key = keys_of_account("token-checks")
-deleted_apps_key = keys_of_account("deleted-apps")
-api_keys_key = keys_of_account("keys")
-former_names_key = keys_of_account("former-names")
-leaving_key = keys_of_account("leaving")
-members_key = keys_of_account("members")
-invitations_key = keys_of_account("invitations")
-spend_of_deleted_key = keys_of_account("spend-of-deleted")
-account_audit_key = keys_of_account("audit")
-api_keys_used_key = keys_of_account("keys-used")
-
-domain_lookups_key = keys_in_account("domain-lookups")
-
-accounts_key = keys_of_partition("accounts")
-apps_key = keys_of_partition("apps")
-suspended_key = keys_of_partition("suspended")
-deletions_key = keys_of_partition("deletions")
+app_key = of_all("app:<name>", "string: an app's record, JSON", "when the app is deleted", SAVED)
+alias_key = of_all("alias:<id>", "string: name of the app with this id, if the two differ", "with the app", SAVED)
+domain_key = of_all("domain:<name>", "string: id of the app that claims it, and since when, s", "with the app", SAVED)
+former_name_key = of_all("former-name:<name>", "string: account whose deleted live app had this name", "30 days", SAVED)
+api_key_key = of_all("key:<sha256>", "string: `<account> <key id>` of this API key", "when it is revoked", SAVED)
+account_key = of_account("account", "string: an account's record, JSON", "with the account", SAVED)
 
 
+@key("{pNN}:account:<account>:apps", "set: names of the account's apps", "with the account", SAVED)
 def account_apps_key(account_id: str) -> str:
     return f"{account_key(account_id)}:apps"
 
 
+app_lock_key = of_account("app-lock", "string: held while one app of the account is created or deleted", "15 s")
+app_changes_key = of_account("app-changes", "string: number of attempts to create, change or delete an app", "60 s")
+token_checks_key = of_account("token-checks", "string: number of tokens that the account holder checked", "60 s")
+deleted_apps_key = of_account("deleted-apps", "list: its deleted apps, whose windows its next new apps inherit", "60 s")
+domain_lookups_key = in_account("domain-lookups:<app id>", "string: number of verifications of its domain", "60 s")
+accounts_key = of_partition("accounts", "zset: ids of the accounts, which sort by time", "each with the account", SAVED)
+apps_key = of_partition("apps", "zset: ids of the partition's apps", "each with the app", SAVED)
+deletions_key = of_partition("deletions", "zset: accounts being deleted, by time, ms", "each with the account", SAVED)
+leaving_key = of_account("leaving", "set: ids and names of its apps during its deletion", "with the account", SAVED)
+former_names_key = of_account("former-names", "set: names that `former-name:` withholds for it", "30 days", SAVED)
+spend_of_deleted_key = of_account("spend-of-deleted", "hash: day → nano-euro, after its deletion", "400 days", SAVED)
+suspended_key = of_partition("suspended", "hash: account or `app:<id>` → time, ms; `version`", "until resumed", SAVED)
+api_keys_key = of_account("keys", "hash: key id → the record of a valid API key, JSON", "each when revoked; 26", SAVED)
+account_audit_key = of_account("audit", "stream: other changes by its keys and sessions: the last 5,000", "90 days")
+
+
+@key("{pNN}:audit:<account>:rights", "stream: changes of keys, members, webhook and deletion: 5,000", "90 days")
+@key("{pNN}:audit:<account>:operators", "stream: changes by operators: the last 5,000", "90 days")
 def trail_stream_key(account_id: str, part: str) -> str:
     """Returns the key of one part of the account's trail; `part` is "" for changes that belong to no other part."""
     return f"{account_audit_key(account_id)}:{part}" if part else account_audit_key(account_id)
 
 
+@key("{pNN}:audit:<account>:…:counts", "hash: entry of one of these streams → number of equal changes", "90 days")
 def trail_counts_key(account_id: str, part: str) -> str:
     return f"{trail_stream_key(account_id, part)}:counts"
 
 
+@key("{pNN}:audit:<account>:…:of:<hash>", "list: entries of one actor in one of these streams; 1,000", "90 days")
 def trail_actor_key(account_id: str, part: str, hashed: str) -> str:
     return f"{trail_stream_key(account_id, part)}:of:{hashed}"
 
 
+@key("{pNN}:audit:<account>:…:last:<hash>", "string: entry of a change, with which equal ones are counted", "60 s")
 def trail_last_key(account_id: str, part: str, hashed: str) -> str:
     return f"{trail_stream_key(account_id, part)}:last:{hashed}"
 
 
-# -- data ------------------------------------------------------------------------------------------------------
+api_keys_used_key = of_account("keys-used", "hash: key id → time of its last use, ms", "each when revoked", SAVED)
+members_key = of_account("members", "string: e-mail address → role and time, JSON; 100", "with the account", SAVED)
+invitations_key = of_account("invitations", "string: hash of an address → open invitation, JSON; 50", "14 days", SAVED)
+invited_by_key = of_all(
+    "invited-by:<sha256>", "zset: accounts that invite an address (its hash), by the end, ms; 1,000", "14 days", SAVED
+)
+memberships_key = of_all("memberships:<sha256>", "string: ids of an address's accounts; 50", "with the last", SAVED)
+
+declare("{registrations}:<day>", "string: number of registrations on a UTC day", "2 days")
+declare("{registrations}:<day>:anonymous", "string: number of those without a sign-in", "2 days")
+REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
+REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `count_registration.lua` explains why
+
+session_key = of_all(
+    "session:<sha256>", "string: subject of a page's session: `<account> <key id>`, `operator:<hash>`, a person", "12 h"
+)
+sessions_key = of_all("sessions:<sha256>", "list: hashes of the newest 20 sessions of a subject, by its hash", "12 h")
+logins_key = of_all("logins:<hash>", "string: failed log-ins from one network: an IPv4 address or an IPv6 /64", "60 s")
+sign_in_key = of_all("sign-in:<sha256>", "string: mark of a sign-in that has come back from the provider", "10 min")
+first_sign_in_key = of_all("first-sign-in:<sha256>", "string: mark of an address that is getting an account", "10 s")
+registered_key = of_all(
+    "registered:<hash>", "string: number of registrations from one network; `…:anonymous`: without a sign-in", "1 day"
+)
+
+begin_table("Inference")
+
+INFERENCE_KEY = declare("inference", "string: the switch, the approval, the disabled providers, JSON", "never", SAVED)
+provider_key = of_provider("provider", "string: the provider's health, JSON", "never: one record for each")
+answers_of_provider_key = of_provider("provider-answers", "zset: accounts of its last two answers, by time, ms", "30 s")
+trial_key = of_provider("provider-trial", "string: process whose request tries the unhealthy provider", "30 s")
+probe_key = of_provider("probe", "string: id of the process that is probing the provider", "20 s")
+refusal_key = of_provider("provider-refusal", "string: exists while the provider refuses for lack of quota", "2 s")
+# In the slot of the provider's health, because both are written in one step.
+failed_accounts_key = in_provider("failed", "string: accounts of its last failures in a row, JSON; 2", "10 min")
+
+# In the order of `lease.lua`.
+LEASE_KEYS = (
+    declare("{provider}:state", "hash: state of all permits: `last` call, limit after a `cut`, …", "84 s"),
+    declare("{provider}:permits", "hash: process → permits granted, returned; end of lease", "28 s, with its lease"),
+    declare("{provider}:waiting", "hash: account → weight; process → requests, permits", "84 s, or when none waits"),
+    declare("{provider}:order", "zset: waiting accounts by their virtual counter", "84 s, or when none waits"),
+    declare("{provider}:past", "zset: virtual counters of accounts that waited before", "84 s, or when none waits"),
+    declare("{provider}:leases", "zset: processes by the end of their lease, ms", "28 s, each with its lease"),
+    declare("{provider}:waiters", "zset: the same for processes with waiting requests", "28 s, each with its lease"),
+)
+QUOTA_KEYS = (
+    declare("{provider}:quota", "hash: held and spent of the quota; process → its budget", "144 s after the last call"),
+    declare("{provider}:spent", "list: requests and tokens of the last minute, by second", "144 s, each after 60 s"),
+)
+permits_key, waiting_key = in_provider("permits"), in_provider("waiting")
 
 
-def data_status_key(account_id: str, app_id: str) -> str:
-    """Includes the account, because an app of the same id may later belong to another one."""
-    return f"{partition_tag(account_id)}:data:{account_id}:{app_id}"
+def lease_keys(provider: str = DEFAULT_PROVIDER, *, rated: bool = False) -> list[str]:
+    """Returns the keys of `lease.lua`. With a quota of the provider there are two more."""
+    tag = f"{{{provider_key(provider)}}}"
+    return [name.replace("{provider}", tag) for name in (LEASE_KEYS + QUOTA_KEYS if rated else LEASE_KEYS)]
 
 
-def data_snapshots_key(account_id: str, app_id: str) -> str:
-    """Includes the account, for the same reason."""
-    return f"{partition_tag(account_id)}:data-snapshots:{account_id}:{app_id}"
+_permits = of_provider("permits")
 
 
-data_snapshots_made_key = keys_in_account("data-snapshots-made")
-data_answer_key = keys_in_account("data-answer")
-deleted_data_key = keys_of_account("data-deleted")
-data_deletions_key = keys_of_partition("data-deleted")
-data_commands_key = keys_of_partition("data-commands")
+def permits_channel(provider: str = DEFAULT_PROVIDER, process: str = "") -> str:
+    """Returns the channel for all processes, or that of one process."""
+    return f"{_permits(provider)}:{process}" if process else _permits(provider)
 
 
-# -- deploys ---------------------------------------------------------------------------------------------------
-
-BUILD_POSITIONS_KEY = "build-positions"
-APPS_FOLDER_KEY = "{sites}:folder"
-ENGINE_KEY = "{sites}:engine"
-PODS_KEY = "{sites}:pods"
-REPORTS_KEY = "{sites}:reports"
-FORMER_HOSTS_KEYS = ("{sites}:hosts", "{sites}:leases")  # of layout 1, as the next one
-former_claims_key = keys_of_partition("claims")
-
-hook_key = keys_of_all("hook")
-
-hooks_key = keys_of_account("hooks")
-hooks_used_key = keys_of_account("hooks-used")
-deploys_key = keys_of_account("deploys")
-certified_names_key = keys_of_account("certified-names")
-deploys_on_prefix = keys_of_account("deploys-on")  # a script appends the day, in the same slot
-
-site_key = keys_in_account("site")
-deploy_key = keys_in_account("deploy")
-deploy_log_key = keys_in_account("deploy-log")
-serving_key = keys_in_account("serving")
-answer_key = keys_in_account("answer")
-
-site_prefix = keys_of_partition("site")
-deploy_prefix = keys_of_partition("deploy")
-served_apps_key = keys_of_partition("serving")
-failed_deploys_key = keys_of_partition("builds:failed")
-ended_deploys_key = keys_of_partition("builds:ended")  # `queue_deploy.lua` appends it to the key of the builds
-
-tagged_deploy_key = keys_in_partition("deploy")
-tagged_serving_key = keys_in_partition("serving")
-hook_window_key = keys_in_partition("window:hook")
+@key("{pNN}:key-set:<app id>", "hash: the app's public keys, and when its backend sent them", "5 min")
+@key("{pNN}:key-set-claim:<app id>", "string: a process's claim to fetch them, with their address", "6 s")
+def key_set_keys(account_id: str, app_id: str) -> list[str]:
+    """Returns the keys of the copy of an app's public keys, and of the claim to fetch them."""
+    return [f"{partition_tag(account_id)}:{kind}:{app_id}" for kind in ("key-set", "key-set-claim")]
 
 
-def environment_key(account_id: str, app_id: str) -> str:
-    """Includes the account, because an app of the same id may later belong to another one."""
-    return f"{partition_tag(account_id)}:environment:{account_id}:{app_id}"
+app_window_key = in_partition("window:app:<id>", "rate window: the app's admitted requests", "60 s")
 
 
-def deploys_on_key(account_id: str, day: str) -> str:
-    return f"{deploys_on_prefix(account_id)}:{day}"
+@lru_cache(CACHE_SIZE)
+def user_hash(user: str) -> str:
+    """Returns the hash that stands for a user's id in Redis, which never sees the id itself."""
+    return hashlib.sha256(user.encode()).hexdigest()[:32]
 
 
-def build_queue_keys() -> list[str]:
-    """Returns the keys of the deploys that wait, those that run, and the order of accounts."""
-    return ["{builds}:waiting", "{builds}:running", "{builds}:order"]
+@key("{pNN}:window:user:<id>:<hash>", "rate window: the same for one user of the app", "60 s")
+def user_window_key(tag: str, app_id: str, hashed: str) -> str:
+    return f"{tag}:window:user:{app_id}:{hashed}"
 
 
-# -- events ----------------------------------------------------------------------------------------------------
-
-webhook_key = keys_of_account("webhook")
-previous_secret_key = keys_of_account("previous-secret")
-redelivered_key = keys_of_account("redelivered")
-events_window_key = keys_of_account("window:events")
-deliveries_key = keys_of_account("deliveries")
-emitted_key = keys_in_account("emitted")
-
-outcomes_key = keys_of_partition("outcomes")
-dead_letters_key = keys_of_partition("dead")
-stored_key = keys_of_partition("events:stored")  # the scripts build it from the events' key
-awaited_prefix = keys_of_partition("awaited")
-awaited_key = keys_in_partition("awaited")
-
-notices_key = keys_of_account("notices")
-mail_outcomes_key = keys_of_partition("mails:outcomes")
-invitation_mails_key = keys_of_account("invitation-mails")
-uninvited_key = keys_of_all("uninvited")
+spend_key = under_account(
+    "spend:<day>", "hash: nano-euro of the day: `settled`, `reserved`; `…:<app>`, `…:deleted`", "35 days", SAVED
+)
+account_spend_prefix = of_account("spend")  # a script appends the day; the slot stays the same
+spend_prefix = of_partition("spend")  # scripts append account and day or, for a user, `-by-user` and more
 
 
-def noticed_key(account_id: str, subject: str) -> str:
-    return f"{partition_tag(account_id)}:noticed:{account_id}:{subject}"
+def app_spend_fields(app_id: str) -> list[str]:
+    """Returns the fields of an account's spend that hold the settled and the reserved money of one app."""
+    return [f"settled:{app_id}", f"reserved:{app_id}"]
 
 
-def notices_on_key(hashed: str, day: str) -> str:
-    return f"notices-on:{hashed}:{day}"
+@key("{pNN}:spend-by-user:<account>:<app id>:<hash>:<day>", "hash: the same for a user, under a cap", "2 days", SAVED)
+def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
+    """Returns a prefix to which a script appends the day; the slot stays the same."""
+    return f"{spend_prefix(partition_tag(account_id))}-by-user:{account_id}:{app_id}:{hashed}"
 
 
-def invitations_on_key(hashed: str, day: str) -> str:
-    return f"invitations-on:{hashed}:{day}"
+# These have no expiry, but a test must settle all of its reservations.
+@key("{pNN}:reservations", "hash: id → `<account> <day> <nano-euro> <app id>[ <hash>]`", "each when settled")
+@key("{pNN}:leases", "zset: reservation ids by the end of their lease, ms", "each when settled")
+def reservation_keys(tag: str) -> list[str]:
+    """Returns the keys of a partition's reservations, and of their leases."""
+    return [f"{tag}:reservations", f"{tag}:leases"]
 
 
-def account_notices_on_key(account_id: str, hashed: str, day: str) -> str:
-    return f"{partition_tag(account_id)}:notices-on:{account_id}:{hashed}:{day}"
+settled_key = in_partition("settled:<reservation>", "string: tombstone: nano-euro settled", "11 min after its lease")
+
+begin_table("Usage and counters")
+
+declare("{pNN}:usage:<account>:<hour>", "hash: `<app>/<model>/<count>` → number; about 1,000", "14 days", SAVED)
+usage_key = under_account("usage:<day>", "hash: the same for a UTC day", "400 days", SAVED)
+requests_key = of_account("request-log", "zset: its last 1,000 requests, JSON arrays by arrival, ms", "30 days", SAVED)
 
 
+def usage_keys(account_id: str, hour: str) -> list[str]:
+    """Returns the keys of the account's hour, such as `2026-07-02T12`, of that hour's day, and of its requests."""
+    day = hour.partition("T")[0]
+    return [usage_key(account_id, hour), usage_key(account_id, day), requests_key(account_id)]
+
+
+minute_key = of_all(
+    "{ops}:minute:<minute>", "hash: `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py`", "2 h"
+)
+hour_key = of_all("{ops}:hour:<hour>", "hash: `requests`, `code:<CODE>` and `settled` of all accounts", "15 days")
+spenders_key = of_all("{ops}:spend:<day>", "zset: accounts by their spend in nano-euro, and `total`", "2 days")
+PROCESSES_KEY = declare("{ops}:processes", "set: ids of the gateway processes", "15 s")
+process_key = of_all("{ops}:process:<id>", "hash: open `streams`, `startedAt`, `seenAt`", "15 s")
+CLOCK_KEY = declare("{ops}:clock", "hash: the current `day`, `hour` and `minute` as in key names, for Grafana", "60 s")
+
+begin_table("Events")
+
+
+def stream_key(tag: str, stream: str) -> str:
+    """Returns the key of the stream `events`, `builds` or `mails` of a partition."""
+    return f"{tag}:{stream}"
+
+
+webhook_key = of_account("webhook", "string: the receiver, JSON; its secret is encrypted", "when it is cleared", SAVED)
+previous_secret_key = of_account("previous-secret", "string: secret before the last rotation, encrypted", "24 h", SAVED)
+declare("{pNN}:events", "stream: events without an outcome yet; group `webhooks`", "each at its outcome; 100,000")
+# The scripts build it from the key of the events.
+stored_key = of_partition("events:stored", "zset: account → bytes of its bodies and its log", "never: one per account")
+deliveries_key = of_account("deliveries", "stream: outcomes of the last 1,000 deliveries, with answers", "30 days")
+
+
+@key("{pNN}:deliveries:<account>:bodies", "hash: event id → its data, JSON; with the log at most 8 MiB", "30 days")
 def bodies_key(account_id: str) -> str:
     """Returns the key of the data of the account's events. The scripts build it from the log's key."""
     return f"{deliveries_key(account_id)}:bodies"
+
+
+dead_letters_key = of_partition("dead", "stream: entries that no worker could process, the last 100", "30 days")
+events_window_key = of_account("window:events", "rate window: its test events and redeliveries", "60 s")
+redelivered_key = of_account("redelivered", "string: mark that all failed events were sent again", "60 s")
+outcomes_key = of_partition("outcomes", "hash: outcome → number of deliveries", "never: a dozen fields", SAVED)
+emitted_key = in_account("emitted:<event id>", "string: mark of a queued event, which is not queued again", "1 hour")
+awaited_key = in_partition("awaited:<event id>", "string: outcome of `app.unhealthy` for its `app.recovered`", "2 days")
+awaited_prefix = of_partition("awaited")
 
 
 def event_keys(tag: str, account_id: str) -> list[str]:
@@ -516,129 +367,107 @@ def event_keys(tag: str, account_id: str) -> list[str]:
     return [stream_key(tag, "events"), log, outcomes_key(tag), bodies, stored_key(tag)]
 
 
-# -- inference -------------------------------------------------------------------------------------------------
+begin_table("Notices by e-mail")
 
-INFERENCE_KEY = "inference"
-LEASE_NAMES = ("state", "permits", "waiting", "order", "past", "leases", "waiters")
-QUOTA_NAMES = ("quota", "spent")
-
-
-def app_window_key(tag: str, app_id: str) -> str:
-    return f"{tag}:window:app:{app_id}"
+notices_key = of_account("notices", "hash: hash of an address → address and kinds, JSON", "when it ends all", SAVED)
+declare("{pNN}:mails", "stream: notices to send, to hashes of addresses; group `notices`", "each at its end; 10,000")
+mail_outcomes_key = of_partition("mails:outcomes", "hash: outcome → number of notices", "never: four fields")
+noticed_key = under_account("noticed:<subject>", "string: level of the last notice of an event or a cap", "2 days")
 
 
-@lru_cache(CACHE_SIZE)
-def user_hash(user: str) -> str:
-    """Returns the hash that stands for a user's id in Redis, which never sees the id itself."""
-    return hashlib.sha256(user.encode()).hexdigest()[:32]
+@key("notices-on:<hash>:<day>", "string: number of notices that an address got on a UTC day", "2 days")
+def notices_on_key(hashed: str, day: str) -> str:
+    return f"notices-on:{hashed}:{day}"
 
 
-def user_window_key(tag: str, app_id: str, hashed: str) -> str:
-    return f"{tag}:window:user:{app_id}:{hashed}"
+@key("{pNN}:notices-on:<account>:<hash>:<day>", "string: number of those of one account", "2 days")
+def account_notices_on_key(account_id: str, hashed: str, day: str) -> str:
+    return f"{partition_tag(account_id)}:notices-on:{account_id}:{hashed}:{day}"
 
 
-def key_set_keys(account_id: str, app_id: str) -> list[str]:
-    """Returns the keys of the copy of an app's public keys, and of the claim to fetch them."""
-    return [f"{partition_tag(account_id)}:{kind}:{app_id}" for kind in ("key-set", "key-set-claim")]
+@key("invitations-on:<hash>:<day>", "string: number of invitations that an address got on a UTC day", "2 days")
+def invitations_on_key(hashed: str, day: str) -> str:
+    return f"invitations-on:{hashed}:{day}"
 
 
-def reservation_keys(tag: str) -> list[str]:
-    """Returns the keys of a partition's reservations, and of their leases."""
-    return [f"{tag}:reservations", f"{tag}:leases"]
+invitation_mails_key = of_account("invitation-mails", "string: number of invitations sent by e-mail", "1 day")
+uninvited_key = of_all("uninvited:<sha256>", "string: mark: no invitations by e-mail", "400 days", SAVED)
 
+begin_table("Deploys")
 
-def settled_key(tag: str, reservation: str) -> str:
-    return f"{tag}:settled:{reservation}"
+hook_key = of_all("hook:<sha256>", "string: a deploy hook, JSON", "when it is revoked", SAVED)
+hooks_key = of_account("hooks", "hash: hook id → the hook's hash and record, JSON", "each when revoked; 100", SAVED)
+hooks_used_key = of_account("hooks-used", "hash: hook id → time of its last use, ms", "each when revoked", SAVED)
+hook_window_key = in_partition("window:hook:<id>", "rate window: the hook's triggers", "60 s")
+site_key = in_account(
+    "site:<app id>", "hash: `live`, `queued:<address>`, `preview:<address>`: deploys; `source`", "with the app", SAVED
+)
+site_prefix = of_partition("site")
+certified_names_key = of_account("certified-names", "zset: certifiable names by first request, s", "90 days", SAVED)
+environment_key = under_account("environment:<app id>", "string: variables, encrypted; 64 KiB", "with the app", SAVED)
+deploy_key = in_account("deploy:<id>", "hash: a deploy's record", "90 days", SAVED)
+deploy_prefix, tagged_deploy_key = of_partition("deploy"), in_partition("deploy")
+deploy_log_key = in_account("deploy-log:<id>", "string: log of a deploy in progress; 256 KiB", "2 days, or at its end")
+deploys_key = of_account("deploys", "zset: ids of the last 1,000 deploys by time of queueing, ms", "90 days", SAVED)
+deploys_on_key = under_account("deploys-on:<day>", "string: number of deploys on a UTC day", "2 days", SAVED)
+deploys_on_prefix = of_account("deploys-on")  # a script appends the day, in the same slot
+declare("{pNN}:builds", "stream: deploys waiting or in progress; group `deploys`", "each at its end; 10,000", SAVED)
+failed_deploys_key = of_partition("builds:failed", "zset: failed `<account> <deploy>` by time, ms; 100", "1 day", SAVED)
+# `queue_deploy.lua` appends it to the key of the builds.
+ended_deploys_key = of_partition("builds:ended", "hash: final state → number of deploys", "never: three fields", SAVED)
+BUILD_QUEUE_KEYS = [
+    declare("{builds}:waiting", "hash: deploys that wait for a builder, JSON", "150 s"),
+    declare("{builds}:running", "hash: deploys in progress and their builders, JSON", "150 s"),
+    declare("{builds}:order", "zset: accounts by the number of their last build", "150 s"),
+]
+serving_key = in_account("serving:<app id>", "hash: address → the release to serve, JSON", "with the app", SAVED)
+tagged_serving_key = in_partition("serving")
+served_apps_key = of_partition("serving", "zset: app ids by the version of their last change", "with the app", SAVED)
+answer_key = in_account("answer:<deploy id>", "string: progress of the engine with the deploy, JSON", "1 hour")
+APPS_FOLDER_KEY = declare("{sites}:folder", "string: id of the apps' data folder, without shared storage", "7 days")
+REPORTS_KEY = declare("{sites}:reports", "hash: host → its free disk and its missing releases, JSON", "90 s")
+ENGINE_KEY = declare("{sites}:engine", "string: what serves the apps, a host or a cluster's worker, JSON", "15 s")
+PODS_KEY = declare("{sites}:pods", "string: its report of nodes and pods, and of what waits for room, JSON", "60 s")
+BUILD_POSITIONS_KEY = declare("build-positions", "string: queued deploy → its position and reason, JSON", "15 s")
+FORMER_HOSTS_KEYS = ("{sites}:hosts", "{sites}:leases")  # of layout 1, as the next one
+former_claims_key = of_partition("claims")
 
+begin_table("Data")
 
-def spend_prefix(tag: str) -> str:
-    """Returns a prefix. Scripts append account and day or, for a user, `-by-user` and more; the slot stays the same."""
-    return f"{tag}:spend"
+data_status_key = under_account("data:<app id>", "string: reported bytes, state and problem, JSON", "7 days", SAVED)
+data_snapshots_key = under_account("data-snapshots:<app id>", "hash: id → snapshot, JSON; 21", "with the app", SAVED)
+data_snapshots_made_key = in_account("data-snapshots-made:<app id>", "string: number of snapshots on request", "1 hour")
+deleted_data_key = of_account("data-deleted", "hash: record id → deleted app and its snapshots, JSON", "8 days", SAVED)
+data_deletions_key = of_partition("data-deleted", "zset: `<account> <record id>` by time, ms", "after 7 days", SAVED)
+data_commands_key = of_partition("data-commands", "hash: `<account> <id>` → command to the host, JSON", "7 days; 1,000")
+data_answer_key = in_account("data-answer:<command id>", "string: the host's answer to a command, JSON", "1 hour")
 
+begin_table("Monitors")
 
-def account_spend_prefix(account_id: str) -> str:
-    """Returns a prefix to which a script appends the day; the slot stays the same."""
-    return f"{spend_prefix(partition_tag(account_id))}:{account_id}"
-
-
-def spend_key(account_id: str, day: str) -> str:
-    return f"{account_spend_prefix(account_id)}:{day}"
-
-
-def app_spend_fields(app_id: str) -> list[str]:
-    """Returns the fields of an account's spend that hold the settled and the reserved money of one app."""
-    return [f"settled:{app_id}", f"reserved:{app_id}"]
-
-
-def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
-    """Returns a prefix to which a script appends the day; the slot stays the same."""
-    return f"{spend_prefix(partition_tag(account_id))}-by-user:{account_id}:{app_id}:{hashed}"
-
-
-def _of_provider(kind: str, provider: str) -> str:
-    """The only provider of an installation without a providers file has the names from before there were several."""
-    return kind if provider == DEFAULT_PROVIDER else f"{kind}:{provider}"
-
-
-def provider_key(provider: str = DEFAULT_PROVIDER) -> str:
-    return _of_provider("provider", provider)
-
-
-def probe_key(provider: str = DEFAULT_PROVIDER) -> str:
-    return _of_provider("probe", provider)
-
-
-def failed_accounts_key(provider: str = DEFAULT_PROVIDER) -> str:
-    """Is in the slot of the provider's health, because both are written in one step."""
-    return f"{{{provider_key(provider)}}}:failed"
-
-
-def trial_key(provider: str = DEFAULT_PROVIDER) -> str:
-    return _of_provider("provider-trial", provider)
-
-
-def answers_of_provider_key(provider: str = DEFAULT_PROVIDER) -> str:
-    return _of_provider("provider-answers", provider)
-
-
-def refusal_key(provider: str = DEFAULT_PROVIDER) -> str:
-    return _of_provider("provider-refusal", provider)
-
-
-def permits_key(provider: str = DEFAULT_PROVIDER) -> str:
-    return f"{{{provider_key(provider)}}}:permits"
-
-
-def waiting_key(provider: str = DEFAULT_PROVIDER) -> str:
-    return f"{{{provider_key(provider)}}}:waiting"
-
-
-def lease_keys(provider: str = DEFAULT_PROVIDER, *, rated: bool = False) -> list[str]:
-    """Returns the keys of `lease.lua`, in its order. With a quota of the provider there are two more."""
-    names = (*LEASE_NAMES, *(QUOTA_NAMES if rated else ()))
-    return [f"{{{provider_key(provider)}}}:{name}" for name in names]
-
-
-def permits_channel(provider: str = DEFAULT_PROVIDER, process: str = "") -> str:
-    """Returns the channel for all processes, or that of one process."""
-    channel = _of_provider("permits", provider)
-    return f"{channel}:{process}" if process else channel
-
-
-# -- monitors --------------------------------------------------------------------------------------------------
-
-probes_key = keys_of_partition("probes")
-certificates_key = keys_of_partition("certificates")
-certificate_ends_key = keys_of_partition("certificates:ends")
-domain_checks_key = keys_of_partition("domain-checks")
-unhealthy_key = keys_of_partition("unhealthy")
-
-health_key = keys_in_partition("health")
-certificate_key = keys_in_partition("certificate")
-domain_check_key = keys_in_partition("domain-check")
-findings_key = keys_in_partition("findings")
-health_days_key = keys_in_partition("health-days")
-crashes_key = keys_in_partition("crashes")
+probes_key = of_partition("probes", "zset: app ids by the time of their next uptime probe, ms", "with the app", SAVED)
+certificates_key = of_partition("certificates", "zset: app ids by their next check, ms", "with the app", SAVED)
+certificate_ends_key = of_partition(
+    "certificates:ends", "zset: app ids by the end of their domain's certificate, ms", "with its domain", SAVED
+)
+domain_checks_key = of_partition("domain-checks", "zset: app ids by the domain's next check, ms", "with the app", SAVED)
+health_key = in_partition("health:<app id>", "hash: `version`; `state`, JSON", "until it is not probed", SAVED)
+certificate_key = in_partition(
+    "certificate:<app id>", "hash: `version`, `domain`, `issuer`, `expiresAt`, …", "with its domain", SAVED
+)
+domain_check_key = in_partition(
+    "domain-check:<app id>",
+    "hash: `version`, `domain`; `missingSince`: without its record, ms",
+    "with its domain",
+    SAVED,
+)
+unhealthy_key = of_partition("unhealthy", "zset: unhealthy apps by time, ms", "each when the app answers", SAVED)
+findings_key = in_partition(
+    "findings:<app id>", "hash: `version`; `open`: the last scan, JSON, 5,000; `red`, `yellow`", "with the app", SAVED
+)
+health_days_key = in_partition(
+    "health-days:<app id>", "hash: `<day>:down`, ms, and `<day>:outages` of days with probes; 91", "91 days", SAVED
+)
+crashes_key = in_partition("crashes:<app id>", "stream: the last 20 crashes, with the last lines of output", "30 days")
 
 
 def monitored_keys(tag: str, app_id: str) -> list[str]:
@@ -647,54 +476,22 @@ def monitored_keys(tag: str, app_id: str) -> list[str]:
     return [kind(tag, app_id) for kind in kinds]
 
 
-# -- operation -------------------------------------------------------------------------------------------------
+begin_table("Operation")
 
-LAYOUT_KEY = "layout"
-LAYOUT_LOCK_KEY = "layout-lock"
-WORKERS_KEY = "{ops}:workers"
+LAYOUT_KEY = declare("layout", "string: the number of the layout of these keys", "never: one number")
+LAYOUT_LOCK_KEY = declare("layout-lock", "string: id of the process that upgrades the data to another layout", "30 s")
+WORKERS_KEY = declare("{ops}:workers", "set: `<group>:<name>` of workers that read no stream; some have ended", "1 h")
+audit_key = of_all("{ops}:audit:<trail>", "stream: operators' changes, or machines' reports; 10,000", "400 days")
 HEARTBEAT_SECONDS = 15  # lifetime of a worker's heartbeat
 
 
-def audit_key(trail: str) -> str:
-    return f"{{ops}}:audit:{trail}"
-
-
+@key("worker:<group>:<name>", "string: a worker's heartbeat, which reserves its name", "15 s")
 def worker_key(group: str, name: str) -> str:
     return f"worker:{group}:{name}"
 
 
-# -- usage and counters ----------------------------------------------------------------------------------------
+write_check_key = of_partition("write-check", "string: write probe: its value is not used", "60 s")
 
-PROCESSES_KEY = "{ops}:processes"
-CLOCK_KEY = "{ops}:clock"
-
-
-def usage_key(account_id: str, period: str) -> str:
-    """Returns the key of an hour, such as `2026-07-02T12`, or of a day."""
-    return f"{partition_tag(account_id)}:usage:{account_id}:{period}"
-
-
-def requests_key(account_id: str) -> str:
-    return f"{partition_tag(account_id)}:request-log:{account_id}"
-
-
-def usage_keys(account_id: str, hour: str) -> list[str]:
-    """Returns the keys of the account's hour, of the day of that hour, and of the account's requests."""
-    day = hour.partition("T")[0]
-    return [usage_key(account_id, hour), usage_key(account_id, day), requests_key(account_id)]
-
-
-def minute_key(minute: str) -> str:
-    return f"{{ops}}:minute:{minute}"
-
-
-def hour_key(hour: str) -> str:
-    return f"{{ops}}:hour:{hour}"
-
-
-def spenders_key(day: str) -> str:
-    return f"{{ops}}:spend:{day}"
-
-
-def process_key(process_id: str) -> str:
-    return f"{{ops}}:process:{process_id}"
+KEYS = [each for table in TABLES.values() for each in table]
+BACKED_UP = frozenset(each.kind for each in KEYS if each.saved)
+LEFT_OUT = frozenset(each.kind for each in KEYS) - BACKED_UP  # what is of this moment, or counts for seconds

@@ -34,14 +34,15 @@ from gateway.inference.spend.budget import BudgetWatch
 from gateway.inference.upstream import Upstream
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
+from gateway.operations.apps import Apps
 from gateway.operations.audit import AuditTrail
 from gateway.operations.directory import Directory
 from gateway.operations.leaving import Leaving
+from gateway.operations.memberships import Memberships
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.operations.removal import Removal
 from gateway.outbound import client as outbound
-from gateway.outbound.dns import Resolver
 from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.settings.prices import PRICES
@@ -64,7 +65,7 @@ class Services:
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.app_changes = AppChanges(self.registry)
-        self.custom_domains = CustomDomains(self.registry, Resolver(settings.dns))
+        self.custom_domains = CustomDomains(settings, self.registry)
         self.directory = Directory(self.registry)
         self.sessions = Sessions(self.store, settings)
         self.operators = Operators(settings)
@@ -81,6 +82,7 @@ class Services:
         self.openid = OpenId(settings, self.store, self.apps_http)
         self.users = Users(settings, self.vault, self.http, self.store, self.apps_http)
         self.notices = Notices(self.store)
+        self.memberships = Memberships(settings, self.registry, self.sessions, self.notices)
         self.budget = BudgetWatch(self.notices)
         self.admission = Admission(settings, self.store, self.metrics, self.budget if settings.sends_notices else None)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
@@ -94,14 +96,9 @@ class Services:
         self.removal = Removal(
             self.app_changes, self.hooks, self.environments, self.data_commands, self.data_records, self.deploys
         )
+        self.apps = Apps(settings, self.registry, self.app_changes, self.deploys, self.users, self.removal)
         self.leaving = Leaving(
-            self.registry,
-            self.deploys,
-            self.removal,
-            self.storage,
-            self.data_records,
-            self.data_commands,
-            settings,
+            self.registry, self.deploys, self.removal, self.storage, self.data_records, self.data_commands, settings
         )
         on_disk = settings.apps_engine == "local"
         self.runtime_log = RuntimeLog(settings.data_dir) if on_disk else PodLog(settings.kubernetes_namespace, records)
@@ -121,10 +118,7 @@ class Services:
             self.metrics,
             self.counters,
         )
-        self.changes = Changes(
-            self.registry,
-            lambda: (self.availability.status(), self.availability.status_changes),
-        )
+        self.changes = Changes(self.registry, lambda: (self.availability.status(), self.availability.status_changes))
         self.change_viewers = Viewers(CHANGES, self.metrics.viewers.set)
         self.log_viewers, self.figure_viewers = Viewers(LOGS), Viewers(FIGURES)
         self.overview = Overview(settings, self.registry, self.providers, self.counters, self.metrics)

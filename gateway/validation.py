@@ -4,11 +4,14 @@ Each field of a request's body has one of the types below. The body as a whole i
 megabyte would be read, compared and listed again and again. Of a value, a message repeats only an invalid choice.
 """
 
+import datetime
 import re
 from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta
+
+from gateway.errors import RequestMalformed
 
 Url = Annotated[str, Meta(max_length=2_048)]
 Host = Annotated[str, Meta(max_length=254)]  # including a final dot
@@ -39,6 +42,18 @@ def is_email(text: str) -> bool:
     Refuses `/`, `?` and `#`, which end the part of a URL in which the address of a member stands.
     """
     return len(text) <= EMAIL_LENGTH and _EMAIL.fullmatch(text) is not None
+
+
+def parse_time(text: str, hint: str) -> float:
+    """Returns the seconds since the epoch of a time in ISO 8601, in UTC unless it has an offset.
+
+    Raises RequestMalformed with the hint.
+    """
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise RequestMalformed(hint) from None
 
 
 _NAMES = {

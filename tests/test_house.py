@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway import keys
+from tests.support.key_leaks import pattern
+
 ROOT = Path(__file__).parents[1]
 OURS = ("capsule_gateway", "gateway", "workers", "tests", "bench", "docs")
 OTLP = Path("gateway/telemetry/otlp.py")
@@ -110,6 +113,17 @@ def test_each_module_knows_only_those_below() -> None:
     up = [(a, b) for a, b in crossings() if room(a) != room(b) and HEIGHTS[room(b)] > HEIGHTS[room(a)]]
     above = [(a, b) for a, b in crossings() if a.startswith("workers") and room(b) in ABOVE_WORKERS]
     assert not up + above, up + above
+
+
+def test_agent_tools_call_no_route() -> None:
+    """What both a route and a tool do is a method of one of the services that a process builds."""
+    found = {
+        (str(path), name)
+        for path in python_files("gateway/mcp")
+        for name in imports(path)
+        if name.startswith("gateway.api.") and "ROUTES" in names(modules("gateway")[name])
+    }
+    assert not found, found
 
 
 @pytest.mark.parametrize("name", [str, room], ids=["modules", "folders"])
@@ -271,12 +285,11 @@ def test_each_script_has_one_function() -> None:
 
 
 def key_patterns() -> list[str]:
-    """Returns patterns from the tables: every key with more than one part, and its part before the first variable."""
-    table = re.findall(r"^\| `([^`]+:[^`]*)` \|", ast.get_docstring(tree(KEYS)) or "", re.M)
-    assert len(table) > 30
-    beginnings = [key.partition(":<")[0] for key in table]
-    keys = {key for key in [*table, *beginnings] if ":" in key}
-    return [re.sub(r"<[^>]+>", r"\\S+", re.escape(key)).replace(r"\{pNN\}", r"\{.*\}") for key in keys]
+    """Returns patterns of every declared key with more than one part, and of its part before the first variable."""
+    names = [each.name.partition("[")[0] for each in keys.KEYS]
+    assert len(names) > 30
+    beginnings = [name.partition(":<")[0] for name in names]
+    return [pattern(name) for name in {*names, *beginnings} if ":" in name]
 
 
 def texts(path: Path) -> Iterator[str]:

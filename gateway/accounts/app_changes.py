@@ -57,7 +57,7 @@ class AppChanges:
 
     async def create_app(self, app: App, limit: int) -> None:
         """Creates an app, if its account has fewer than `limit`. Raises RateLimited, AppLimitReached and NameTaken."""
-        await self.count_change(app.account)
+        await CHANGES.count(self._store, app.account)
         async with self._lock_apps(app.account):
             if len(await self._registry.list_apps(app.account)) >= limit:
                 raise AppLimitReached(
@@ -75,14 +75,6 @@ class AppChanges:
                 with contextlib.suppress(BackboneUnavailable):
                     await finish_despite_cancellation(self._registry.delete_app(app))
                 raise
-
-    async def count_change(self, account_id: str) -> None:
-        """Counts an attempt to create, change or delete an app. Raises RateLimited."""
-        await CHANGES.count(self._store, account_id)
-
-    async def count_token_check(self, account_id: str) -> None:
-        """Counts a token that the account holder checks. Raises RateLimited."""
-        await TOKEN_CHECKS.count(self._store, account_id)
 
     async def withhold_name(self, app: App) -> None:
         """Withholds the name of a live app from other accounts after its deletion."""

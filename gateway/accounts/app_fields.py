@@ -2,7 +2,9 @@
 
 from pathlib import PurePosixPath
 
-from gateway.accounts.records import SLUG, Auth, BackendAuth, Build, JwksAuth, SecretAuth
+import msgspec
+
+from gateway.accounts.records import BRANCH, PREVIEW, SLUG, Auth, BackendAuth, Build, JwksAuth, Repository, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import RequestMalformed
 from gateway.outbound import addresses
@@ -27,6 +29,36 @@ def check_name(name: str) -> None:
         raise RequestMalformed(
             "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
         )
+
+
+def check_new_name(name: str) -> None:
+    """Raises RequestMalformed for a name that is reserved for previews."""
+    if PREVIEW.fullmatch(name):
+        raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
+
+
+def check_repository(repository: Repository | None, vault: Vault, *, allow_private: bool) -> Repository | None:
+    """Returns the repository to store, with user name and password encrypted and outside the URL.
+
+    Raises RequestMalformed.
+    """
+    if repository is None:
+        return None
+    if not BRANCH.fullmatch(repository.branch):
+        raise RequestMalformed("repository.branch: git does not accept this branch name; use one such as main.")
+    if repository.credentials:
+        raise RequestMalformed("repository: put user name and password into the URL: https://user:password@…")
+    scheme, _, rest = repository.url.partition("://")
+    authority, slash, path = rest.partition("/")
+    credentials, _, host = authority.rpartition("@")
+    url = f"{scheme}://{host}{slash}{path}"
+    try:
+        if not (allow_private and url.startswith("file:///")):
+            addresses.check_url(url, allow_private=allow_private)
+        sealed = vault.seal(credentials) if credentials else ""
+    except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
+        raise RequestMalformed(f"repository.url: {error}") from None
+    return msgspec.structs.replace(repository, url=url, credentials=sealed)
 
 
 def check_auth(auth: NewAuth, vault: Vault, *, allow_private: bool, save_internal: bool = False) -> Auth:

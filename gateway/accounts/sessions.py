@@ -17,7 +17,7 @@ from litestar.datastructures import Cookie, State
 from gateway.accounts.api_keys import digest
 from gateway.accounts.session_store import SESSION_SECONDS, Person, SessionStore
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed, ServiceError
-from gateway.keys import REGISTERED_PREFIX, logins_key
+from gateway.keys import logins_key, registered_key
 from gateway.loops import Allowance
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -123,7 +123,7 @@ class Sessions(SessionStore):
         if _is_internal(client_network(request)):  # a proxy that does not report the client
             return
         counted = f"{_hash_network(request)}{':anonymous' if anonymous else ''}"
-        count, wait = await self._store.increment(REGISTERED_PREFIX + counted, 86_400)
+        count, wait = await self._store.increment(registered_key(counted), 86_400)
         if count > max(MIN_REGISTRATIONS, per_day // REGISTRATIONS_DIVISOR):
             message = (
                 "Your address has registered its maximum of accounts per day; try again after the time in Retry-After."

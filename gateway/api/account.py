@@ -45,8 +45,7 @@ from gateway.events.deliveries import SHARE_BYTES, count_stored_bytes
 from gateway.ids import Time
 from gateway.inference.availability import Availability, InferenceStatus
 from gateway.inference.request import BODY_BYTES
-from gateway.inference.spend.limits import cap_of
-from gateway.keys import spend_key
+from gateway.inference.spend.limits import Spend, cap_of, read_spend
 from gateway.operations.leaving import Leaving
 from gateway.redis.client import Store
 from gateway.services import Injected, ProcessState
@@ -119,15 +118,6 @@ async def capabilities(
     )
 
 
-class Spend(msgspec.Struct):
-    """Nano-euro of a UTC day."""
-
-    day: str
-    settled: int
-    reserved: int
-    cap: int
-
-
 class StorageUse(msgspec.Struct):
     """The bytes of the account's delivery log and of the data of its events."""
 
@@ -163,15 +153,14 @@ async def show_account(
 
 
 async def view_account(account: Account, settings: Settings, store: Store, deploys: Deploys) -> AccountView:
-    day = await store.today()
-    settled, reserved = await store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
+    spend = await read_spend(store, account.id, ["settled", "reserved"], cap_of(account, settings))
     return AccountView(
         id=account.id,
         name=account.name,
         plan=account.plan,
         limits=view_limits(settings, account.plan),
-        spend=Spend(day, int(settled or 0), int(reserved or 0), cap_of(account, settings)),
-        deploysToday=await deploys.count_today(account.id, day),
+        spend=spend,
+        deploysToday=await deploys.count_today(account.id, spend.day),
         storage=StorageUse(await count_stored_bytes(store, account.id), SHARE_BYTES),
         suspension=account.suspension or msgspec.UNSET,
         deletesAt=account.deletion.deletesAt if account.deletion else msgspec.UNSET,

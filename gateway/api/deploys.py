@@ -1,10 +1,9 @@
 """The account API: deploys, their hooks and the URLs that trigger these, variables and runtime logs."""
 
 import contextlib
-import datetime
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any, Self
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response, delete, get, post, put
@@ -24,12 +23,10 @@ from gateway.api.resources import Caller, CallerAccess, OwnApp, OwnDeploy, requi
 from gateway.deploys.actions import DeployActions
 from gateway.deploys.environment import Environments, VariableView
 from gateway.deploys.hooks import CreatedHook, Hooks, ListedHook
-from gateway.deploys.logs import split_times
-from gateway.deploys.phases import PhaseView, list_phases
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.sources import read_format
-from gateway.deploys.states import Deploy, Deploys, Trigger
-from gateway.deploys.states import State as DeployState
+from gateway.deploys.states import Deploys
+from gateway.deploys.views import DeployView, DeployWithLog, view_deploys, view_with_log
 from gateway.errors import (
     AppSuspended,
     BackboneUnavailable,
@@ -45,8 +42,6 @@ from gateway.errors import (
     TarballGone,
     ViewersLimited,
 )
-from gateway.events.catalog import Kind
-from gateway.ids import Time
 from gateway.services import Injected, ProcessState
 from gateway.validation import Id
 
@@ -62,41 +57,6 @@ PUBLISH_ERRORS = [
 ]
 
 
-class DeployView(msgspec.Struct, kw_only=True):
-    """A deploy as its account sees it."""
-
-    id: str
-    app: str
-    kind: Kind
-    state: DeployState
-    trigger: Trigger
-    createdAt: Time
-    current: bool | msgspec.UnsetType = msgspec.UNSET  # the app serves its release
-    branch: str | msgspec.UnsetType | None = msgspec.UNSET
-    commit: str | msgspec.UnsetType = msgspec.UNSET
-    finishedAt: Time | msgspec.UnsetType = msgspec.UNSET
-    durationMs: int | msgspec.UnsetType = msgspec.UNSET
-    url: str | msgspec.UnsetType = msgspec.UNSET
-    error: str | msgspec.UnsetType = msgspec.UNSET
-    warning: str | msgspec.UnsetType = msgspec.UNSET  # what its source lacks
-    release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
-    # Only for queued deploys.
-    position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
-    waitsFor: str | msgspec.UnsetType = msgspec.UNSET
-
-    @classmethod
-    def of(cls, deploy: Deploy, **more: Any) -> Self:
-        """Leaves out the fields that have no value yet. `more` are the fields of a subclass."""
-        fields = {name: getattr(deploy, name, None) for name in DeployView.__struct_fields__}
-        return cls(**{**{name: value for name, value in fields.items() if value is not None}, **more})
-
-
-class DeployWithLog(DeployView, kw_only=True):
-    phases: list[PhaseView]
-    log: str
-    logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
-
-
 class QueuedDeployId(msgspec.Struct):
     deployId: str
 
@@ -107,29 +67,6 @@ class TriggeredDeploy(QueuedDeployId):
 
 class NewHook(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
-
-
-async def view_deploys(listed: Sequence[Deploy], deploys: Deploys) -> list[DeployView]:
-    """Returns deploys of one account as it sees them, the queued ones with their positions."""
-    more = await _read_more(listed, deploys)
-    return [DeployView.of(deploy, **fields) for deploy, fields in zip(listed, more, strict=True)]
-
-
-async def view_with_log(deploy: Deploy, deploys: Deploys) -> DeployWithLog:
-    [fields] = await _read_more([deploy], deploys)
-    log, times = split_times(await deploys.read_log(deploy))
-    queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
-    after = [None if time is None else max(0, time - queued) for time in times]
-    return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
-
-
-async def _read_more(listed: Sequence[Deploy], deploys: Deploys) -> list[dict[str, Any]]:
-    """Returns the fields of each deploy that are not in its record."""
-    if not listed:
-        return []
-    waits = await deploys.find_positions(listed)
-    live = await deploys.find_live_ids(listed[0].account, {deploy.appId for deploy in listed})
-    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in listed]
 
 
 # -- hooks and deploys -----------------------------------------------------------------------------------------
@@ -148,7 +85,7 @@ async def create_hook(
 
 @get("/hooks", summary="List the account's deploy hooks")
 async def list_hooks(access: CallerAccess, hooks: Injected[Hooks]) -> list[ListedHook]:
-    return [hook for hook in await hooks.list(access.account.id) if access.reaches(hook.app)]
+    return await hooks.list(access)
 
 
 @delete("/hooks/{hook_id:str}", errors=[NotFound])

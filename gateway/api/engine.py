@@ -14,13 +14,13 @@ from litestar.response import Stream
 from gateway.accounts.records import App, Build
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.api.apps import RepositoryView, view_repository
 from gateway.api.audit import REPORTS
 from gateway.api.authentication import operator_router
-from gateway.api.deploys import DeployView
 from gateway.deploys.states import Deploy, Deploys, StaleDeploy
+from gateway.deploys.views import DeployView
 from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
 from gateway.events.catalog import Phase
+from gateway.operations.apps import RepositoryView, view_repository
 from gateway.services import Injected
 from gateway.settings import Settings
 from gateway.validation import Text

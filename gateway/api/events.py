@@ -1,6 +1,5 @@
 """The account API: the account's webhook, and the log of its deliveries."""
 
-import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -149,16 +148,7 @@ async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], webhoo
     `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
     oldest first, without those that already wait. An account can do this once per minute.
     """
-    return QueuedEvents(await webhooks.redeliver_failed(account.id, parse_time(data.since)))
-
-
-def parse_time(text: str) -> float:
-    """Returns seconds since the epoch. Raises RequestMalformed."""
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise RequestMalformed("since: use a time in ISO 8601, such as 2026-07-02T10:00:00Z.") from None
+    return QueuedEvents(await webhooks.redeliver_failed(account.id, data.since))
 
 
 @post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])

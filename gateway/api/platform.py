@@ -14,40 +14,25 @@ from litestar.datastructures import State
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.accounts.api_keys import ListedKey
-from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name
+from gateway.accounts.app_fields import NewAuth, check_auth, check_build, check_name, check_new_name, check_repository
 from gateway.accounts.domain_claims import verified_domain
 from gateway.accounts.domain_names import normalize_domain
-from gateway.accounts.records import (
-    Account,
-    AllowedRates,
-    App,
-    Build,
-    JwksAuth,
-    Repository,
-    Suspension,
-)
+from gateway.accounts.records import Account, AllowedRates, App, Build, JwksAuth, Repository, Suspension
 from gateway.accounts.registry import Registry
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.accounts.vault import Vault
 from gateway.api.account import DeletionTime, NewKey
-from gateway.api.apps import (
-    RepositoryView,
-    check_euro,
-    check_new_name,
-    check_repository,
-    view_auth,
-    view_repository,
-)
 from gateway.api.audit import REPORTS, list_audit, note_before
 from gateway.api.authentication import STREAMED, operator_router, stream_body
 from gateway.api.bodies import SOURCE, declared_size
-from gateway.api.deploys import PUBLISH_ERRORS, DeployView, QueuedDeployId
+from gateway.api.deploys import PUBLISH_ERRORS, QueuedDeployId
 from gateway.api.events import EventId
 from gateway.api.resources import AnyAccount, AnyApp, require_app
 from gateway.deploys.addresses import live_url
 from gateway.deploys.environment import Environments
 from gateway.deploys.sources import read_format
 from gateway.deploys.states import Deploys
+from gateway.deploys.views import DeployView
 from gateway.errors import (
     AppSuspended,
     DeployQuotaReached,
@@ -62,12 +47,13 @@ from gateway.events.catalog import AppCrashed, Kind
 from gateway.ids import Time, now_iso
 from gateway.inference.availability import InferenceState
 from gateway.inference.providers import Providers, ProviderState
-from gateway.inference.spend.limits import cap_of
+from gateway.inference.spend.limits import cap_of, check_euro
 from gateway.keys import account_apps_key, spend_key
 from gateway.monitors import health, scans
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings, ScanCounts
 from gateway.monitors.health import MonitoredApp
+from gateway.operations.apps import RepositoryView, view_auth, view_repository
 from gateway.operations.directory import Directory, OwnedApp
 from gateway.operations.leaving import Leaving
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
@@ -524,7 +510,7 @@ async def put_app(
         customDomainVerified=data.customDomainVerified,
         # A put that repeats what the account holder has proven leaves it so: the TXT record stays necessary.
         customDomainProven=data.customDomainVerified and is_proven(before, data.account, domain),
-        repository=check_repository(data.repository, settings, vault),
+        repository=check_repository(data.repository, vault, allow_private=settings.allow_private_addresses),
         build=check_build(data.build),
         allowedRates=None if data.limits == AllowedRates() else data.limits,
         createdAt=before.createdAt if before else now_iso(),

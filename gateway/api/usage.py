@@ -3,7 +3,6 @@
 Operators see what the account sees: neither prompts nor answers.
 """
 
-import datetime
 import math
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -15,9 +14,9 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
 from gateway.api.authentication import account_router, operator_router
-from gateway.api.deploys import DeployView, view_deploys
 from gateway.api.resources import AnyAccount, Caller, CallerAccess
 from gateway.deploys.states import Deploys
+from gateway.deploys.views import DeployView, view_deploys
 from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import Time, now_iso
 from gateway.operations.overview import Overview
@@ -39,6 +38,7 @@ from gateway.telemetry.usage_reports import (
     read_requests,
     read_usage,
 )
+from gateway.validation import parse_time
 
 DEFAULT_SPAN_SECONDS: dict[Period, int] = {"hour": 86_400, "day": 30 * 86_400}
 
@@ -121,14 +121,7 @@ def _stream(pieces: list[bytes], media_type: str, headers: dict[str, str] | None
 
 
 def _parse_time(name: str, text: str) -> float:
-    """Returns seconds since the epoch. Raises RequestMalformed."""
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=datetime.UTC)
-        return moment.timestamp()
-    except (ValueError, OverflowError):
-        raise RequestMalformed(f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.") from None
+    return parse_time(text, f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.")
 
 
 async def _read_last_day(account: str, store: Store) -> list[HourlyUsage]:

@@ -5,6 +5,7 @@ import secrets
 
 import msgspec
 
+from gateway.accounts.access import Access
 from gateway.accounts.api_keys import digest
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
@@ -64,8 +65,9 @@ class Hooks:
         url = f"{self._settings.api_url}/hooks/deploy/{token}"
         return CreatedHook(hook.id, hook.name, hook.app, hook.createdAt, url)
 
-    async def list(self, account_id: str) -> list[ListedHook]:
-        """Returns the account's hooks, newest first, each with the present name of its app."""
+    async def list(self, access: Access) -> list[ListedHook]:
+        """Returns the hooks that the caller may see, newest first, each with the present name of its app."""
+        account_id = access.account.id
         records = await self._store.client.hgetall(hooks_key(account_id))
         used = await self._store.client.hgetall(hooks_used_key(account_id))
         names = {app.id: app.name for app in await self._registry.list_apps(account_id)} if records else {}
@@ -80,6 +82,7 @@ class Hooks:
                 lastUsedAt=now_iso(int(used[hook.id]) / 1000) if hook.id in used else None,
             )
             for hook in hooks
+            if access.reaches(names.get(hook.appId, hook.app))
         ]
 
     async def revoke(self, account_id: str, hook_id: str) -> None:

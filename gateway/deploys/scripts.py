@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.events.records import QueuedEvent, flatten_event
 from gateway.keys import (
-    build_queue_keys,
+    BUILD_QUEUE_KEYS,
     deploy_key,
     deploy_prefix,
     deploys_key,
@@ -139,5 +139,5 @@ async def schedule_builds(
     more than `slots`.
     """
     args = (builder, lease, slots, 1, len(waiting), *flatten(waiting), *flatten(running))
-    granted, elsewhere = await store.run_script(_SCHEDULE_BUILDS, build_queue_keys(), *args)
+    granted, elsewhere = await store.run_script(_SCHEDULE_BUILDS, BUILD_QUEUE_KEYS, *args)
     return list(zip(granted[::3], granted[1::3], granted[2::3], strict=True)), list(elsewhere)

@@ -27,6 +27,7 @@ from gateway.outbound import addresses
 from gateway.redis.client import Store
 from gateway.redis.compare_and_set import Change, change_record
 from gateway.redis.scripts import Beside, compare_and_set
+from gateway.validation import parse_time
 
 logger = structlog.get_logger()
 
@@ -177,16 +178,17 @@ class Webhooks:
         """Queues the event again, with the same id. Raises RateLimited and NotFound."""
         await self._request(account_id, event_id, None)
 
-    async def redeliver_failed(self, account_id: str, since: float) -> int:
+    async def redeliver_failed(self, account_id: str, since: str) -> int:
         """Queues again the logged events from `since` on whose newest delivery failed; returns their number.
 
-        `since` is in seconds since the epoch. Raises RateLimited.
+        `since` is a time in ISO 8601. Raises RequestMalformed and RateLimited.
         """
+        first_at = parse_time(since, "since: use a time in ISO 8601, such as 2026-07-02T10:00:00Z.")
         key = redelivered_key(account_id)
         if not await self._store.client.set(key, "1", nx=True, ex=REDELIVER_SECONDS):
             wait = await self._store.client.pttl(key)
             raise RateLimited(REDELIVERY_LIMITED, retry_after=wait / 1000)
-        events = await find_failed(self._store, account_id, int(since * 1000))
+        events = await find_failed(self._store, account_id, int(first_at * 1000))
         queued = 0
         try:
             for first in range(0, len(events), EVENTS_PER_SCRIPT):

@@ -1,34 +1,17 @@
 """The agent tools `service_app`, `service_limits` and `service_usage`: apps, what they may use, and what they used."""
 
-from typing import Annotated, Any, TypedDict, Unpack, get_args
+from typing import Annotated, get_args
 
 import msgspec
 
 from gateway.accounts.pacing import leave_lane
-from gateway.api import apps
 from gateway.api.bodies import decode_body
+from gateway.inference.spend.limits import LimitsChange, LimitsView
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
+from gateway.operations.apps import AppChange, AppSettings, NewApp
 from gateway.telemetry.usage_reports import PERIOD_SECONDS, Group, read_usage
 
 MAX_FINDINGS = 50  # the most urgent ones
-RESET = "null resets it; leave it out to keep it"
-CLEAR = "0 refuses all requests, null clears the limit; leave it out to keep it"
-AUTH = (
-    'how the tokens of the app\'s users are verified, such as {"kind": "jwks", "url": "/api/auth/jwks"}, '
-    '{"kind": "backend", "url": "https://…"} or {"kind": "secret", "secret": "…"}. ' + RESET
-)
-REPOSITORY = 'such as {"url": "https://…", "branch": "main"}. ' + RESET
-BUILD = (
-    'such as {"command": "npm ci && npm run build", "output": "dist"}, or with "start", the command of its backend. '
-    "Applies from the next deploy on. " + RESET
-)
-OBJECT, EURO, RATE = ["object", "null"], ["string", "null"], ["integer", "null"]
-
-
-class AppFields(TypedDict, total=False):
-    auth: Annotated[Any, Arg(AUTH, OBJECT)]
-    repository: Annotated[Any, Arg(REPOSITORY, OBJECT)]
-    build: Annotated[Any, Arg(BUILD, OBJECT)]
 
 
 class AppTool(AgentTool):
@@ -38,46 +21,31 @@ class AppTool(AgentTool):
 
     async def create(self, app: AppName) -> Result:
         """Create the app `app`, a name of lower-case letters, digits and hyphens."""
-        new = decode_body(msgspec.json.encode({"name": app}), apps.NewApp)
-        parts = self.services
-        created = await apps.register_app(self.account, new.name, parts.settings, parts.store, parts.app_changes)
+        new = decode_body(msgspec.json.encode({"name": app}), NewApp)
+        created = await self.services.apps.create(self.account, new.name)
         return {"app": created, "note": "Publish it with service_publish."}
 
     async def list(self) -> Result:
         """List all apps, with status and health."""
-        listed = await self.services.registry.list_apps(self.account.id)
-        owned = [app for app in listed if self.access.reaches(app.id)]
-        return {"apps": await apps.view_apps(self.account, owned, self.services.settings, self.services.store)}
+        return {"apps": await self.services.apps.list(self.access)}
 
     async def show(self, app: AppName) -> Result:
         """Show one `app`, with its settings, certificate, health history, open security findings and latest crashes."""
         found, parts = await self._find_app(app), self.services
-        details = await apps.view_app_details(self.account, found, parts.settings, parts.store, parts.deploys)
+        details = await parts.apps.show(self.account, found)
         findings, crashes = await parts.findings.find_open(found), await parts.crashes.list(found)
-        more = {"settings": apps.view_settings(found), "findings": findings[:MAX_FINDINGS], "crashes": crashes}
+        more = {"settings": AppSettings.of(found), "findings": findings[:MAX_FINDINGS], "crashes": crashes}
         return {"app": msgspec.to_builtins(details) | more}
 
-    async def set(self, app: AppName, **fields: Unpack[AppFields]) -> Result:
+    async def set(self, app: AppName, change: AppChange) -> Result:
         """Change `auth`, `repository` or `build` of `app`."""
         leave_lane(self.scope["state"])  # a slow backend must not delay the account's other requests
-        change = decode_body(msgspec.json.encode(fields), apps.AppChange)
-        found, parts = await self._find_app(app), self.services
-        changed = await apps.apply_change(
-            self.account, found, change, parts.settings, parts.vault, parts.registry, parts.app_changes, parts.users
-        )
-        return {"settings": changed}
+        return {"settings": await self.services.apps.change(await self._find_app(app), change)}
 
     async def delete(self, app: AppName) -> Result:
         """Delete `app` with its hooks, variables and sources, which cannot be undone."""
-        await apps.delete_own_app(await self._find_app(app), self.services.app_changes, self.services.removal)
+        await self.services.apps.delete(await self._find_app(app))
         return {"deleted": app}
-
-
-class LimitFields(TypedDict, total=False):
-    dailyEuro: Annotated[Any, Arg(f'euro per UTC day of the app, as "0.50". {CLEAR}', EURO)]
-    userDailyEuro: Annotated[Any, Arg(f"euro per UTC day of each user. {CLEAR}", EURO)]
-    requestsPerMinute: Annotated[Any, Arg(f"requests per minute of the app. {CLEAR}", RATE)]
-    userRequestsPerMinute: Annotated[Any, Arg(f"requests per minute of each user. {CLEAR}", RATE)]
 
 
 class LimitsTool(AgentTool):
@@ -88,14 +56,12 @@ class LimitsTool(AgentTool):
     async def show(self, app: AppName) -> Result:
         """Show the limits of `app`, the widest that can be set, and its spend of today in nano-euro."""
         found = await self._find_app(app)
-        spend = await apps.read_spend(self.account, found, self.services.settings, self.services.store)
-        return {"limits": apps.view_limits(found), "spend": spend}
+        spend = await self.services.apps.read_spend(self.account, found)
+        return {"limits": LimitsView.of(found.limits), "spend": spend}
 
-    async def set(self, app: AppName, **fields: Unpack[LimitFields]) -> Result:
+    async def set(self, app: AppName, change: LimitsChange) -> Result:
         """Change the limits that are named."""
-        change = decode_body(msgspec.json.encode(fields), apps.LimitsChange)
-        found, parts = await self._find_app(app), self.services
-        return {"limits": await apps.apply_limits(self.account, found, change, parts.settings, parts.registry)}
+        return {"limits": await self.services.apps.change_limits(self.account, await self._find_app(app), change)}
 
 
 MAX_ROWS = 500  # the newest ones

@@ -5,7 +5,6 @@ No tool rotates the webhook's secret, because the new secret would become part o
 
 from typing import Annotated, get_args
 
-from gateway.api.events import parse_time
 from gateway.events.deliveries import Filter, Outcome, list_deliveries, read_delivery
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
 
@@ -44,4 +43,4 @@ class DeliveryTool(AgentTool):
     async def redeliver_failed(self, since: Since) -> Result:
         """Send again all events that happened at `since` or later and whose newest delivery failed; allowed once per
         minute."""
-        return {"count": await self.services.webhooks.redeliver_failed(self.account.id, parse_time(since))}
+        return {"count": await self.services.webhooks.redeliver_failed(self.account.id, since)}

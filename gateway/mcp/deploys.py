@@ -14,8 +14,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from gateway.accounts.pacing import leave_lane
 from gateway.api.bodies import decode_map
-from gateway.api.deploys import DeployView, view_deploys, view_with_log
 from gateway.deploys.states import FINAL
+from gateway.deploys.views import DeployView, view_deploys, view_with_log
 from gateway.errors import NotFound
 from gateway.mcp.tools import AgentTool, AppName, Arg, Result
 
@@ -219,8 +219,7 @@ class HookTool(AgentTool):
 
     async def list(self) -> Result:
         """List all hooks."""
-        listed = await self.services.hooks.list(self.account.id)
-        return {"hooks": [hook for hook in listed if self.access.reaches(hook.app)]}
+        return {"hooks": await self.services.hooks.list(self.access)}
 
     async def revoke(self, id: HookId) -> Result:
         """Revoke the hook with this `id`."""

@@ -3,8 +3,6 @@
 from typing import Annotated, get_args
 
 from gateway.accounts.access import Role
-from gateway.accounts.members import read_email
-from gateway.api.members import end_membership, place_member
 from gateway.mcp.tools import AgentTool, Arg, Result
 
 Email = Annotated[str, Arg("the person's e-mail address")]
@@ -31,14 +29,12 @@ class MembersTool(AgentTool):
 
     async def invite(self, email: Email, role: RoleName) -> Result:
         """Invite the person with the address `email`, or change the `role` of a member or of an invitation."""
-        parts, address = self.services, read_email(email)
-        member = await place_member(self.access, address, role, parts.registry, parts.notices, parts.settings)
+        member = await self.services.memberships.place(self.access, email, role)
         waits = member.state == "invited"
         note = "They become a member when they sign in and accept." if waits else "They are a member."
         return {"member": member, "note": note}
 
     async def remove(self, email: Email) -> Result:
         """Remove the member with the address `email`, or cancel their invitation."""
-        parts = self.services
-        await end_membership(self.account, email, parts.registry, parts.sessions, parts.notices)
+        await self.services.memberships.end(self.account, email)
         return {"removed": email.lower()}

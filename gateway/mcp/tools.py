@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import msgspec
 from mcp.server.mcpserver import Context
@@ -19,6 +19,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from gateway.accounts.access import TOOL_CALLS, Access, Call, Where
 from gateway.accounts.records import App
+from gateway.api.bodies import decode_body
 from gateway.api.resources import require_deploy, require_own_app
 from gateway.deploys.states import Deploy
 from gateway.errors import ServiceError
@@ -39,6 +40,16 @@ class Arg:
 
     def __init__(self, meaning: str, kind: str | list[str] = "string", **schema: Any) -> None:
         self.meaning, self.schema = meaning, {"type": kind, **schema}
+
+    @classmethod
+    def of_fields(cls, change: type[msgspec.Struct]) -> dict[str, Self]:
+        """Describes the fields of a change. What its docstring says goes for each of them."""
+        rule, args = (inspect.getdoc(change) or "").removesuffix("."), {}
+        for field in msgspec.structs.fields(change):
+            schema = msgspec.json.schema(field.type)
+            kinds = dict.fromkeys(choice.get("type", "object") for choice in schema["anyOf"])
+            args[field.name] = cls(f"{schema['description']}. {rule}", [*kinds])
+        return args
 
     def read(self, name: str, value: Any, action: str) -> Any:
         """Returns the value for the action, which checks the other types itself. Raises ToolError."""
@@ -69,17 +80,18 @@ AppName = Annotated[str, Arg("the app's name")]
 
 
 class Action:
-    """A method of a tool, and what its signature says. At least one of the arguments in `**fields` is needed."""
+    """A method of a tool, and what its signature says. The fields of the struct `change` are arguments, too."""
 
     def __init__(self, method: Any) -> None:
         self.method, self.meaning = method, " ".join(method.__doc__.split())
         hints = get_type_hints(method, include_extras=True)
         hints.pop("return")
-        fields = get_type_hints(get_args(hints.pop("fields"))[0], include_extras=True) if "fields" in hints else {}
-        self.args: dict[str, Arg] = {name: get_args(hint)[1] for name, hint in (hints | fields).items()}
+        self.change: type[msgspec.Struct] | None = hints.pop("change", None)
+        fields = {} if self.change is None else Arg.of_fields(self.change)
+        self.args: dict[str, Arg] = {name: get_args(hint)[1] for name, hint in hints.items()} | fields
+        self.fields = [*fields]
         self.defaults = {name: each.default for name, each in inspect.signature(method).parameters.items()}
         self.needs = [name for name in hints if self.defaults[name] is inspect.Parameter.empty]
-        self.fields = [*fields]
 
     def read(self, given: Mapping[str, Any], action: str) -> dict[str, Any]:
         """Returns the method's arguments. Raises ToolError. `action` is "" for the only action of its tool."""
@@ -95,6 +107,14 @@ class Action:
         if self.fields and not read.keys() & {*self.fields}:
             raise ToolError(f"{action} needs at least one of {', '.join(self.fields)}.")
         return read
+
+    async def call(self, tool: "AgentTool", arguments: dict[str, Any]) -> Result:
+        """Raises RequestMalformed for a wrong change."""
+        if self.change is not None:
+            fields = {name: arguments.pop(name) for name in self.fields if name in arguments}
+            arguments["change"] = decode_body(msgspec.json.encode(fields), self.change)
+        result: Result = msgspec.to_builtins(await self.method(tool, **arguments))
+        return result
 
 
 class AgentTool:
@@ -142,10 +162,9 @@ class AgentTool:
         try:
             change = self._permit(f"{self.name} {name}" if others else self.name, arguments)
             async with self._recording(change, arguments):
-                result: Result = msgspec.to_builtins(await self.actions[name].method(self, **arguments))
+                return await self.actions[name].call(self, {**arguments})
         except ServiceError as error:
             raise ToolError(f"{error.message} ({error.code})") from None
-        return result
 
     @asynccontextmanager
     async def _recording(self, change: Call | None, arguments: Mapping[str, Any]) -> AsyncIterator[None]:

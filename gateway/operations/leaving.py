@@ -33,6 +33,7 @@ from gateway.errors import NotFound, ServiceError
 from gateway.events.notices import STREAM as MAILS
 from gateway.ids import day_of, now_iso
 from gateway.keys import (
+    BUILD_QUEUE_KEYS,
     PARTITION_TAGS,
     account_key,
     accounts_key,
@@ -41,7 +42,6 @@ from gateway.keys import (
     api_keys_key,
     app_window_key,
     audit_key,
-    build_queue_keys,
     dead_letters_key,
     deleted_data_key,
     deletions_key,
@@ -301,7 +301,7 @@ class Leaving:
             await client.hdel(waiting, account_id)
             if account_id in (await self._store.get(failed_accounts_key(provider)) or ""):
                 await client.delete(failed_accounts_key(provider))  # a row of failures begins anew
-        for zset in (build_queue_keys()[2], stored_key(tag)):
+        for zset in (BUILD_QUEUE_KEYS[2], stored_key(tag)):
             await client.zrem(zset, account_id)
 
     async def _read_stream(self, stream: str) -> AsyncIterator[tuple[str, dict[str, str]]]:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 
 @dataclass(frozen=True)
 class Plant:
@@ -86,8 +88,9 @@ def _raise_rates() -> None:
 
     admit = scripts.admit
 
-    async def admit_more(*some: Any, app_limit: int, user_limit: int, **more: Any) -> Any:
-        return await admit(*some, app_limit=app_limit * 3 // 2, user_limit=user_limit * 3 // 2, **more)
+    async def admit_more(store: Any, account: str, app: str, user: str, limits: Any, *some: Any, **more: Any) -> Any:
+        rates = {"requests": limits.requests * 3 // 2, "user_requests": limits.user_requests * 3 // 2}
+        return await admit(store, account, app, user, msgspec.structs.replace(limits, **rates), *some, **more)
 
     scripts.admit = admit_more
 

@@ -25,25 +25,24 @@ from capsule_gateway.cli.account import _parse_since
 from capsule_gateway.cli.arguments import find_app_name
 from capsule_gateway.cli.limits import _read_limit
 from capsule_gateway.cli.service import WrongUsage
-from gateway.accounts.app_fields import NewAuth, check_auth
+from gateway.accounts.app_fields import NewAuth, check_auth, check_repository
 from gateway.accounts.domain_names import check_own_domain
 from gateway.accounts.jose.jwk import public_part, read_key, split_document
 from gateway.accounts.records import Repository
 from gateway.accounts.vault import Vault
-from gateway.api.apps import check_euro, check_repository
-from gateway.api.events import parse_time
-from gateway.api.usage import _parse_time
 from gateway.deploys.archives import Refused, check_tar, pack_zip, unpack
 from gateway.deploys.manifest import ManifestError, seal_manifest
 from gateway.deploys.recognition import SourceFolder, Unrecognizable, recognize
 from gateway.deploys.sources import read_format
 from gateway.errors import MediaTypeUnsupported, RequestMalformed
 from gateway.inference.provider.connection import read_retry_after
+from gateway.inference.spend.limits import check_euro
 from gateway.monitors.scans import read_scan
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url
 from gateway.outbound.dns import Resolver
 from gateway.settings import BadSettings, Settings, load
 from gateway.settings.providers import read_providers
+from gateway.validation import parse_time
 from workers.backup.names import find_record_fault, is_file
 from workers.backup.scripts import KeyCopy
 from workers.backup.target import BackupTarget, BadBackup, open_target
@@ -198,8 +197,7 @@ def read_app_name(text: str, folder: Path) -> None:
 
 
 def read_repository(text: str, folder: Path) -> None:
-    settings = Settings(encryption_key="an-encryption-key-of-32-characters")
-    check_repository(Repository(text[:2_048], text[-20:]), settings, VAULT)
+    check_repository(Repository(text[:2_048], text[-20:]), VAULT, allow_private=False)
 
 
 def read_auth(text: str, folder: Path) -> None:
@@ -404,7 +402,7 @@ READERS = {
         [],
     ),
     "times of the API": Reader(
-        lambda text, _: (parse_time(text), _parse_time("since", text)),
+        lambda text, _: parse_time(text, "since: …"),
         (RequestMalformed,),
         ("2026", "-07", "-02", "T10:00", ":00", "Z", "+00:00", "0001-01-01", "9999-12-31", "W01", "1d", "-99:99"),
         ("",),

@@ -16,7 +16,7 @@ import msgspec
 from gateway.deploys import scripts
 from gateway.deploys.positions import Position
 from gateway.errors import BackboneUnavailable
-from gateway.keys import build_queue_keys, deploy_key
+from gateway.keys import BUILD_QUEUE_KEYS, deploy_key
 from gateway.loops import every, until_set
 from gateway.redis.client import Store
 from workers.stream import Consumer, Entry
@@ -126,7 +126,7 @@ class Schedule:
 
     async def positions(self) -> dict[str, Position]:
         """Returns what the deploys of all builders wait for, in approximate order. Raises BackboneUnavailable."""
-        waiting_key, running_key, _ = build_queue_keys()
+        waiting_key, running_key, _ = BUILD_QUEUE_KEYS
         waiting = await self._store.client.hgetall(waiting_key)
         running = await self._store.client.hgetall(running_key)
         busy = {msgspec.json.decode(text)["app"]: deploy for deploy, text in running.items()}

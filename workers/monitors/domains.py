@@ -17,7 +17,7 @@ from gateway.accounts.registry import Registry
 from gateway.errors import NameTaken
 from gateway.keys import domain_check_key, domain_checks_key
 from gateway.outbound.addresses import CallFailed
-from gateway.outbound.dns import LOOKUP_SECONDS, Resolver
+from gateway.outbound.dns import LOOKUP_SECONDS
 from gateway.settings import Settings
 from workers.monitors.inspection_loop import DueApp, InspectionLoop, Observation
 
@@ -31,7 +31,7 @@ CHECKS = 50  # at a time, per worker
 class Domains:
     def __init__(self, settings: Settings, registry: Registry, *, interval: float = INTERVAL_SECONDS) -> None:
         self._registry, self._interval = registry, interval
-        self._domains = CustomDomains(registry, Resolver(settings.dns))
+        self._domains = CustomDomains(settings, registry)
         self._loop = InspectionLoop(
             registry,
             domain_checks_key,

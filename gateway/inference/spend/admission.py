@@ -124,7 +124,7 @@ class Admission:
 
         Raises AppRateLimited, UserRateLimited, the 402 of the cap that is reached, or BackboneUnavailable.
         """
-        limits = limits_of(app, account.plan, self._settings, account.own_cap)
+        limits = limits_of(app, account, self._settings)
         for _ in range(2):
             reservation = Reservation(request_id(), account.id, max_cost)
             decision = await self._decide(app, limits, user, reservation)
@@ -142,15 +142,11 @@ class Admission:
                 reservation.account,
                 app.id,
                 user,
-                app_limit=limits.requests,
-                user_limit=limits.user_requests,
-                max_cost=reservation.max_cost,
-                cap=limits.cap,
+                limits,
+                reservation.max_cost,
                 reservation=reservation.id,
                 lease=self._lease,
                 deadline=self._clock.at(sent + ARRIVAL_SECONDS),
-                app_cap=limits.app_cap,
-                user_cap=limits.user_cap,
             )
         except NotReplicated:
             self._settle_later(PendingSettlement(reservation, 0))

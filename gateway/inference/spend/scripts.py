@@ -3,6 +3,7 @@
 import msgspec
 
 from gateway.errors import NotReplicated
+from gateway.inference.spend.limits import Limits
 from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.keys import (
     account_spend_prefix,
@@ -27,20 +28,15 @@ async def admit(
     account: str,
     app: str,
     user: str,
-    *,
-    app_limit: int,
-    user_limit: int,
+    limits: Limits,
     max_cost: int,
-    cap: int,
+    *,
     reservation: str,
     lease: int,
     deadline: int,
-    app_cap: int | None = None,
-    user_cap: int | None = None,
 ) -> Decision:
-    """Decides on a request of an app's user, and reserves `max_cost`.
+    """Decides on a request of an app's user, and reserves `max_cost` nano-euro; 0 reserves nothing.
 
-    The limits are requests in 60 seconds. `max_cost` and the caps are nano-euro; a `max_cost` of 0 reserves nothing.
     `lease` is in milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none)
     reserves nothing. Raises NotReplicated if too few replicas have the reservation.
     """
@@ -48,10 +44,11 @@ async def admit(
     hashed = user_hash(user)
     windows = (app_window_key(tag, app), user_window_key(tag, app, hashed))
     script_keys = [*windows, account_spend_prefix(account), *reservation_keys(tag)]
-    args: tuple[str | int, ...] = (app_limit, user_limit, max_cost, cap, reservation, account, lease, deadline, app)
-    if user_cap is not None:
+    rates, app_cap = (limits.requests, limits.user_requests), limits.app_cap
+    args: tuple[str | int, ...] = (*rates, max_cost, limits.cap, reservation, account, lease, deadline, app)
+    if limits.user_cap is not None:
         script_keys.append(user_spend_prefix(account, app, hashed))
-        args = (*args, "" if app_cap is None else app_cap, hashed, user_cap)
+        args = (*args, "" if app_cap is None else app_cap, hashed, limits.user_cap)
     elif app_cap is not None:
         args = (*args, app_cap)
     reply = await store.run_script(_ADMIT, script_keys, *args, replicated=replicated)

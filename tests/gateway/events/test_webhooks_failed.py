@@ -114,7 +114,7 @@ async def test_an_interrupted_redelivery_can_be_repeated(holder: Holder, monkeyp
     async with opened(holder.account.gateway.redis.url) as store:
         webhooks = Webhooks(store, Vault(""), allow_private=True)
         with pytest.raises(BackboneUnavailable) as broke:
-            await webhooks.redeliver_failed(holder.id, 0)
+            await webhooks.redeliver_failed(holder.id, "1970-01-01")
     assert "try again in a minute to queue the rest" in broke.value.message
     assert broke.value.retry_after == 60
     assert batches == [50, 50]

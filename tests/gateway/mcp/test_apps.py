@@ -30,16 +30,3 @@ async def test_create_set_show_list_and_delete(connect: Connect, hosted: App) ->
         assert {app["name"] for app in (await call(client, TOOL, action="list"))["apps"]} == {name, hosted.name}
         assert await call(client, TOOL, action="delete", app=name) == {"deleted": name}
         assert "NOT_FOUND" in await refused(client, TOOL, action="show", app=name)
-
-
-async def test_errors_say_how_to_correct_the_call(connect: Connect, hosted: App) -> None:
-    async with connect(hosted.gateway.address, hosted.account.key) as client:
-        assert "'create' (with app)" in await refused(client, TOOL, action="publish")
-        assert "needs app" in await refused(client, TOOL, action="create")
-        assert "REQUEST_MALFORMED" in await refused(client, TOOL, action="create", app="My App")
-        assert "NAME_TAKEN" in await refused(client, TOOL, action="create", app=hosted.name)
-        assert "needs at least one of auth, repository, build" in await refused(
-            client, TOOL, action="set", app=hosted.name
-        )
-        assert "build.command" in await refused(client, TOOL, action="set", app=hosted.name, build={"command": 1})
-        assert "does not take build" in await refused(client, TOOL, action="show", app=hosted.name, build={"a": 1})

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.support.accounts import App
-from tests.support.agents import Connect, call, over_http, refused
+from tests.support.agents import Connect, call, refused
 from tests.support.gateway_process import Gateway
 from tests.support.webhook_holder import read_queue, write_deliveries
 
@@ -25,13 +24,3 @@ async def test_list_show_and_redeliver(connect: Connect, gw: Gateway) -> None:
         assert await call(client, TOOL, action="redeliver_failed", since="1970-01-01") == {"count": 1}
         assert "RATE_LIMITED" in await refused(client, TOOL, action="redeliver_failed", since="1970-01-01")
     assert [event["id"] for event in read_queue(account)] == ["evt_2", "evt_0"]
-
-
-async def test_errors_say_how_to_correct_the_call(app: App) -> None:
-    async with over_http()(app.gateway.address, app.account.key) as client:
-        assert "'list', 'show'" in await refused(client, TOOL, action="rotate")
-        assert "needs id" in await refused(client, TOOL, action="redeliver")
-        assert "needs since" in await refused(client, TOOL, action="redeliver_failed", since=5)
-        assert "since: " in await refused(client, TOOL, action="redeliver_failed", since="lately")
-        assert "outcome must be" in await refused(client, TOOL, action="list", outcome="lost")
-        assert "NOT_FOUND" in await refused(client, TOOL, action="show", id="evt_none")

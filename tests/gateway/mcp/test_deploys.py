@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.accounts import App
-from tests.support.agents import Connect, call, refused
+from tests.support.agents import Connect, call
 from tests.support.deploys import publish, report_phases
 
 TOOL = "service_deploy"
@@ -30,12 +30,3 @@ async def test_list_show_rollback_and_cancel(connect: Connect, hosted: App) -> N
         assert (await call(client, TOOL, action="cancel", id=back))["deploy"]["state"] == "canceled"
         again = (await call(client, TOOL, action="rollback", app=hosted.name, id=first))["deployId"]
         assert again != back
-
-
-async def test_errors_say_how_to_correct_the_call(connect: Connect, hosted: App) -> None:
-    async with connect(hosted.gateway.address, hosted.account.key) as client:
-        assert "'list', 'show'" in await refused(client, TOOL, action="delete")
-        assert "needs id" in await refused(client, TOOL, action="show")
-        assert "needs app" in await refused(client, TOOL, action="rollback", id="dep_1")
-        assert "does not take app" in await refused(client, TOOL, action="cancel", app="x", id="dep_1")
-        assert "NOT_FOUND" in await refused(client, TOOL, action="show", id="dep_none")

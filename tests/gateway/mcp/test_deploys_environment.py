@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from tests.support.accounts import App
-from tests.support.agents import Connect, call, refused
+from tests.support.agents import Connect, call
 
 TOOL = "service_env"
 
@@ -27,17 +27,3 @@ async def test_set_list_and_unset_without_values(connect: Connect, hosted: App) 
         assert await names("unset", variables={"B": None}) == ["C"]
         assert await names("list") == ["C"]
         assert await names("unset", variables="C") == []
-
-
-async def test_errors_say_how_to_correct_the_call(connect: Connect, hosted: App) -> None:
-    async with connect(hosted.gateway.address, hosted.account.key) as client:
-        assert "'list' (with app)" in await refused(client, TOOL, action="show", app=hosted.name)
-        unusable: list[object] = ["", {}, ["A"], "A=1"]
-        for given in unusable:
-            message = await refused(client, TOOL, action="set", app=hosted.name, variables=given)
-            assert message.endswith('action \'set\' needs variables, such as {"NAME": "value"}.')
-        assert '["NAME"]' in await refused(client, TOOL, action="unset", app=hosted.name)
-        for variables in ({"a-b": "x"}, {"PORT": "1"}, {"A": 1}):
-            message = await refused(client, TOOL, action="set", app=hosted.name, variables=variables)
-            assert "REQUEST_MALFORMED" in message
-        assert "NOT_FOUND" in await refused(client, TOOL, action="list", app="none-of-mine")

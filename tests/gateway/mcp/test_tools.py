@@ -1,10 +1,12 @@
 """The schema and the messages that a tool's class makes."""
 
 from collections import defaultdict
-from typing import Annotated, Any, TypedDict, Unpack, cast
+from typing import Annotated, Any, cast
 
+import msgspec
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
+from msgspec import UNSET, Meta, UnsetType
 
 from gateway.accounts.access import Access, Call
 from gateway.accounts.records import Account
@@ -22,9 +24,11 @@ def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "TOOL_CALLS", defaultdict[str, list[Call]](list))
 
 
-class Fields(TypedDict, total=False):
-    color: Annotated[Any, Arg("the color", ["string", "null"])]
-    size: Annotated[Any, Arg("the size", ["integer", "null"])]
+class Paint(msgspec.Struct, forbid_unknown_fields=True):
+    """Null removes it."""
+
+    color: Annotated[str | UnsetType | None, Meta(description="the color")] = UNSET
+    size: Annotated[int | UnsetType | None, Meta(description="the size")] = UNSET
 
 
 class PaintTool(AgentTool):
@@ -36,9 +40,9 @@ class PaintTool(AgentTool):
         """Show the paint."""
         return {"app": app, "tail": tail}
 
-    async def set(self, app: AppName, **fields: Unpack[Fields]) -> Result:
+    async def set(self, app: AppName, change: Paint) -> Result:
         """Change the paint."""
-        return {"app": app, **fields}
+        return {"app": app, "paint": change}
 
 
 class LookTool(AgentTool):
@@ -65,9 +69,10 @@ def test_the_schema_names_the_actions_that_take_an_argument() -> None:
         "action": "show: show the paint. set: change the paint.",
         "app": "The app's name.",
         "tail": "For show: lines.",
-        "color": "For set: the color.",
-        "size": "For set: the size.",
+        "color": "For set: the color. Null removes it.",
+        "size": "For set: the size. Null removes it.",
     }
+    assert schema["properties"]["size"]["type"] == ["integer", "null"]
     assert schema["required"] == ["action"]
 
 
@@ -83,11 +88,9 @@ def test_a_tool_with_one_action_has_no_argument_for_it() -> None:
 async def test_empty_values_are_not_given_and_null_is_a_value_of_some() -> None:
     assert await answer(PaintTool, action="show", app=" shop ", tail=None) == {"app": "shop", "tail": 5}
     assert await answer(PaintTool, action="show", app="shop", tail="07") == {"app": "shop", "tail": 7}
-    assert await answer(PaintTool, action="set", app="shop", color=None, size=0) == {
-        "app": "shop",
-        "color": None,
-        "size": 0,
-    }
+    painted = await answer(PaintTool, action="set", app="shop", color=None, size=0)
+    assert painted == {"app": "shop", "paint": {"color": None, "size": 0}}
+    assert await answer(PaintTool, action="set", app="shop", size=0) == {"app": "shop", "paint": {"size": 0}}
     assert await answer(LookTool, app="shop") == {"app": "shop", "kind": "big"}
 
 
@@ -98,6 +101,7 @@ async def test_empty_values_are_not_given_and_null_is_a_value_of_some() -> None:
         (PaintTool, {"action": ["set"]}, "action must be"),
         (PaintTool, {"action": "_list_actions"}, "action must be"),
         (PaintTool, {"action": "set", "app": "shop"}, "action 'set' needs at least one of color, size."),
+        (PaintTool, {"action": "set", "app": "shop", "size": "1"}, "size: must be a whole number or null, not text."),
         (PaintTool, {"action": "set", "app": 7, "size": 1}, "action 'set' needs app: the app's name."),
         (PaintTool, {"action": "show", "app": "shop", "size": 0}, "action 'show' does not take size; leave it out."),
         (PaintTool, {"action": "show", "app": "shop", "tail": True}, "tail must be a number from 1 to 20."),

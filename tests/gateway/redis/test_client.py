@@ -17,6 +17,7 @@ from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, SpendCapReached
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admission
+from gateway.inference.spend.limits import Limits
 from gateway.keys import PARTITION_TAGS, account_apps_key, account_key, partition_tag, spend_key
 from gateway.redis import client as store_module
 from gateway.redis.client import LUA_FOLDER, Store, patient
@@ -332,10 +333,8 @@ async def test_leases_are_found_on_every_node(nodes: str) -> None:
                 account.id,
                 "b",
                 "u",
-                app_limit=30,
-                user_limit=20,
-                max_cost=5,
-                cap=50_000_000,
+                Limits(30, 20, 50_000_000),
+                5,
                 reservation=f"r-{account.id}",
                 lease=0,
                 deadline=0,

@@ -8,6 +8,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.errors import BackboneUnavailable, NotReplicated
 from gateway.inference.spend import scripts
+from gateway.inference.spend.limits import Limits
 from gateway.keys import PARTITION_TAGS, partition_tag
 from gateway.redis.client import Store
 from gateway.redis.replication import Replicated, ReplicatedPipeline
@@ -23,8 +24,7 @@ SLOTS = [key_slot(tag.strip("{}").encode()) for tag in PARTITION_TAGS]
 
 
 async def reserve(store: Store, account: str) -> None:
-    limits = {"app_limit": 99, "user_limit": 99, "max_cost": 1, "cap": 99, "lease": 1, "deadline": 0}
-    await scripts.admit(store, account, "shop", "ana", reservation="r", **limits)
+    await scripts.admit(store, account, "shop", "ana", Limits(99, 99, 99), 1, reservation="r", lease=1, deadline=0)
     await scripts.settle(store, partition_tag(account), "r", 0)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.inference.concurrency.lease import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall, PermitLease
 from gateway.inference.concurrency.quota import Budget
-from gateway.keys import QUOTA_NAMES
+from gateway.keys import QUOTA_KEYS
 from gateway.settings import ProviderRate
 from tests.lua.leases import LEASE, Demand, Provider
 from tests.lua.scripts import ON_VALKEY
@@ -246,8 +246,8 @@ def test_keys_expire(provider: Provider) -> None:
     one.enqueue("a", 10, count=9)
     one.call()
     one.call()
-    for name in QUOTA_NAMES:
-        assert 0 < provider.client.ttl(f"{{provider}}:{name}") <= 3 * LEASE + WINDOW
+    for key in QUOTA_KEYS:
+        assert 0 < provider.client.ttl(key) <= 3 * LEASE + WINDOW
 
 
 def test_without_a_quota_calls_and_keys_leave_it_out(provider: Provider) -> None:

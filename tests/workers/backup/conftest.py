@@ -22,6 +22,7 @@ from gateway.deploys.release import Release
 from gateway.deploys.serving import Wanted
 from gateway.events.webhooks import Webhooks
 from gateway.ids import now_iso
+from gateway.inference.spend.limits import Limits
 from gateway.inference.spend.scripts import admit, settle
 from gateway.keys import deploy_key, deploys_key, partition_tag, serving_key, session_key, site_key, usage_key
 from gateway.redis.client import Store
@@ -104,10 +105,10 @@ class Service:
         """Spends nano-euro, and reserves some."""
         for number, (amount, ends) in enumerate(((cost, True), (reserve, False))):
             if amount:
-                limits = {"app_limit": 1_000, "user_limit": 1_000, "cap": 10**12, "lease": 60_000, "deadline": 0}
-                reservation = f"{app.id}-{number}-{amount}"
-                given = {"max_cost": amount, "reservation": reservation, **limits}
-                assert (await admit(self.store, app.account, app.id, "ana", **given)).verdict == "ok"
+                limits, reservation = Limits(1_000, 1_000, 10**12), f"{app.id}-{number}-{amount}"
+                given = {"reservation": reservation, "lease": 60_000, "deadline": 0}
+                decision = await admit(self.store, app.account, app.id, "ana", limits, amount, **given)
+                assert decision.verdict == "ok"
                 if ends:
                     await settle(self.store, partition_tag(app.account), reservation, amount)
 

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admission, Reservation
+from gateway.inference.spend.limits import Limits
 from gateway.keys import PARTITION_TAGS, partition_tag, reservation_keys, spend_key
 from gateway.redis.client import Store
 from gateway.settings import Settings
@@ -42,10 +43,8 @@ class Worker:
             account,
             "a",
             "u",
-            app_limit=10**6,
-            user_limit=10**6,
-            max_cost=max_cost,
-            cap=10**9,
+            Limits(10**6, 10**6, 10**9),
+            max_cost,
             reservation=reservation,
             lease=lease,
             deadline=0,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.accounts.records import AllowedRates, App, AppLimits
+from gateway.accounts.records import Account, AllowedRates, App, AppLimits
 from gateway.inference.spend.limits import Limits, limits_of
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -34,7 +34,7 @@ session = pytest.mark.asyncio(loop_scope="session")
 )
 def test_the_narrower_limit_holds(own: AppLimits | None, allowed: AllowedRates | None, expected: Limits) -> None:
     app = App(id="a", name="a", account="acc", createdAt="", limits=own, allowedRates=allowed)
-    assert limits_of(app, "free", Settings()) == expected
+    assert limits_of(app, Account(id="acc", name="One", plan="free", createdAt=""), Settings()) == expected
 
 
 async def set_limits(app: accounts.App, **limits: Any) -> None:

@@ -1,0 +1,71 @@
+"""Deploys as their account sees them: with the position in the queue, the phases and the log."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from gateway.deploys.logs import split_times
+from gateway.deploys.phases import PhaseView, list_phases
+from gateway.deploys.states import Deploy, Deploys, State, Trigger
+from gateway.events.catalog import Kind
+from gateway.ids import Time
+
+
+class DeployView(msgspec.Struct, kw_only=True):
+    """A deploy as its account sees it."""
+
+    id: str
+    app: str
+    kind: Kind
+    state: State
+    trigger: Trigger
+    createdAt: Time
+    current: bool | msgspec.UnsetType = msgspec.UNSET  # the app serves its release
+    branch: str | msgspec.UnsetType | None = msgspec.UNSET
+    commit: str | msgspec.UnsetType = msgspec.UNSET
+    finishedAt: Time | msgspec.UnsetType = msgspec.UNSET
+    durationMs: int | msgspec.UnsetType = msgspec.UNSET
+    url: str | msgspec.UnsetType = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+    warning: str | msgspec.UnsetType = msgspec.UNSET  # what its source lacks
+    release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
+    # Only for queued deploys.
+    position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
+    waitsFor: str | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, deploy: Deploy, **more: Any) -> Self:
+        """Leaves out the fields that have no value yet. `more` are the fields of a subclass."""
+        fields = {name: getattr(deploy, name, None) for name in DeployView.__struct_fields__}
+        return cls(**{**{name: value for name, value in fields.items() if value is not None}, **more})
+
+
+class DeployWithLog(DeployView, kw_only=True):
+    phases: list[PhaseView]
+    log: str
+    logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
+
+
+async def view_deploys(listed: Sequence[Deploy], deploys: Deploys) -> list[DeployView]:
+    """Returns deploys of one account as it sees them, the queued ones with their positions."""
+    more = await _read_more(listed, deploys)
+    return [DeployView.of(deploy, **fields) for deploy, fields in zip(listed, more, strict=True)]
+
+
+async def view_with_log(deploy: Deploy, deploys: Deploys) -> DeployWithLog:
+    [fields] = await _read_more([deploy], deploys)
+    log, times = split_times(await deploys.read_log(deploy))
+    queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
+    after = [None if time is None else max(0, time - queued) for time in times]
+    return DeployWithLog.of(deploy, phases=list_phases(deploy), log=log, logTimes=after, **fields)
+
+
+async def _read_more(listed: Sequence[Deploy], deploys: Deploys) -> list[dict[str, Any]]:
+    """Returns the fields of each deploy that are not in its record."""
+    if not listed:
+        return []
+    waits = await deploys.find_positions(listed)
+    live = await deploys.find_live_ids(listed[0].account, {deploy.appId for deploy in listed})
+    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in listed]
