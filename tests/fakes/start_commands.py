@@ -14,6 +14,7 @@ class StartCommands:
     def __init__(self) -> None:
         self.ending: set[str] = set()  # those that end with status 3
         self.failing: set[str] = set()  # those that answer 500
+        self.restarted: set[str] = set()  # those that have ended with status 3, and run again
         self.running: set[str] = set()
         self.together: set[frozenset[str]] = set()  # the commands that ran at once, at any time
 
@@ -32,9 +33,10 @@ class StartCommands:
 
 
 Answer = Callable[[str], Awaitable[tuple[int, str]]]
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def http_server(answer: Answer) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+def http_server(answer: Answer) -> Accept:
     """Returns what accepts connections, each for one request. `answer` gets the host name."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

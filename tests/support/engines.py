@@ -63,23 +63,25 @@ QUICK: dict[str, float] = {
 }
 
 
-class Mortal:
-    """An applier whose worker dies right after one of its calls, and which takes its time between them."""
+async def nothing_happens(_: str) -> None:
+    """What an engine is made with as `after`."""
+
+
+class Watched:
+    """An applier that takes its time between its calls. After each of them, something may happen to its engine."""
 
     def __init__(self, applier: Applier, engine: "Engine") -> None:
         self._applier, self._engine = applier, engine
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._applier, name)
-        return self._dying(name, found) if asyncio.iscoroutinefunction(found) else found
+        return self._watch(name, found) if asyncio.iscoroutinefunction(found) else found
 
-    def _dying(self, name: str, call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    def _watch(self, name: str, call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         async def make(*args: Any) -> None:
             await asyncio.sleep(self._engine.pause)
             await call(*args)
-            if name == self._engine.dies_after:
-                self._engine.died.set()
-                await asyncio.Event().wait()
+            await self._engine.after(name)
 
         return make
 
@@ -95,7 +97,8 @@ class Engine:
         self.folder, self._storage_folder = folder, folder / "storage"
         self._storage_folder.mkdir()
         self.settings = self._make_settings()
-        self.dies_after, self.died, self.pause = "", asyncio.Event(), 0.0
+        self.pause = 0.0  # seconds, before each call of the applier
+        self.after: Callable[[str], Awaitable[None]] = nothing_happens  # gets the name of each call
         self._working: list[asyncio.Task[Any]] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -114,8 +117,8 @@ class Engine:
         raise NotImplementedError
 
     async def _follow(self, applier: Applier) -> None:
-        mortal = cast("Applier", Mortal(applier, self))
-        agent = HostAgent(Records(self.store), mortal, self.find_app, self.settings.canary)
+        watched = cast("Applier", Watched(applier, self))
+        agent = HostAgent(Records(self.store), watched, self.find_app, self.settings.canary)
         self._stack.push_async_callback(agent.aclose)
         await agent.catch_up()
         self._work(agent.run())
@@ -127,7 +130,7 @@ class Engine:
         await cancel(*self._working)
         self._working.clear()
         await self._stack.aclose()
-        self.dies_after = ""
+        self.after = nothing_happens
 
     async def aclose(self) -> None:
         await self.stop()
@@ -148,12 +151,21 @@ class Engine:
     async def lose_release(self, app: App, deploy: str) -> None:
         await open_storage(self.settings).delete([archive_key(app.id, deploy)])
 
+    async def damage_release(self, app: App, deploy: str) -> None:
+        """Stores another archive in its place, which is as long."""
+        file = self._storage_folder / archive_key(app.id, deploy)
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+
     async def visit(self, host: str) -> tuple[int, str]:
         """Returns what a visitor gets: the status, and the name of the deploy. Raises OSError and EOFError."""
         raise NotImplementedError
 
     def list_kept(self) -> set[str]:
         """Returns the deploys of which something is left."""
+        raise NotImplementedError
+
+    def is_holding(self) -> bool:
+        """Returns whether requests for an app that does not run still wait, as while its releases change."""
         raise NotImplementedError
 
     async def let_sleep(self, deploy: str) -> None:
@@ -184,6 +196,9 @@ class HostEngine(Engine):
     def list_kept(self) -> set[str]:
         running = {path.name.partition(".")[0] for path in self.host.releases.running.iterdir()}
         return running | {path.name for site in self.host.releases.sites() for path in site.releases()}
+
+    def is_holding(self) -> bool:
+        return any(site.read_link("held") for site in self.host.releases.sites())
 
     async def let_sleep(self, deploy: str) -> None:
         await self.host.let_sleep(deploy)
@@ -233,6 +248,10 @@ class ClusterEngine(Engine):
     def list_kept(self) -> set[str]:
         labels = [each["metadata"]["labels"] for (kind, _), each in self.cluster.objects.items() if kind != "endpoints"]
         return {each[DEPLOY_LABEL] for each in labels if DEPLOY_LABEL in each}
+
+    def is_holding(self) -> bool:
+        assert self._applier is not None
+        return bool(self._applier._held)
 
     async def let_sleep(self, deploy: str) -> None:
         assert self._applier is not None
