@@ -134,6 +134,12 @@ class FakeCluster:
         if plural == "services":
             self._delete("endpoints", name)
 
+    def clear(self) -> None:
+        """Deletes everything."""
+        for plural, name in [*self.objects]:
+            if plural != "pods":  # whose end follows
+                self._delete(plural, name)
+
     def note(self, plural: str, found: Object, kind: str = "MODIFIED") -> None:
         found["metadata"]["resourceVersion"] = str(len(self._events) + 1)
         if kind != "DELETED":

@@ -8,8 +8,6 @@ applier, and the next one has only what the first one has left.
 import asyncio
 import contextlib
 import hashlib
-import io
-import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -31,11 +29,13 @@ from tests.fakes.cluster import FakeCluster
 from tests.fakes.host import FakeHost
 from tests.fakes.start_commands import StartCommands
 from tests.support.background import cancel
+from tests.support.deployment import packed
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.hosting.applier import Applier
 from workers.hosting.archives import archive_key
 from workers.hosting.host_agent import HostAgent
+from workers.hosting.releases import remove_folder
 from workers.hosting.serving import Serving
 from workers.hosting.sleep_limits import SleepLimits
 from workers.hosting.suspensions import Suspensions
@@ -139,22 +139,29 @@ class Engine:
 
     async def store_release(self, app: App, deploy: str, *, runs: bool, overlap: bool, page: bool) -> Release:
         """Makes a release, and stores its archive. Without a `page`, nothing is to be served."""
-        manifest = msgspec.json.encode(Manifest(build=ManifestBuild(start="serve" if runs else None, overlap=overlap)))
-        files = {"manifest.json": manifest} | ({"start": b"serve", "app/name": deploy.encode()} if runs else {})
-        files |= {"files/index.html": deploy.encode()} if page and not runs else {}
-        archive = _pack(files)
+        build = ManifestBuild(start="serve" if runs else None, overlap=overlap)
+        manifest = msgspec.json.encode(Manifest(build=build)).decode()
+        files = {"manifest.json": manifest} | ({"start": "serve", "app/name": deploy} if runs else {})
+        files |= {"files/index.html": deploy} if page and not runs else {}
+        archive = packed(files)
         await open_storage(self.settings).put(archive_key(app.id, deploy), archive)
         if not page:
             self.commands.failing.add(deploy)
-        return Release(hashlib.sha256(archive).hexdigest(), len(archive), runs, manifest=manifest.decode())
+        return Release(hashlib.sha256(archive).hexdigest(), len(archive), runs, manifest=manifest)
 
     async def lose_release(self, app: App, deploy: str) -> None:
         await open_storage(self.settings).delete([archive_key(app.id, deploy)])
 
-    async def damage_release(self, app: App, deploy: str) -> None:
-        """Stores another archive in its place, which is as long."""
+    def damage_release(self, app: App, deploy: str) -> Callable[[], object]:
+        """Stores another archive in its place, which is as long. Returns what repairs it."""
         file = self._storage_folder / archive_key(app.id, deploy)
-        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + b"?")
+        return lambda: file.write_bytes(whole)
+
+    def lose_everything(self) -> None:
+        """Removes all that serves the apps, while no worker runs."""
+        raise NotImplementedError
 
     async def visit(self, host: str) -> tuple[int, str]:
         """Returns what a visitor gets: the status, and the name of the deploy. Raises OSError and EOFError."""
@@ -189,6 +196,14 @@ class HostEngine(Engine):
         await serving.open()
         self._work(suspensions.run())
         await self._follow(serving)
+
+    def lose_everything(self) -> None:
+        releases = self.host.releases
+        for deploy in releases.releases_to_run():
+            releases.stop(deploy)
+        for site in [*releases.sites()]:
+            remove_folder(site.folder.parent)
+        releases.serve_only([])
 
     async def visit(self, host: str) -> tuple[int, str]:
         return await self.host.visit(host)
@@ -242,6 +257,9 @@ class ClusterEngine(Engine):
         await super().aclose()
         await self.cluster.aclose()
 
+    def lose_everything(self) -> None:
+        self.cluster.clear()
+
     async def visit(self, host: str) -> tuple[int, str]:
         return await self.cluster.visit(host)
 
@@ -285,16 +303,6 @@ async def engine_on(kind: str, folder: Path, store: Store, monkeypatch: pytest.M
             monkeypatch.setenv("KUBECONFIG", str(await cluster.cluster.start(folder)))
         stack.push_async_callback(engine.aclose)
         yield engine
-
-
-def _pack(files: dict[str, bytes]) -> bytes:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return archive.getvalue()
 
 
 async def _ignore_crash(*_: object) -> None:

@@ -12,6 +12,7 @@ from gateway.accounts.records import App
 from gateway.accounts.suspended import list_suspended, unlist_suspended
 from gateway.deploys.release import Release
 from gateway.deploys.serving import Records, Step, StepAnswer, Wanted
+from gateway.keys import partition_tag, served_apps_key, serving_key
 from gateway.redis.client import Store
 from tests.support.background import cancel, in_background
 from tests.support.engines import ClusterEngine, Engine, engine_on
@@ -174,7 +175,11 @@ async def test_visitors_get_a_release_once_it_is_checked(
     assert shop.visitors.pages == [FIRST, SECOND]
 
 
-async def test_releases_that_must_not_overlap_run_one_after_the_other(shop: Shop) -> None:
+async def test_releases_that_must_not_overlap_run_one_after_the_other(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine in ("host", "cluster"):
+        monkeypatch.setattr(f"tests.fakes.{engine}.END_SECONDS", 0.5)  # longer than the other one takes to begin
     await shop.open(overlap=False)
     await shop.builder.make(SECOND, overlap=False)
     assert (await shop.builder.deploy(SECOND)).ok
@@ -221,7 +226,7 @@ async def test_a_release_that_fails_its_check_is_never_served(
     elif fault == "it has no archive":
         await shop.engine.lose_release(APP, SECOND)
     else:
-        await shop.engine.damage_release(APP, SECOND)
+        shop.engine.damage_release(APP, SECOND)
         for name in ("START", "PLACE"):
             monkeypatch.setattr(f"workers.kubernetes.applier.{name}_SECONDS", 0.5)
     answer = await shop.builder.deploy(SECOND)
@@ -390,6 +395,30 @@ async def test_a_worker_that_starts_again_changes_nothing_for_visitors(shop: Sho
     await shop.until_only(FIRST)
     assert shop.visitors.pages == [FIRST]
     assert len(shop.commands.together) == began, "it runs on"
+
+
+async def test_a_worker_that_finds_nothing_serves_what_the_records_say(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a record that cannot be read, and as soon as the archive of the release is whole again."""
+    monkeypatch.setattr("workers.hosting.host_agent.RESYNC_SECONDS", 0.3)
+    for name in ("START", "PLACE"):
+        monkeypatch.setattr(f"workers.kubernetes.applier.{name}_SECONDS", 0.3)
+    await shop.open()
+    await shop.engine.stop()
+    shop.engine.lose_everything()
+    await shop.store.client.hset(serving_key(APP.account, "broken"), "live", "{")
+    await shop.store.client.zadd(served_apps_key(partition_tag(APP.account)), {"broken": 1e14})
+    repair = shop.engine.damage_release(APP, FIRST)
+    shop.visitors.waiting_may_be_refused = True
+    await wait_until(lambda: not shop.commands.running)
+    await shop.engine.start()
+    await asyncio.sleep(0.5)
+    shop.visitors.forget()
+    await wait_until(lambda: len(shop.visitors.answers) > AGAIN)
+    assert shop.visitors.pages == []
+    repair()
+    await shop.until_only(FIRST)
 
 
 # -- names, suspension, sleep --------------------------------------------------------------------------------
