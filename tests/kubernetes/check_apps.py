@@ -161,22 +161,6 @@ def assert_restricted(pod: dict[str, Any]) -> None:
         assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
 
 
-async def test_a_preview_is_separate_until_it_is_promoted(host: Host, cluster: Cluster) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, server("live"))
-    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
-    preview = await host.over(queued.json()["deployId"])
-    assert preview["state"] == "live", preview
-    answer = await get(host, f"{app}-preview")
-    assert (answer.status_code, answer.headers["x-robots-tag"]) == (200, "noindex")
-    own = await app_id(host, app)
-    assert count(cluster, own)["services"] == count(cluster, own)["ingresses"] == 2
-    await publish(host, app, server("newer"))
-    promoted = await host.call("POST", f"/account/deploys/{preview['id']}/promote")
-    assert (await host.over(promoted["deployId"]))["state"] == "live"
-    await serves(host, app, "live")
-
-
 async def test_a_start_command_has_its_variables_and_nobody_else(host: Host, cluster: Cluster) -> None:
     app, secret = await host.app(build=START), secrets.token_hex(16)
     host.gateway.confidential.add(secret)
@@ -328,24 +312,6 @@ async def test_what_somebody_deletes_or_changes_is_healed(host: Host, cluster: C
     await wait_until(healed, HEAL_SECONDS)
     cluster.kubectl("delete", kind, name, "-n", NAMESPACE, "--wait=false")
     await wait_until(healed, HEAL_SECONDS)
-    await serves(host, app, "one", 60)
-
-
-async def test_a_suspended_app_says_so_and_comes_back(host: Host, cluster: Cluster) -> None:
-    app = await host.app(build=START)
-    await publish(host, app, server("one"))
-    own = await app_id(host, app)
-    assert (await host.gateway.platform("PUT", f"apps/{app}/suspension", {"reason": "test"})).is_success
-
-    async def answer() -> tuple[int, str]:
-        answer = await get(host, app)
-        return answer.status_code, answer.text
-
-    _, text = await wait_until(answer, 20, holds=lambda answer: answer[0] == 503)
-    assert "suspended" in text
-    [template] = [each["spec"]["template"]["spec"] for each in find(cluster, "deployments", own)]
-    assert [container["name"] for container in template["containers"]] == ["web", "data"]
-    assert (await host.gateway.platform("DELETE", f"apps/{app}/suspension")).is_success
     await serves(host, app, "one", 60)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gateway.keys import deploy_key
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import BUILD, START, Host, server
 from tests.support.folders import passable_folder
@@ -19,7 +18,6 @@ from tests.support.repositories import Repository
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.hosting.host_agent.TIDY_SECONDS": 0.2}
 # The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
 
@@ -157,22 +155,6 @@ async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:
     assert small["state"] == "live"
 
 
-async def test_deep_folders_do_not_stop_workers(own: Host) -> None:
-    app, deep = await own.app(build=BUILD), await own.app(build=BUILD)
-    worker = await own.worker("deploys", constants=OFTEN)
-    assert (await own.over(await own.publish(app, {"build.sh": "mkdir dist; echo good > dist/index.html"})))["state"]
-    nested = "mkdir -p $(printf 'd/%.0s' $(seq 1200)); "
-    failed = await own.over(await own.publish(deep, {"build.sh": nested + "exit 3"}))
-    assert failed["error"] == "build: the build command ended with status 3"
-    killed = await own.publish(deep, {"build.sh": nested + "echo nested; sleep 60"})
-    await wait_until(lambda: own.deploy(killed), 20, holds=lambda deploy: "nested" in deploy["log"])
-    worker.kill()
-    await own.worker("deploys", constants=OFTEN, **SOON)
-    assert (await own.over(killed))["state"] == "failed"
-    await wait_until(lambda: not list((own.gateway.data_folder / "builds").iterdir()), 10)
-    assert await own.page(app) == "good\n"
-
-
 async def _is(host: Host, app: str, text: str) -> bool:
     return await host.page(app) == text
 
@@ -228,22 +210,6 @@ async def test_the_next_worker_makes_a_stopped_worker_s_deploy(own: Host, state:
     await own.worker("deploys")
     assert (await own.over(deploy))["state"] == "live"
     assert await own.page(app) == "good"
-
-
-async def test_apps_deploy_in_parallel_and_one_app_in_order(host: Host) -> None:
-    one, other = await host.app(build=BUILD), await host.app(build=BUILD)
-    first = await host.publish(one, {"build.sh": "sleep 2; mkdir dist; echo first > dist/index.html"})
-    await host.in_state(first, "building")
-    second = await host.publish(one, {"build.sh": "mkdir dist; echo second > dist/index.html"})
-    third = await host.publish(other, {"build.sh": "mkdir dist; echo third > dist/index.html"})
-    for deploy in (third, first, second):
-        assert (await host.over(deploy))["state"] == "live"
-    records = [deploy_key(host.account.id, deploy) for deploy in (first, second, third)]
-    with host.gateway.redis.client() as client:
-        began = [client.hget(record, "startedAt") for record in records]
-        ended = client.hget(records[0], "finishedAt")
-    assert began[2] < ended <= began[1]
-    assert await host.page(one) == "second\n"
 
 
 async def test_an_app_s_name_that_now_belongs_to_another_account(host: Host) -> None:
