@@ -18,6 +18,7 @@ from tests.support.repositories import Repository
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+OFTEN = {"workers.builds.builder.TIDY_SECONDS": 0.2, "workers.hosting.host_agent.TIDY_SECONDS": 0.2}
 # The time after which another worker claims a killed worker's deploys. Webhook workers need more, for a delivery.
 SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
 
@@ -153,6 +154,22 @@ async def test_the_disk_space_of_an_account_is_bounded(own: Host) -> None:
     assert await own.page(second) == "404"
     small = await own.over(await own.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
     assert small["state"] == "live"
+
+
+async def test_deep_folders_do_not_stop_workers(own: Host) -> None:
+    app, deep = await own.app(build=BUILD), await own.app(build=BUILD)
+    worker = await own.worker("deploys", constants=OFTEN)
+    assert (await own.over(await own.publish(app, {"build.sh": "mkdir dist; echo good > dist/index.html"})))["state"]
+    nested = "mkdir -p $(printf 'd/%.0s' $(seq 1200)); "
+    failed = await own.over(await own.publish(deep, {"build.sh": nested + "exit 3"}))
+    assert failed["error"] == "build: the build command ended with status 3"
+    killed = await own.publish(deep, {"build.sh": nested + "echo nested; sleep 60"})
+    await wait_until(lambda: own.deploy(killed), 20, holds=lambda deploy: "nested" in deploy["log"])
+    worker.kill()
+    await own.worker("deploys", constants=OFTEN, **SOON)
+    assert (await own.over(killed))["state"] == "failed"
+    await wait_until(lambda: not list((own.gateway.data_folder / "builds").iterdir()), 10)
+    assert await own.page(app) == "good\n"
 
 
 async def _is(host: Host, app: str, text: str) -> bool:
