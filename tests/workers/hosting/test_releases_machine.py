@@ -89,7 +89,7 @@ class Releases(RuleBasedStateMachine):
         assert self.site.undo(deploy) == (deploy == self.current)
         if deploy == self.current:
             self.current = self.replaced
-            self.confirm(number)
+            self.lift_marks(deploy)
 
     @property
     def replaced(self) -> str | None:
@@ -99,7 +99,10 @@ class Releases(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def confirm(self, number: int) -> None:
         self.site.confirm(self.pick(number))
-        self.held, self.canary = None, None if self.canary == self.pick(number) else self.canary
+        self.lift_marks(self.pick(number))
+
+    def lift_marks(self, deploy: str) -> None:
+        self.held, self.canary = None, None if self.canary == deploy else self.canary
 
     @precondition(lambda self: self.kept)
     @rule(number=NUMBERS)
