@@ -8,7 +8,7 @@ from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
 from tests.support.folders import passable_folder
@@ -16,7 +16,7 @@ from tests.support.hosted_apps import Hosting
 from workers.hosting import releases
 from workers.hosting.releases import KEPT_RELEASES, remove_folder, replace_link
 
-NUMBERS = st.integers(0, 7)  # of a release, counted from the newest
+NUMBERS = st.integers(0, 3) | st.integers(4, 7)  # of a release, counted from the newest
 
 
 class Killed(Exception):
@@ -54,6 +54,12 @@ class Releases(RuleBasedStateMachine):
         self.kept: list[str] = []  # newest first
         self.running: set[str] = set()
 
+    @initialize()
+    def deploy_twice(self) -> None:
+        for _ in range(2):
+            self.build()
+            self.swap(0, False, None)
+
     def teardown(self) -> None:
         self.stack.close()
 
@@ -65,6 +71,7 @@ class Releases(RuleBasedStateMachine):
         deploy = next(self.ids)
         self.hosting.build(self.hosting.deploy(deploy), {"a": "1"}, start="node a")
         self.kept.insert(0, deploy)
+        self.start(0)
 
     @precondition(lambda self: self.kept)
     @rule(number=NUMBERS, canary=st.booleans(), killed_in=st.none() | st.integers(0, 3))
@@ -74,6 +81,7 @@ class Releases(RuleBasedStateMachine):
             with killed_in_link(killed_in):
                 self.site.swap(deploy, canary=canary)
             assert self.site.current in (before, deploy)
+            assert before == deploy or self.site.current == before or not canary or self.site.unverified == deploy
         self.site.swap(deploy, canary=canary)  # again, as the next worker does
         if before != deploy:
             self.current, self.previous = deploy, before or self.previous
@@ -111,9 +119,10 @@ class Releases(RuleBasedStateMachine):
         self.site.hold_requests(self.held)
 
     @precondition(lambda self: self.kept)
-    @rule(number=NUMBERS)
-    def remove(self, number: int) -> None:
-        if (deploy := self.pick(number)) != self.current:
+    @rule(number=NUMBERS, before=st.booleans())
+    def remove(self, number: int, before: bool) -> None:
+        deploy = self.replaced if before and self.replaced is not None else self.pick(number)
+        if deploy != self.current:
             self.running.discard(deploy)
             self.hosting.releases.stop(deploy)
             remove_folder(self.site.release(deploy))
@@ -158,4 +167,4 @@ class Releases(RuleBasedStateMachine):
 
 
 def test_each_order_of_changes() -> None:
-    run(Releases, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))
+    run(Releases, settings=settings(max_examples=100, stateful_step_count=30, deadline=None))
