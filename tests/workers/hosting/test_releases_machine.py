@@ -54,9 +54,9 @@ class Releases(RuleBasedStateMachine):
         self.kept: list[str] = []  # newest first
         self.running: set[str] = set()
 
-    @initialize()
-    def deploy_twice(self) -> None:
-        for _ in range(2):
+    @initialize(times=st.sampled_from([2, KEPT_RELEASES + 2]))
+    def deploy(self, times: int) -> None:
+        for _ in range(times):
             self.build()
             self.swap(0, False, None)
 
